@@ -1,0 +1,24 @@
+//! The words of Whimbrel and the ports between its parts.
+//!
+//! What is here is shared by everybody: names, ids, records, times, limits, and the traits that engines
+//! implement and roles use. It knows no engine, no network and no file; it must never depend on another
+//! room of the house.
+
+pub mod clock;
+pub mod event;
+pub mod id;
+pub mod limits;
+pub mod name;
+pub mod partitioner;
+pub mod ports;
+pub mod record;
+pub mod time;
+pub mod topic;
+
+pub use clock::{Clock, SystemClock};
+pub use event::{EVENTS_TOPIC, Event, EventSink};
+pub use id::{IdMint, MessageId, MintedPlace};
+pub use name::{NameError, check_brought_id, check_topic_name};
+pub use record::{Headers, HeadersBuilder, Record, StoredRecord};
+pub use time::{DurationError, TimeError, Timestamp, format_duration, parse_duration};
+pub use topic::{PartitionId, Retention, TopicNumber, TopicSpec};

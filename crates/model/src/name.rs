@@ -1,0 +1,68 @@
+//! What topics, subscriptions and brought message ids may be called.
+
+use crate::limits::{BROUGHT_ID_MAX_CHARS, NAME_MAX_CHARS};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NameError {
+    #[error("a name needs at least one character")]
+    Empty,
+    #[error("a name has at most {NAME_MAX_CHARS} characters")]
+    TooLong,
+    #[error("a name is made of A-Z a-z 0-9 . _ -")]
+    BadCharacter,
+    #[error("names that start with _ are the system's")]
+    Reserved,
+    #[error("`.` and `..` are not names")]
+    Dots,
+    #[error("a message id has 1 to {BROUGHT_ID_MAX_CHARS} characters of A-Z a-z 0-9 _ -")]
+    BadId,
+}
+
+/// A name that a user may give: 1–200 of `A-Za-z0-9._-`, not starting with `_`.
+pub fn check_topic_name(name: &str) -> Result<(), NameError> {
+    check_any_topic_name(name)?;
+    if name.starts_with('_') { Err(NameError::Reserved) } else { Ok(()) }
+}
+
+/// The same, the system's own names included: what may be read, not what may be made.
+pub fn check_any_topic_name(name: &str) -> Result<(), NameError> {
+    match name {
+        "" => return Err(NameError::Empty),
+        "." | ".." => return Err(NameError::Dots),
+        _ => {}
+    }
+    if !name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-')) {
+        return Err(NameError::BadCharacter);
+    }
+    if name.len() > NAME_MAX_CHARS { Err(NameError::TooLong) } else { Ok(()) }
+}
+
+/// An id that a publisher brings: 1–128 of `A-Za-z0-9_-`.
+pub fn check_brought_id(id: &str) -> Result<(), NameError> {
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-');
+    if (1..=BROUGHT_ID_MAX_CHARS).contains(&id.len()) && id.bytes().all(allowed) {
+        Ok(())
+    } else {
+        Err(NameError::BadId)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_judged() {
+        assert_eq!(check_topic_name("orders.eu-1_x"), Ok(()));
+        assert_eq!(check_topic_name(""), Err(NameError::Empty));
+        assert_eq!(check_topic_name(".."), Err(NameError::Dots));
+        assert_eq!(check_topic_name("_events"), Err(NameError::Reserved));
+        assert_eq!(check_any_topic_name("_events"), Ok(()));
+        assert_eq!(check_topic_name("a/b"), Err(NameError::BadCharacter));
+        assert_eq!(check_topic_name("ä"), Err(NameError::BadCharacter));
+        assert_eq!(check_topic_name(&"a".repeat(201)), Err(NameError::TooLong));
+        assert_eq!(check_brought_id("order-1_A"), Ok(()));
+        assert_eq!(check_brought_id("a.b"), Err(NameError::BadId));
+        assert_eq!(check_brought_id(&"a".repeat(129)), Err(NameError::BadId));
+    }
+}

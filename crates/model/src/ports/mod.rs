@@ -1,0 +1,19 @@
+//! The ports: what engines promise to roles. Each is a small trait that states atomicity, ordering, durability and what
+//! happens on cancellation; every engine of a port passes the same conformance suite.
+
+pub mod catalogue;
+pub mod log;
+pub mod receipts;
+
+pub use catalogue::{Catalogue, CatalogueError, Versioned};
+pub use log::{
+    AppendOutcome, Bounds, CommitOutcome, Entry, Fence, Log, LogError, LogTopics, PartitionStatus, ReadBatch,
+    ReadLimits, TopicStatus,
+};
+pub use receipts::{Answer, Begun, Claim, ClaimKind, Receipts, ReceiptsError};
+
+use std::future::Future;
+use std::pin::Pin;
+
+/// What a port's call returns: ports are used as trait objects, so their futures are boxed.
+pub type PortFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;

@@ -1,0 +1,74 @@
+//! The `Receipts` port: the answer a publisher got for an idempotency key or an id of its own, for a window of time.
+//!
+//! Within (key owner, topic), the first answer stays for the window with a fingerprint of the body. The record in the log
+//! carries the key too, so an engine that keeps its store beside the log can rebuild what a crash took from it.
+
+use super::PortFuture;
+use crate::{PartitionId, Timestamp};
+
+/// What a publisher brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ClaimKind {
+    /// An `Idempotency-Key`.
+    Key,
+    /// An id of the publisher's own. Answers under ids are found again by [`Receipts::find`].
+    Id,
+}
+
+/// A publish that shall happen once.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Claim {
+    /// Whose key it is: the API key that published, empty where there is none.
+    pub owner: String,
+    pub kind: ClaimKind,
+    pub text: String,
+    /// The partition that the message goes to; its topic is part of the claim's identity.
+    pub partition: PartitionId,
+    /// A hash of the body and what else must be the same.
+    pub fingerprint: u64,
+}
+
+/// The answer that the publisher got.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    pub id: String,
+    pub partition: PartitionId,
+    pub offset: u64,
+    pub answered_at: Timestamp,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Begun {
+    /// Go ahead, then `finish`, or `abandon` where it is certain that nothing was written.
+    New,
+    /// It was published before; this was the answer.
+    Earlier(Answer),
+    /// The same key with another body.
+    Different,
+    /// Another publish under this key is under way.
+    UnderWay,
+    /// One began, and never finished: look through the partition's log from this offset for a record that carries the claim
+    /// before writing again, and `finish` or write accordingly. The claim is yours.
+    Lapsed { partition: PartitionId, from: u64 },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ReceiptsError {
+    #[error("the receipts are not available: {0}")]
+    Unavailable(String),
+}
+
+/// Who published what under which key.
+pub trait Receipts: Send + Sync {
+    /// Claims. `end` is the partition's next offset, read before: what a lapsed claim is looked for from.
+    fn begin<'a>(&'a self, claim: &'a Claim, end: u64, now: Timestamp) -> PortFuture<'a, Result<Begun, ReceiptsError>>;
+
+    /// Keeps the answer. It stays also through a crash: the log has the record, and the store follows the log.
+    fn finish<'a>(&'a self, claim: &'a Claim, answer: Answer) -> PortFuture<'a, Result<(), ReceiptsError>>;
+
+    /// Gives the claim up: only where it is certain that nothing was written.
+    fn abandon<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>>;
+
+    /// Where messages of that brought id are, oldest first, whoever published them.
+    fn find<'a>(&'a self, id: &'a str) -> PortFuture<'a, Result<Vec<Answer>, ReceiptsError>>;
+}

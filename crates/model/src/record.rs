@@ -1,0 +1,157 @@
+//! A record: what a log keeps. Key, headers, value and time, as Kafka has them; what else Whimbrel knows of a message
+//! (its id, its content type) travels as headers whose names are below.
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use crate::Timestamp;
+
+/// The message's id, as text. A record without it was written by others.
+pub const HEADER_ID: &str = "whimbrel-id";
+/// The payload's media type.
+pub const HEADER_CONTENT_TYPE: &str = "content-type";
+/// `(owner, idempotency key)` of a publish that brought one, so that receipts can be rebuilt from the log.
+pub const HEADER_IDEMPOTENCY_KEY: &str = "whimbrel-idempotency-key";
+/// The fingerprint of the publisher's body, beside the key or the brought id.
+pub const HEADER_FINGERPRINT: &str = "whimbrel-fingerprint";
+
+/// One record, on its way into a log or out of it. Cloning shares the bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    pub key: Option<Bytes>,
+    pub value: Bytes,
+    pub headers: Headers,
+    pub timestamp: Timestamp,
+}
+
+impl Record {
+    /// The bytes that count against limits.
+    pub fn size(&self) -> usize {
+        self.key.as_ref().map_or(0, Bytes::len) + self.headers.encoded().len() + self.value.len()
+    }
+}
+
+/// A record with its place in the partition it was read from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredRecord {
+    pub offset: u64,
+    pub record: Record,
+}
+
+/// Names and values in order, names possibly repeated, in one shared buffer: each pair is a length and its bytes, twice.
+///
+/// Lengths are little-endian `u16` for names and `u32` for values. The encoding is part of the embedded log's record format.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Headers(Bytes);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the headers of a record are not well formed")]
+pub struct MalformedHeaders;
+
+impl Headers {
+    pub const EMPTY: Self = Self(Bytes::new());
+
+    pub fn builder() -> HeadersBuilder {
+        HeadersBuilder::default()
+    }
+
+    /// Takes bytes that [`Headers::encoded`] gave; bytes from a disk are checked, never believed.
+    pub fn from_encoded(encoded: Bytes) -> Result<Self, MalformedHeaders> {
+        let mut rest: &[u8] = &encoded;
+        while !rest.is_empty() {
+            let (name, _, after) = split_pair(rest).ok_or(MalformedHeaders)?;
+            std::str::from_utf8(name).map_err(|_| MalformedHeaders)?;
+            rest = after;
+        }
+        Ok(Self(encoded))
+    }
+
+    pub fn encoded(&self) -> &Bytes {
+        &self.0
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        let mut rest: &[u8] = &self.0;
+        std::iter::from_fn(move || {
+            let (name, value, after) = split_pair(rest)?;
+            rest = after;
+            Some((std::str::from_utf8(name).unwrap_or_default(), value))
+        })
+    }
+
+    /// The first value under `name`.
+    pub fn get(&self, name: &str) -> Option<&[u8]> {
+        self.iter().find(|(other, _)| *other == name).map(|(_, value)| value)
+    }
+
+    /// The first value under `name`, where it is text.
+    pub fn get_str(&self, name: &str) -> Option<&str> {
+        self.get(name).and_then(|value| std::str::from_utf8(value).ok())
+    }
+}
+
+fn split_pair(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+    let (name_len, rest) = bytes.split_first_chunk::<2>()?;
+    let (name, rest) = rest.split_at_checked(u16::from_le_bytes(*name_len).into())?;
+    let (value_len, rest) = rest.split_first_chunk::<4>()?;
+    let (value, rest) = rest.split_at_checked(u32::from_le_bytes(*value_len) as usize)?;
+    Some((name, value, rest))
+}
+
+/// Writes headers one after the other. [`HeadersBuilder::take`] carves what was written off and leaves the buffer for the next
+/// record, so that the records of one batch share few allocations.
+#[derive(Debug, Default)]
+pub struct HeadersBuilder {
+    buffer: BytesMut,
+}
+
+impl HeadersBuilder {
+    pub fn with_capacity(bytes: usize) -> Self {
+        Self { buffer: BytesMut::with_capacity(bytes) }
+    }
+
+    /// Adds a pair. The name is at most 65 535 bytes, the value below 4 GiB: the limits at the door are far below both.
+    pub fn push(&mut self, name: &str, value: &[u8]) -> &mut Self {
+        self.buffer.put_u16_le(u16::try_from(name.len()).expect("header names are bounded at the door"));
+        self.buffer.put_slice(name.as_bytes());
+        self.buffer.put_u32_le(u32::try_from(value.len()).expect("header values are bounded at the door"));
+        self.buffer.put_slice(value);
+        self
+    }
+
+    pub fn take(&mut self) -> Headers {
+        if self.buffer.is_empty() { Headers::EMPTY } else { Headers(self.buffer.split().freeze()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn headers_keep_order_and_repeats() {
+        let mut builder = Headers::builder();
+        builder.push("a", b"1").push("b", b"").push("a", b"2");
+        let headers = builder.take();
+        let pairs: Vec<_> = headers.iter().collect();
+        assert_eq!(pairs, [("a", &b"1"[..]), ("b", b""), ("a", b"2")]);
+        assert_eq!(headers.get("a"), Some(&b"1"[..]));
+        assert_eq!(headers.get("c"), None);
+        assert!(builder.take().is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_that_are_no_headers_are_refused_and_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+            if let Ok(headers) = Headers::from_encoded(Bytes::from(bytes)) {
+                let mut again = Headers::builder();
+                headers.iter().for_each(|(name, value)| { again.push(name, value); });
+                prop_assert_eq!(again.take(), headers);
+            }
+        }
+    }
+}
