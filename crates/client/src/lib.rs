@@ -1,1 +1,28 @@
+//! The Rust client of Whimbrel, over HTTP: publish, read, tail, topics, a message by its id.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), whimbrel_client::ClientError> {
+//! use whimbrel_client::{Client, NewMessage};
+//!
+//! let client = Client::new("http://127.0.0.1:7600")?;
+//! let accepted = client.publish("orders", &NewMessage::text("hello").key("customer-7")).await?;
+//! println!("{accepted:?}");
+//! # Ok(()) }
+//! ```
+//!
+//! The client repeats nothing that may have reached the server: a publish that failed on the wire may have been accepted, and
+//! only the caller knows whether a repeat is harmless (it is with an id of its own or an idempotency key). The one repeat it
+//! makes is of a request that was never sent, because the pooled connection it was meant for had been closed.
 
+mod client;
+mod error;
+mod message;
+mod sse;
+mod tail;
+mod topic;
+
+pub use client::{Client, ReadFrom, TailFrom};
+pub use error::{ClientError, Problem};
+pub use message::{Accepted, Held, Message, NewMessage, Position, Published, ReadPage};
+pub use tail::Tail;
+pub use topic::{PartitionInfo, TopicInfo, TopicSettings};

@@ -1,0 +1,358 @@
+//! The client itself: one HTTP request per call, typed answers, a bound on waiting.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Method, Request, StatusCode, header};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper_util::client::legacy::Client as HttpClient;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use crate::{Accepted, ClientError, Message, NewMessage, Position, Problem, ReadPage, Tail, TopicInfo, TopicSettings};
+
+/// How long an answer may take, beyond what the request itself asks to wait.
+const ANSWER_WAIT_DEFAULT: Duration = Duration::from_secs(30);
+/// How long a connection may take to come about.
+const CONNECT_WAIT: Duration = Duration::from_secs(5);
+/// Characters of an unexpected answer that an error shows.
+const SHOWN_CHARS: usize = 200;
+
+/// A server to talk to. Cloning shares its connections.
+#[derive(Debug, Clone)]
+pub struct Client {
+    http: HttpClient<HttpConnector, Full<Bytes>>,
+    /// `http://host:port` and a path, without a slash at the end.
+    base: String,
+    authorization: Option<HeaderValue>,
+    answer_wait: Duration,
+}
+
+/// What to read.
+#[derive(Debug, Clone, Default)]
+pub struct ReadFrom {
+    pub partition: u32,
+    pub position: Position,
+    /// At most so many messages; the server has a default.
+    pub limit: Option<usize>,
+    /// How long to wait at the end for something new.
+    pub wait: Option<Duration>,
+}
+
+/// Where a tail begins.
+#[derive(Debug, Clone, Default)]
+pub struct TailFrom {
+    /// All partitions where none is named.
+    pub partition: Option<u32>,
+    /// Where nothing is said: from now on.
+    pub position: Option<Position>,
+    /// What [`Tail::last_event_id`] said: goes on behind that.
+    pub last_event_id: Option<String>,
+}
+
+impl Client {
+    /// A client of the server at `url`, such as `http://127.0.0.1:7600`. It connects with the first request.
+    pub fn new(url: &str) -> Result<Self, ClientError> {
+        let bad = |why| ClientError::BadUrl { url: url.to_owned(), why };
+        let uri: http::Uri = url.trim_end_matches('/').parse().map_err(|_| bad("write http://host:port"))?;
+        match uri.scheme_str() {
+            Some("http") => {}
+            Some("https") => return Err(bad("https is not spoken; use a proxy that ends it, or http")),
+            _ => return Err(bad("write http://host:port")),
+        }
+        if uri.host().is_none_or(str::is_empty) || uri.query().is_some() {
+            return Err(bad("write http://host:port"));
+        }
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(CONNECT_WAIT));
+        Ok(Self {
+            http: HttpClient::builder(TokioExecutor::new()).build(connector),
+            base: uri.to_string().trim_end_matches('/').to_owned(),
+            authorization: None,
+            answer_wait: ANSWER_WAIT_DEFAULT,
+        })
+    }
+
+    /// Sends this API key with every request.
+    pub fn with_api_key(mut self, key: &str) -> Result<Self, ClientError> {
+        let mut value = HeaderValue::try_from(format!("Bearer {key}"))
+            .map_err(|_| ClientError::BadRequest("the API key has characters that a header cannot carry".into()))?;
+        value.set_sensitive(true);
+        self.authorization = Some(value);
+        Ok(self)
+    }
+
+    /// How long an answer may take, beyond what the request itself asks to wait. 30 s unless told.
+    pub fn with_answer_wait(mut self, wait: Duration) -> Self {
+        self.answer_wait = wait;
+        self
+    }
+
+    /// The server's address.
+    pub fn server(&self) -> &str {
+        &self.base
+    }
+
+    /// Publishes one message; its payload goes as it is. Durable when this returns.
+    pub async fn publish(&self, topic: &str, message: &NewMessage) -> Result<Accepted, ClientError> {
+        let mut request = self.request(Method::POST, &format!("/v1/topics/{}/messages", escaped(topic)));
+        let attributes = [
+            ("content-type", &message.content_type),
+            ("whimbrel-key", &message.key),
+            ("whimbrel-id", &message.id),
+            ("whimbrel-delay", &message.delay),
+            ("whimbrel-deliver-at", &message.deliver_at),
+            ("idempotency-key", &message.idempotency_key),
+        ];
+        for (name, value) in attributes {
+            if let Some(value) = value {
+                request = request.header(name, header_value(name, value)?);
+            }
+        }
+        for (name, value) in &message.headers {
+            // CloudEvents attributes travel under their own names, everything else under the prefix.
+            let sent_as = if name.to_ascii_lowercase().starts_with("ce-") {
+                name.clone()
+            } else {
+                format!("whimbrel-header-{name}")
+            };
+            let sent_as = HeaderName::try_from(&sent_as)
+                .map_err(|_| ClientError::BadRequest(format!("`{name}` is not a header's name")))?;
+            let value = header_value(name, value)?;
+            request = request.header(sent_as, value);
+        }
+        self.answer(request, message.payload.clone(), self.answer_wait).await
+    }
+
+    /// Publishes many messages in one request: all accepted, with one answer each in order, or refused whole, except for the
+    /// problem `partly_appended`, which says what became of each.
+    pub async fn publish_batch<'a>(
+        &self,
+        topic: &str,
+        messages: impl IntoIterator<Item = &'a NewMessage>,
+    ) -> Result<Vec<Accepted>, ClientError> {
+        let mut lines = Vec::new();
+        for message in messages {
+            serde_json::to_writer(&mut lines, message).map_err(|error| ClientError::BadRequest(error.to_string()))?;
+            lines.push(b'\n');
+        }
+        self.publish_ndjson(topic, lines.into()).await
+    }
+
+    /// The same with entries that are lines of JSON already.
+    pub async fn publish_ndjson(&self, topic: &str, lines: Bytes) -> Result<Vec<Accepted>, ClientError> {
+        #[derive(Deserialize)]
+        struct Answers {
+            messages: Vec<Accepted>,
+        }
+        let request = self
+            .request(Method::POST, &format!("/v1/topics/{}/batch", escaped(topic)))
+            .header(header::CONTENT_TYPE, "application/x-ndjson");
+        let answers: Answers = self.answer(request, lines, self.answer_wait).await?;
+        Ok(answers.messages)
+    }
+
+    /// Reads from one partition.
+    pub async fn read(&self, topic: &str, from: &ReadFrom) -> Result<ReadPage, ClientError> {
+        let mut path = format!("/v1/topics/{}/messages?partition={}", escaped(topic), from.partition);
+        add_position(&mut path, &from.position);
+        if let Some(limit) = from.limit {
+            let _ = write!(path, "&limit={limit}");
+        }
+        if let Some(wait) = from.wait {
+            let _ = write!(path, "&wait={}ms", wait.as_millis());
+        }
+        let wait = self.answer_wait + from.wait.unwrap_or_default();
+        self.answer(self.request(Method::GET, &path), Bytes::new(), wait).await
+    }
+
+    /// Follows a topic.
+    pub async fn tail(&self, topic: &str, from: &TailFrom) -> Result<Tail, ClientError> {
+        let mut path = format!("/v1/topics/{}/tail?", escaped(topic));
+        if let Some(partition) = from.partition {
+            let _ = write!(path, "partition={partition}");
+        }
+        if let Some(position) = &from.position {
+            add_position(&mut path, position);
+        }
+        let mut request = self.request(Method::GET, &path).header(header::ACCEPT, "text/event-stream");
+        if let Some(id) = &from.last_event_id {
+            request = request.header("last-event-id", header_value("last-event-id", id)?);
+        }
+        let (status, body) = self.send(request, Bytes::new(), self.answer_wait).await?;
+        if status.is_success() {
+            return Ok(Tail::new(self.base.clone(), body));
+        }
+        let bytes = self.collect(body, self.answer_wait).await?;
+        Err(self.refusal(status, &bytes))
+    }
+
+    /// Where a message is, by its id.
+    pub async fn message(&self, id: &str) -> Result<Message, ClientError> {
+        let request = self.request(Method::GET, &format!("/v1/messages/{}", escaped(id)));
+        self.answer(request, Bytes::new(), self.answer_wait).await
+    }
+
+    pub async fn topics(&self) -> Result<Vec<TopicInfo>, ClientError> {
+        #[derive(Deserialize)]
+        struct Topics {
+            topics: Vec<TopicInfo>,
+        }
+        let topics: Topics =
+            self.answer(self.request(Method::GET, "/v1/topics"), Bytes::new(), self.answer_wait).await?;
+        Ok(topics.topics)
+    }
+
+    pub async fn topic(&self, topic: &str) -> Result<TopicInfo, ClientError> {
+        let request = self.request(Method::GET, &format!("/v1/topics/{}", escaped(topic)));
+        self.answer(request, Bytes::new(), self.answer_wait).await
+    }
+
+    /// Makes the topic, or changes what `settings` names of it.
+    pub async fn put_topic(&self, topic: &str, settings: &TopicSettings) -> Result<TopicInfo, ClientError> {
+        let body = serde_json::to_vec(settings).map_err(|error| ClientError::BadRequest(error.to_string()))?;
+        let request = self
+            .request(Method::PUT, &format!("/v1/topics/{}", escaped(topic)))
+            .header(header::CONTENT_TYPE, "application/json");
+        self.answer(request, body.into(), self.answer_wait).await
+    }
+
+    /// Drops the topic and all its messages.
+    pub async fn delete_topic(&self, topic: &str) -> Result<(), ClientError> {
+        let request = self.request(Method::DELETE, &format!("/v1/topics/{}", escaped(topic)));
+        let (status, body) = self.send(request, Bytes::new(), self.answer_wait).await?;
+        if status.is_success() {
+            return Ok(());
+        }
+        let bytes = self.collect(body, self.answer_wait).await?;
+        Err(self.refusal(status, &bytes))
+    }
+
+    fn request(&self, method: Method, path: &str) -> http::request::Builder {
+        let mut request = Request::builder().method(method).uri(format!("{}{path}", self.base));
+        if let Some(authorization) = &self.authorization {
+            request = request.header(header::AUTHORIZATION, authorization.clone());
+        }
+        request
+    }
+
+    async fn answer<T: DeserializeOwned>(
+        &self,
+        request: http::request::Builder,
+        body: Bytes,
+        wait: Duration,
+    ) -> Result<T, ClientError> {
+        let (status, body) = self.send(request, body, wait).await?;
+        let bytes = self.collect(body, wait).await?;
+        if !status.is_success() {
+            return Err(self.refusal(status, &bytes));
+        }
+        serde_json::from_slice(&bytes).map_err(|_| self.unexpected(status, &bytes))
+    }
+
+    async fn send(
+        &self,
+        request: http::request::Builder,
+        body: Bytes,
+        wait: Duration,
+    ) -> Result<(StatusCode, Incoming), ClientError> {
+        let request = request.body(Full::new(body)).map_err(|error| ClientError::BadRequest(error.to_string()))?;
+        let response = tokio::time::timeout(wait, self.http.request(request))
+            .await
+            .map_err(|_| self.timeout(wait))?
+            .map_err(|error| {
+                if error.is_connect() {
+                    ClientError::Unreachable { server: self.base.clone(), why: why(&error) }
+                } else {
+                    ClientError::Broken { server: self.base.clone(), why: why(&error) }
+                }
+            })?;
+        Ok((response.status(), response.into_body()))
+    }
+
+    async fn collect(&self, body: Incoming, wait: Duration) -> Result<Bytes, ClientError> {
+        let collected = tokio::time::timeout(wait, body.collect()).await.map_err(|_| self.timeout(wait))?;
+        let broken = |error| ClientError::Broken { server: self.base.clone(), why: why(&error) };
+        Ok(collected.map_err(broken)?.to_bytes())
+    }
+
+    fn refusal(&self, status: StatusCode, body: &[u8]) -> ClientError {
+        match serde_json::from_slice::<Problem>(body) {
+            Ok(problem) if !problem.code.is_empty() => ClientError::Problem(Box::new(problem)),
+            _ => self.unexpected(status, body),
+        }
+    }
+
+    fn unexpected(&self, status: StatusCode, body: &[u8]) -> ClientError {
+        let shown = String::from_utf8_lossy(body).chars().take(SHOWN_CHARS).collect();
+        ClientError::Unexpected { server: self.base.clone(), status: status.as_u16(), shown }
+    }
+
+    fn timeout(&self, wait: Duration) -> ClientError {
+        ClientError::Timeout { server: self.base.clone(), waited_ms: wait.as_millis() }
+    }
+}
+
+/// The innermost reason, which is the one that says something to people.
+pub(crate) fn why(error: &dyn std::error::Error) -> String {
+    let mut innermost: &dyn std::error::Error = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost.to_string()
+}
+
+fn header_value(name: &str, value: &str) -> Result<HeaderValue, ClientError> {
+    HeaderValue::try_from(value).map_err(|_| {
+        ClientError::BadRequest(format!("the value of `{name}` has characters that a header cannot carry"))
+    })
+}
+
+fn add_position(path: &mut String, position: &Position) {
+    let _ = match position {
+        Position::Earliest => write!(path, "&offset=earliest"),
+        Position::Latest => write!(path, "&offset=latest"),
+        Position::Offset(offset) => write!(path, "&offset={offset}"),
+        Position::Since(time) => write!(path, "&since={}", escaped(time)),
+    };
+}
+
+/// A piece of a path or a query's value, everything but unreserved characters escaped.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => escaped.push(byte.into()),
+            _ => {
+                let _ = write!(escaped, "%{byte:02X}");
+            }
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_judged_before_anything_is_sent() {
+        for good in ["http://127.0.0.1:7600", "http://whimbrel.example/", "http://[::1]:7600/behind/a/proxy"] {
+            assert!(Client::new(good).is_ok(), "{good}");
+        }
+        for bad in ["", "127.0.0.1:7600", "https://127.0.0.1", "ftp://x", "http://", "http://a b", "http://a/?q=1"] {
+            assert!(matches!(Client::new(bad), Err(ClientError::BadUrl { .. })), "{bad}");
+        }
+    }
+
+    #[test]
+    fn names_cannot_leave_their_place_in_a_path() {
+        assert_eq!(escaped("orders.eu-1_x"), "orders.eu-1_x");
+        assert_eq!(escaped("a/b?c=d%#é"), "a%2Fb%3Fc%3Dd%25%23%C3%A9");
+    }
+}
