@@ -1,0 +1,230 @@
+//! Who may do what: `Authorization: Bearer <key>`, scopes, topic patterns.
+//!
+//! Secrets are kept as SHA-256 only. A presented key is hashed and looked up by its hash, so the time that a comparison takes says
+//! nothing about a secret. Without any key configured everybody may do everything; guarding the address is then the server's part.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use http::HeaderMap;
+use http::header::AUTHORIZATION;
+use sha2::{Digest, Sha256};
+
+use super::problem::{Code, Problem};
+
+/// A key as it is configured.
+#[derive(Clone)]
+pub struct ApiKey {
+    pub name: String,
+    pub secret: Secret,
+    pub scopes: Vec<Scope>,
+    /// Patterns of topics, `*` for any run of characters; none at all: every topic.
+    pub topics: Vec<String>,
+}
+
+/// What a key's bearer must present.
+#[derive(Clone)]
+pub enum Secret {
+    Plain(String),
+    /// Its SHA-256, so that a configuration need not contain it.
+    Sha256([u8; 32]),
+}
+
+impl std::fmt::Debug for ApiKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ApiKey({}, {:?}, {:?})", self.name, self.scopes, self.topics)
+    }
+}
+
+/// What a key may be for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Scope {
+    Publish,
+    Consume,
+    Push,
+    Admin,
+}
+
+impl Scope {
+    pub const ALL: [Self; 4] = [Self::Publish, Self::Consume, Self::Push, Self::Admin];
+
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Publish => "publish",
+            Self::Consume => "consume",
+            Self::Push => "push",
+            Self::Admin => "admin",
+        }
+    }
+
+    pub fn from_word(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|scope| scope.word() == word)
+    }
+}
+
+/// All keys, ready to be asked.
+pub(crate) struct KeyRing {
+    by_hash: HashMap<[u8; 32], Arc<ApiKey>>,
+}
+
+/// Whoever asks: the bearer of a key, or anybody where there are no keys.
+#[derive(Clone)]
+pub(crate) struct Caller(Option<Arc<ApiKey>>);
+
+impl KeyRing {
+    pub(crate) fn new(keys: &[ApiKey]) -> Self {
+        let hash_of = |secret: &Secret| match secret {
+            Secret::Plain(text) => Sha256::digest(text.as_bytes()).into(),
+            Secret::Sha256(hash) => *hash,
+        };
+        Self { by_hash: keys.iter().map(|key| (hash_of(&key.secret), Arc::new(key.clone()))).collect() }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_hash.is_empty()
+    }
+
+    /// Who it is that brings these headers.
+    pub(crate) fn caller(&self, headers: &HeaderMap) -> Result<Caller, Problem> {
+        if self.by_hash.is_empty() {
+            return Ok(Caller(None));
+        }
+        let presented = headers.get(AUTHORIZATION).ok_or_else(|| {
+            Problem::new(Code::KeyMissing, "send a key of this server as `Authorization: Bearer <key>`")
+        })?;
+        let secret = bearer(presented.as_bytes())
+            .ok_or_else(|| Problem::new(Code::KeyUnknown, "`Authorization` has another form than `Bearer <key>`"))?;
+        let hash: [u8; 32] = Sha256::digest(secret).into();
+        let key = self.by_hash.get(&hash);
+        key.map(|key| Caller(Some(Arc::clone(key))))
+            .ok_or_else(|| Problem::new(Code::KeyUnknown, "no key of this server is the one that was sent"))
+    }
+}
+
+fn bearer(value: &[u8]) -> Option<&[u8]> {
+    let (scheme, rest) = value.split_at_checked("bearer ".len())?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then(|| rest.trim_ascii())
+}
+
+impl Caller {
+    /// Who claims are kept for: the key's name, nothing where there are no keys.
+    pub(crate) fn owner(&self) -> &str {
+        self.0.as_ref().map_or("", |key| &key.name)
+    }
+
+    pub(crate) fn has(&self, scope: Scope) -> bool {
+        self.0.as_ref().is_none_or(|key| key.scopes.contains(&scope))
+    }
+
+    pub(crate) fn sees(&self, topic: &str) -> bool {
+        let matches_one = |key: &Arc<ApiKey>| key.topics.iter().any(|pattern| matches(pattern, topic));
+        self.0.as_ref().is_none_or(|key| key.topics.is_empty() || matches_one(key))
+    }
+
+    pub(crate) fn require(&self, scope: Scope) -> Result<(), Problem> {
+        if self.has(scope) {
+            return Ok(());
+        }
+        Err(Problem::new(Code::Forbidden, format!("key `{}` lacks the scope `{}`", self.owner(), scope.word())))
+    }
+
+    pub(crate) fn require_topic(&self, scope: Scope, topic: &str) -> Result<(), Problem> {
+        self.require(scope)?;
+        if self.sees(topic) {
+            return Ok(());
+        }
+        Err(Problem::new(Code::Forbidden, format!("key `{}` is not for the topic `{topic}`", self.owner())))
+    }
+}
+
+/// Whether a pattern with `*` covers the whole text. The last `*` seen is the only one to go back to: what an earlier one
+/// matched can stay as it is, so the time is at most pattern times text.
+fn matches(pattern: &str, text: &str) -> bool {
+    let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
+    let (mut p, mut t) = (0, 0);
+    let mut last_star: Option<(usize, usize)> = None;
+    while t < text.len() {
+        if pattern.get(p) == Some(&b'*') {
+            last_star = Some((p, t));
+            p += 1;
+        } else if pattern.get(p) == Some(&text[t]) {
+            p += 1;
+            t += 1;
+        } else if let Some((star, covered)) = last_star {
+            last_star = Some((star, covered + 1));
+            p = star + 1;
+            t = covered + 1;
+        } else {
+            return false;
+        }
+    }
+    pattern[p..].iter().all(|byte| *byte == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderValue;
+
+    fn ring() -> KeyRing {
+        let hashed = Sha256::digest(b"two").into();
+        KeyRing::new(&[
+            ApiKey {
+                name: "shop".into(),
+                secret: Secret::Plain("one".into()),
+                scopes: vec![Scope::Publish],
+                topics: vec!["orders.*".into()],
+            },
+            ApiKey { name: "ops".into(), secret: Secret::Sha256(hashed), scopes: vec![Scope::Admin], topics: vec![] },
+        ])
+    }
+
+    fn caller(ring: &KeyRing, value: Option<&'static str>) -> Result<Caller, Code> {
+        let mut headers = HeaderMap::new();
+        if let Some(value) = value {
+            headers.insert(AUTHORIZATION, HeaderValue::from_static(value));
+        }
+        ring.caller(&headers).map_err(|problem| problem.code())
+    }
+
+    #[test]
+    fn without_keys_everybody_may_do_everything() {
+        let anybody = caller(&KeyRing::new(&[]), None).unwrap();
+        assert!(anybody.require_topic(Scope::Admin, "orders").is_ok());
+        assert_eq!(anybody.owner(), "");
+    }
+
+    #[test]
+    fn a_missing_or_wrong_key_is_refused() {
+        assert_eq!(caller(&ring(), None).err(), Some(Code::KeyMissing));
+        assert_eq!(caller(&ring(), Some("Bearer three")).err(), Some(Code::KeyUnknown));
+        assert_eq!(caller(&ring(), Some("Basic one")).err(), Some(Code::KeyUnknown));
+        assert_eq!(caller(&ring(), Some("x")).err(), Some(Code::KeyUnknown));
+    }
+
+    #[test]
+    fn a_key_does_what_its_scopes_and_patterns_say() {
+        let shop = caller(&ring(), Some("bearer one")).unwrap();
+        assert_eq!(shop.owner(), "shop");
+        assert!(shop.require_topic(Scope::Publish, "orders.eu").is_ok());
+        assert!(shop.require_topic(Scope::Publish, "payments").is_err());
+        assert!(shop.require_topic(Scope::Consume, "orders.eu").is_err());
+        assert!(caller(&ring(), Some("Bearer two")).unwrap().require_topic(Scope::Admin, "payments").is_ok());
+    }
+
+    #[test]
+    fn patterns_match_whole_names() {
+        for (pattern, text, covers) in [
+            ("*", "", true),
+            ("a*", "abc", true),
+            ("a*c", "abc", true),
+            ("a*c*", "aXcYc", true),
+            ("*b", "abc", false),
+            ("abc", "abcd", false),
+            ("a**d", "abcd", true),
+            ("", "a", false),
+        ] {
+            assert_eq!(matches(pattern, text), covers, "{pattern} {text}");
+        }
+    }
+}

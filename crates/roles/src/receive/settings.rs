@@ -1,0 +1,91 @@
+//! What the door is told when it opens: its limits, its keys, what the page for people says.
+
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use whimbrel_model::limits;
+
+use super::keys::ApiKey;
+
+/// Bytes of payloads that may be on their way into the log at one time, by default.
+pub const IN_FLIGHT_BYTES_DEFAULT: usize = 256 << 20;
+/// Records that one search looks at, by default.
+pub const SEARCH_SCAN_RECORDS_DEFAULT: usize = 100_000;
+/// Bytes of records that one read returns at most, by default (one message is returned whatever its size).
+pub const READ_BYTES_DEFAULT: usize = 8 << 20;
+/// Topics that may exist at one time, by default.
+pub const TOPICS_DEFAULT: usize = 10_000;
+/// Open tails, by default.
+pub const TAILS_DEFAULT: usize = 1024;
+
+/// The settings of `receive`, already checked: see `Default` for what is in force where nobody says otherwise.
+#[derive(Debug, Clone)]
+pub struct ReceiveSettings {
+    pub payload_bytes_max: usize,
+    pub batch_messages_max: usize,
+    pub batch_bytes_max: usize,
+    pub headers_max: usize,
+    /// Of one header's name and value together.
+    pub header_bytes_max: usize,
+    pub read_bytes_max: usize,
+    pub in_flight_bytes_max: usize,
+    pub search_scan_max_records: usize,
+    pub topics_max: usize,
+    pub tails_max: usize,
+    /// Whether a topic is made by its first publish.
+    pub auto_create_topics: bool,
+    pub default_partitions: u32,
+    /// `None`: without that bound.
+    pub default_retention: Option<Duration>,
+    /// Of each partition. `None`: without that bound.
+    pub default_retention_bytes: Option<u64>,
+    /// Copies of a topic that does not say; `None` leaves it to the engine.
+    pub default_replicas: Option<u32>,
+    pub default_min_insync: Option<u32>,
+    /// This process among those that mint ids: 12 bits.
+    pub node: u16,
+    /// Without any key, everything is allowed: whoever opens the port guards its address.
+    pub keys: Vec<ApiKey>,
+    /// What the page at `/` says of this process.
+    pub page: PageInfo,
+    /// Cancelled when the server ends: tails and waiting reads end then, and the background tasks.
+    pub shutdown: CancellationToken,
+}
+
+/// What the page for people says of the process.
+#[derive(Debug, Clone, Default)]
+pub struct PageInfo {
+    pub version: String,
+    pub data_folder: String,
+    /// One line for each engine, such as `log: embedded`.
+    pub engines: Vec<String>,
+    /// Where it listens, such as `http://127.0.0.1:7600`.
+    pub address: String,
+}
+
+impl Default for ReceiveSettings {
+    fn default() -> Self {
+        Self {
+            payload_bytes_max: limits::PAYLOAD_BYTES_DEFAULT,
+            batch_messages_max: limits::BATCH_MESSAGES_DEFAULT,
+            batch_bytes_max: limits::BATCH_BYTES_DEFAULT,
+            headers_max: limits::HEADERS_DEFAULT,
+            header_bytes_max: limits::HEADER_BYTES_DEFAULT,
+            read_bytes_max: READ_BYTES_DEFAULT,
+            in_flight_bytes_max: IN_FLIGHT_BYTES_DEFAULT,
+            search_scan_max_records: SEARCH_SCAN_RECORDS_DEFAULT,
+            topics_max: TOPICS_DEFAULT,
+            tails_max: TAILS_DEFAULT,
+            auto_create_topics: true,
+            default_partitions: limits::PARTITIONS_DEFAULT,
+            default_retention: Some(Duration::from_millis(limits::RETENTION_DEFAULT_MS)),
+            default_retention_bytes: None,
+            default_replicas: None,
+            default_min_insync: None,
+            node: 0,
+            keys: Vec::new(),
+            page: PageInfo::default(),
+            shutdown: CancellationToken::new(),
+        }
+    }
+}
