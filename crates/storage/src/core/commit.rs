@@ -1,0 +1,313 @@
+//! The group commit: one frame of all that wait, one write, one sync, then everybody is answered.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use zerocopy::IntoBytes;
+
+use super::{Core, JournalState, RecentFrame, lock};
+use crate::error::AppendError;
+use crate::format::{BATCH_HAS_COMMIT, BATCH_HEADER_LEN, BATCH_MAGIC, Batch, BatchHeader, FRAME_HEADER_LEN, seal};
+use crate::journal::WriteError;
+use crate::partition::{Partition, Published};
+use crate::{PartitionKey, disk};
+
+/// Frames smaller than this are copied when they go to memory: what their buffer has beyond its contents would be most of it.
+const COPY_BELOW_BYTES: usize = 2048;
+
+/// Encoded records for one partition, in their order.
+#[derive(Debug, Clone)]
+pub struct Part {
+    pub partition: PartitionKey,
+    pub count: u32,
+    pub max_timestamp: i64,
+    pub records: Vec<u8>,
+}
+
+/// What is asked of the log.
+#[derive(Debug, Clone)]
+pub enum Work {
+    Append(Vec<Part>),
+    /// All or nothing, under a fence.
+    Commit {
+        fence: String,
+        token: u64,
+        parts: Vec<Part>,
+    },
+    /// Voids all earlier fences of that name. Being queued like everything else, it comes after every commit before it.
+    OpenFence(String),
+}
+
+/// What became of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The first offset of each part, or why it has none.
+    Appended(Vec<Result<u64, AppendError>>),
+    /// The first offset of each part.
+    Committed(Vec<u64>),
+    FenceOpened(u64),
+    /// A newer fence is open; nothing was written.
+    Fenced,
+    /// That part can never be written; nothing was.
+    Refused {
+        part: usize,
+        error: AppendError,
+    },
+    /// Nothing was written, or, with [`AppendError::Unknown`], perhaps.
+    Failed(AppendError),
+}
+
+impl Work {
+    pub fn size(&self) -> usize {
+        self.parts().iter().map(|part| BATCH_HEADER_LEN + part.records.len()).sum()
+    }
+
+    fn parts(&self) -> &[Part] {
+        match self {
+            Work::Append(parts) | Work::Commit { parts, .. } => parts,
+            Work::OpenFence(_) => &[],
+        }
+    }
+}
+
+/// One part on its way into the frame.
+struct Placed {
+    key: PartitionKey,
+    work: usize,
+    part: usize,
+}
+
+impl Core {
+    /// Commits everything in `works` in one frame and answers each in its place. The caller sees to it that they fit into one:
+    /// together at most `frame_bytes_max`.
+    pub fn commit(&self, works: &[Work]) -> Vec<Outcome> {
+        if let Some(error) = self.refusal() {
+            return works.iter().map(|_| Outcome::Failed(error.clone())).collect();
+        }
+        let mut state = lock(&self.journal);
+        let mut outcomes = Vec::with_capacity(works.len());
+        let mut placed = Vec::with_capacity(works.len());
+        let mut partitions = HashMap::new();
+        for (index, work) in works.iter().enumerate() {
+            outcomes.push(self.admit(&mut state, index, work, &mut partitions, &mut placed));
+        }
+        if placed.is_empty() {
+            return outcomes;
+        }
+        // Stable: within a partition, the order of the calls is kept.
+        placed.sort_by_key(|placed| placed.key);
+        let mut frame = vec![0; FRAME_HEADER_LEN];
+        frame.reserve(placed.iter().map(|p| BATCH_HEADER_LEN + works[p.work].parts()[p.part].records.len()).sum());
+        let mut batches = Vec::new();
+        for run in placed.chunk_by(|a, b| a.key == b.key) {
+            let partition = &partitions[&run[0].key];
+            let from = frame.len();
+            self.build_batch(partition, run, works, &mut frame, &mut outcomes);
+            batches.push((partition.clone(), from));
+        }
+        match self.write_frame(&mut state, frame, batches) {
+            Ok(()) => {}
+            Err(error) => {
+                let mut touched = vec![false; works.len()];
+                placed.iter().for_each(|placed| touched[placed.work] = true);
+                for (outcome, touched) in outcomes.iter_mut().zip(touched) {
+                    if touched {
+                        *outcome = Outcome::Failed(error.clone());
+                    }
+                }
+            }
+        }
+        outcomes
+    }
+
+    /// Checks one piece of work and places its parts; the outcome is what it will be if the frame is written.
+    fn admit(
+        &self,
+        state: &mut JournalState,
+        index: usize,
+        work: &Work,
+        partitions: &mut HashMap<PartitionKey, Arc<Partition>>,
+        placed: &mut Vec<Placed>,
+    ) -> Outcome {
+        let mut check = |part: &Part| -> Result<(), AppendError> {
+            let size = BATCH_HEADER_LEN + part.records.len();
+            if size > self.settings.frame_bytes_max {
+                return Err(AppendError::TooLarge { size, limit: self.settings.frame_bytes_max });
+            }
+            if !partitions.contains_key(&part.partition) {
+                let unknown = AppendError::UnknownPartition(part.partition);
+                partitions.insert(part.partition, self.partition(part.partition).ok_or(unknown)?);
+            }
+            Ok(())
+        };
+        let place = |part: usize, key: PartitionKey| Placed { key, work: index, part };
+        match work {
+            Work::OpenFence(name) => {
+                state.fence_tokens += 1;
+                state.fences.insert(name.clone(), state.fence_tokens);
+                Outcome::FenceOpened(state.fence_tokens)
+            }
+            Work::Append(parts) => {
+                let mut answers = Vec::with_capacity(parts.len());
+                for (index, part) in parts.iter().enumerate() {
+                    let checked = check(part);
+                    if checked.is_ok() {
+                        placed.push(place(index, part.partition));
+                    }
+                    answers.push(checked.map(|()| 0));
+                }
+                Outcome::Appended(answers)
+            }
+            Work::Commit { fence, token, parts } => {
+                if state.fences.get(fence) != Some(token) {
+                    return Outcome::Fenced;
+                }
+                for (part, checked) in parts.iter().map(&mut check).enumerate() {
+                    if let Err(error) = checked {
+                        return Outcome::Refused { part, error };
+                    }
+                }
+                placed.extend(parts.iter().enumerate().map(|(index, part)| place(index, part.partition)));
+                Outcome::Committed(vec![0; parts.len()])
+            }
+        }
+    }
+
+    /// Writes the batch of one partition to the frame, and each part's offset to its outcome.
+    fn build_batch(
+        &self,
+        partition: &Partition,
+        run: &[Placed],
+        works: &[Work],
+        frame: &mut Vec<u8>,
+        outcomes: &mut [Outcome],
+    ) {
+        let (_, base) = partition.bounds();
+        let from = frame.len();
+        frame.extend_from_slice(&[0; BATCH_HEADER_LEN]);
+        let (mut count, mut max_timestamp, mut flags) = (0u32, i64::MIN, 0);
+        for placed in run {
+            let part = &works[placed.work].parts()[placed.part];
+            let offset = base + u64::from(count);
+            match &mut outcomes[placed.work] {
+                Outcome::Appended(answers) => answers[placed.part] = Ok(offset),
+                Outcome::Committed(answers) => {
+                    answers[placed.part] = offset;
+                    flags |= BATCH_HAS_COMMIT;
+                }
+                _ => {}
+            }
+            frame.extend_from_slice(&part.records);
+            count += part.count;
+            max_timestamp = max_timestamp.max(part.max_timestamp);
+        }
+        let header = BatchHeader {
+            magic: BATCH_MAGIC,
+            crc: 0.into(),
+            body_len: ((frame.len() - from - BATCH_HEADER_LEN) as u32).into(),
+            count: count.into(),
+            topic: partition.key.topic.into(),
+            partition: partition.key.partition.into(),
+            base_offset: base.into(),
+            max_timestamp: max_timestamp.into(),
+            flags: flags.into(),
+        };
+        frame[from..from + BATCH_HEADER_LEN].copy_from_slice(header.as_bytes());
+        seal(&mut frame[from..]);
+    }
+
+    fn write_frame(
+        &self,
+        state: &mut JournalState,
+        mut frame: Vec<u8>,
+        batches: Vec<(Arc<Partition>, usize)>,
+    ) -> Result<(), AppendError> {
+        let Some(journal) = state.journal.as_mut() else {
+            return Err(AppendError::DiskFull("the log could not be opened for writing yet".to_owned()));
+        };
+        let sequence = match journal.write(&mut frame, batches.len() as u32) {
+            Ok(sequence) => sequence,
+            Err(WriteError::NoRoom(error)) if disk::is_full(&error) => {
+                let why = format!("there is no room for the journal: {error}");
+                self.set_full(why.clone());
+                return Err(AppendError::DiskFull(why));
+            }
+            Err(WriteError::NoRoom(error)) => {
+                return Err(AppendError::Poisoned(self.poison("making a journal file", &error)));
+            }
+            Err(WriteError::Failed(error)) => {
+                return Err(AppendError::Unknown(self.poison("writing the journal", &error)));
+            }
+        };
+        self.publish(sequence, frame, batches);
+        Ok(())
+    }
+
+    /// Hands the batches of a durable frame to their partitions.
+    fn publish(&self, sequence: u64, frame: Vec<u8>, batches: Vec<(Arc<Partition>, usize)>) {
+        let len = frame.len() as u64;
+        let frame = if frame.len() < COPY_BELOW_BYTES { Bytes::copy_from_slice(&frame) } else { Bytes::from(frame) };
+        self.bytes_since_checkpoint.fetch_add(len, Ordering::Relaxed);
+        let mut recent = RecentFrame { sequence, bytes: len, partitions: Vec::with_capacity(batches.len()) };
+        let mut ends = batches.iter().skip(1).map(|(_, from)| *from).collect::<Vec<_>>();
+        ends.push(frame.len());
+        for ((partition, from), end) in batches.into_iter().zip(ends) {
+            let bytes = frame.slice(from..end);
+            let header =
+                zerocopy::FromBytes::read_from_bytes(&bytes[..BATCH_HEADER_LEN]).expect("the header was just written");
+            self.hand_over(&partition, Batch { header, bytes }, sequence);
+            recent.partitions.push(partition);
+        }
+        self.published.store(sequence, Ordering::Release);
+        let mut frames = lock(&self.recent);
+        frames.bytes += recent.bytes;
+        frames.frames.push_back(recent);
+        drop(frames);
+        self.forget_saved();
+    }
+
+    /// Gives a batch to its partition and keeps account of it.
+    pub(super) fn hand_over(&self, partition: &Arc<Partition>, batch: Batch, sequence: u64) {
+        let len = batch.bytes.len() as i64;
+        match partition.publish(batch, sequence) {
+            Published::Deleted => return,
+            Published::Dirty => {}
+            Published::NewlyDirty => lock(&self.dirty).push(partition.clone()),
+        }
+        self.unsaved_bytes.fetch_add(len, Ordering::Relaxed);
+    }
+
+    /// Lets memory go of the oldest frames that are saved, while there are more than it shall have.
+    pub(super) fn forget_saved(&self) {
+        let saved = self.saved.load(Ordering::Acquire);
+        let mut recent = lock(&self.recent);
+        while recent.bytes > self.settings.tail_bytes
+            && recent.frames.front().is_some_and(|frame| frame.sequence <= saved)
+        {
+            let Some(frame) = recent.frames.pop_front() else { break };
+            recent.bytes -= frame.bytes;
+            frame.partitions.iter().for_each(|partition| partition.forget(frame.sequence));
+        }
+    }
+
+    /// Writes an empty frame, which says that the one before it is synced. Nothing happens where the last frame was one.
+    pub fn mark_idle(&self) {
+        if self.refusal().is_some() {
+            return;
+        }
+        let mut state = lock(&self.journal);
+        let Some(journal) = state.journal.as_mut() else { return };
+        if journal.last_sequence() != self.published.load(Ordering::Acquire) {
+            return;
+        }
+        match journal.write(&mut vec![0; FRAME_HEADER_LEN], 0) {
+            Ok(_) => {}
+            Err(WriteError::NoRoom(error)) if disk::is_full(&error) => {}
+            Err(WriteError::NoRoom(error) | WriteError::Failed(error)) => {
+                self.poison("writing the journal", &error);
+            }
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! What the keeper does: write batches to segments, make checkpoints, drop what retention lets go, watch the room on the disk.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::{Core, Refusal, lock};
+use crate::checkpoint::Checkpoint;
+use crate::disk::is_full;
+use crate::error::ReadError;
+use crate::journal::Journal;
+use crate::partition::{Partition, Spilled};
+use crate::{AppendError, PartitionKey};
+
+/// How long a topic's records are kept, and how many bytes of each partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TopicRetention {
+    pub time: Option<Duration>,
+    pub bytes: Option<u64>,
+}
+
+impl Core {
+    /// Writes everything unsaved to segments and returns the files that were written. Not synced.
+    fn spill(&self, now: i64, between: &mut dyn FnMut()) -> io::Result<Vec<PathBuf>> {
+        let upto = self.published.load(Ordering::Acquire);
+        let mut list = std::mem::take(&mut *lock(&self.dirty));
+        let mut spilled = Spilled::default();
+        while let Some(partition) = list.pop() {
+            let saved_before = spilled.bytes;
+            let result = partition.spill(&self.settings, now, &mut spilled);
+            self.unsaved_bytes.fetch_sub((spilled.bytes - saved_before) as i64, Ordering::Relaxed);
+            if let Err(error) = result {
+                list.push(partition);
+                lock(&self.dirty).append(&mut list);
+                return Err(error);
+            }
+            between();
+        }
+        self.saved.store(upto, Ordering::Release);
+        self.forget_saved();
+        Ok(spilled.touched)
+    }
+
+    /// Writes unsaved batches to segments, so that memory can let go of them, without a checkpoint.
+    pub fn relieve_memory(&self, now: i64) -> Result<(), AppendError> {
+        let _keeping = lock(&self.keeping);
+        self.spill(now, &mut || {}).map(drop).map_err(|error| self.keeping_failed("writing segments", &error))
+    }
+
+    /// Makes everything published so far durable in the segments and gives the journal's files back. `between` is called between
+    /// the steps: the simulator commits there, which in the running log another thread does.
+    pub fn checkpoint(&self, now: i64, between: &mut dyn FnMut()) -> Result<(), AppendError> {
+        if let Some(Refusal::Poisoned(why)) = &*lock(&self.refusal) {
+            return Err(AppendError::Poisoned(why.clone()));
+        }
+        let _keeping = lock(&self.keeping);
+        let sequence = self.published.load(Ordering::Acquire);
+        let bytes = self.bytes_since_checkpoint.load(Ordering::Relaxed);
+        let touched = self.spill(now, between).map_err(|error| self.keeping_failed("writing segments", &error))?;
+        // Taken after the writes and before the sync: what the marks say is then on the disk.
+        let partitions = self.all_partitions().iter().map(|partition| partition.mark()).collect();
+        between();
+        self.disk.sync_all(&self.root, &touched).map_err(|error| self.keeping_failed("syncing segments", &error))?;
+        between();
+        let (generation, begins) = {
+            let state = lock(&self.journal);
+            (state.generation, state.journal.is_none())
+        };
+        let checkpoint = Checkpoint { generation, sequence, partitions };
+        checkpoint
+            .write(&*self.disk, &self.checkpoint_path())
+            .map_err(|error| self.keeping_failed("writing the checkpoint", &error))?;
+        between();
+        let mut state = lock(&self.journal);
+        if begins {
+            // The generation is durable now, so its frames may be written.
+            state.journal = Some(Journal::begin(self.slots.clone(), generation, state.last_sequence));
+        }
+        if let Some(journal) = state.journal.as_mut() {
+            journal.trim(sequence);
+        }
+        drop(state);
+        self.bytes_since_checkpoint.fetch_sub(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// A full disk passes; anything else means that nobody knows what is on the disk.
+    fn keeping_failed(&self, what: &str, error: &io::Error) -> AppendError {
+        if is_full(error) {
+            let why = format!("{what}: {error}");
+            self.set_full(why.clone());
+            AppendError::DiskFull(why)
+        } else {
+            AppendError::Poisoned(self.poison(what, error))
+        }
+    }
+
+    /// Looks how much room there is: refuses appends where it is too little, and accepts again when it has come back and what
+    /// waited in memory could be written.
+    pub fn watch_room(&self, now: i64) {
+        let reserve = self.settings.disk_reserve_bytes;
+        let Ok(free) = self.disk.free_bytes(&self.root) else { return };
+        let is_refusing = matches!(&*lock(&self.refusal), Some(Refusal::Full(_)));
+        if free < reserve {
+            self.set_full(format!("{free} bytes are free, and {reserve} must stay free"));
+        } else if is_refusing && free >= reserve.saturating_add(reserve / 8) && self.checkpoint(now, &mut || {}).is_ok()
+        {
+            self.clear_full();
+        }
+    }
+
+    /// Has the next journal file ready before it is needed.
+    pub fn prepare_journal(&self) {
+        if self.slots.free() == 0 && self.refusal().is_none() {
+            // Where it fails, the commit that needs it meets the same failure and says so.
+            if let Err(error) = self.slots.make() {
+                tracing::debug!(%error, "no journal file could be made in advance");
+            }
+        }
+    }
+
+    pub fn set_retention(&self, topic: u32, retention: TopicRetention) {
+        self.retention.write().unwrap_or_else(PoisonError::into_inner).insert(topic, retention);
+    }
+
+    /// Drops whole segments that are older or more than their topic keeps.
+    pub fn retain(&self, now: i64) -> io::Result<()> {
+        let _keeping = lock(&self.keeping);
+        for partition in self.all_partitions() {
+            let retention =
+                self.retention.read().unwrap_or_else(PoisonError::into_inner).get(&partition.key.topic).copied();
+            let Some(retention) = retention else { continue };
+            let not_before =
+                retention.time.map(|time| now.saturating_sub(time.as_millis().min(i64::MAX as u128) as i64));
+            partition.retain(not_before, retention.bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Makes `before` the first kept offset of a partition.
+    pub fn trim(&self, key: PartitionKey, before: u64) -> Result<(), ReadError> {
+        let _keeping = lock(&self.keeping);
+        let partition = self.known_partition(key)?;
+        let failed = |error: io::Error| ReadError::Io { file: key.to_string(), why: error.to_string() };
+        Partition::trim(&partition, before).map_err(failed)
+    }
+
+    fn unsaved(&self) -> u64 {
+        self.unsaved_bytes.load(Ordering::Relaxed).max(0) as u64
+    }
+
+    /// Is it time to write batches out?
+    pub fn wants_relief(&self) -> bool {
+        self.unsaved() > self.settings.unsaved_bytes_max / 4
+    }
+
+    /// Must appends wait for the keeper?
+    pub fn must_wait(&self) -> bool {
+        if self.unsaved() > self.settings.unsaved_bytes_max {
+            return true;
+        }
+        let state = lock(&self.journal);
+        let headroom = 2 * self.settings.journal_file_bytes;
+        state.journal.as_ref().is_some_and(|journal| journal.used_bytes() + headroom > self.settings.journal_bytes_max)
+    }
+
+    /// Is it time for a checkpoint, by what was written?
+    pub fn wants_checkpoint(&self) -> bool {
+        self.bytes_since_checkpoint.load(Ordering::Relaxed) > self.settings.checkpoint_bytes
+    }
+
+    pub fn has_written(&self) -> bool {
+        self.bytes_since_checkpoint.load(Ordering::Relaxed) > 0
+    }
+}

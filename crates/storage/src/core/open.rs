@@ -1,0 +1,189 @@
+//! Opening the log: cut the segments back to the checkpoint, replay the journal, begin a new generation.
+
+use std::collections::{BTreeSet, HashMap};
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+
+use bytes::{Buf, Bytes};
+
+use super::{Core, Event, JournalState, OnEvent, Recent, RecentFrame, lock};
+use crate::checkpoint::{Checkpoint, PartitionMark};
+use crate::disk::Disk;
+use crate::error::{Damage, OpenError};
+use crate::folder::DataFolder;
+use crate::format::Batch;
+use crate::journal::{FoundFrame, Slots, scan};
+use crate::partition::Partition;
+use crate::{PartitionKey, Settings};
+
+const LOG_FOLDER: &str = "log";
+
+/// What opening found.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Recovered {
+    pub partitions: usize,
+    pub frames_replayed: usize,
+    pub torn_tail_cut: bool,
+    pub damage: Vec<Damage>,
+}
+
+impl Core {
+    /// Opens the log of a data folder, as it was at the last acknowledged append. Damage is reported, in the result and as
+    /// events; what can be read stays readable. On a full disk the log opens and refuses appends.
+    pub fn open(
+        folder: Arc<DataFolder>,
+        settings: Settings,
+        now: i64,
+        on_event: OnEvent,
+    ) -> Result<(Self, Recovered), OpenError> {
+        if let Some(problem) = settings.problem() {
+            return Err(OpenError::Settings(problem));
+        }
+        let disk = folder.disk.clone();
+        let root = folder.path.join(LOG_FOLDER);
+        let topics = root.join("topics");
+        let journal_folder = root.join("journal");
+        let io = |what: &str| OpenError::io(format!("{what} {}", root.display()));
+        disk.create_dirs(&topics).map_err(io("making"))?;
+        let checkpoint = Checkpoint::read(&*disk, &root.join("checkpoint"))?;
+        let mut recovered = Recovered::default();
+        let slots = Slots::open(disk.clone(), &journal_folder, settings.journal_file_bytes)
+            .map_err(io("opening the journal of"))?;
+        let partitions = open_partitions(&disk, &topics, checkpoint.as_ref(), now, &mut recovered)
+            .map_err(io("opening partitions of"))?;
+        let Checkpoint { generation, sequence, .. } = checkpoint.unwrap_or_default();
+        let core = Self {
+            slots: Arc::new(slots),
+            journal: Mutex::new(JournalState {
+                journal: None,
+                generation: generation + 1,
+                last_sequence: sequence,
+                fences: HashMap::new(),
+                fence_tokens: 0,
+            }),
+            partitions: RwLock::new(partitions),
+            dirty: Mutex::default(),
+            recent: Mutex::new(Recent::default()),
+            published: AtomicU64::new(sequence),
+            saved: AtomicU64::new(sequence),
+            unsaved_bytes: AtomicI64::new(0),
+            bytes_since_checkpoint: AtomicU64::new(0),
+            keeping: Mutex::new(()),
+            refusal: Mutex::new(None),
+            retention: RwLock::default(),
+            on_event,
+            settings,
+            disk,
+            root,
+            _folder: folder,
+        };
+        core.replay(&journal_folder, generation, sequence, now, &mut recovered)?;
+        core.begin_generation(now)?;
+        recovered.partitions = core.all_partitions().len();
+        recovered.damage.iter().for_each(|damage| (core.on_event)(Event::Damaged(damage.clone())));
+        Ok((core, recovered))
+    }
+
+    fn replay(
+        &self,
+        journal: &Path,
+        generation: u64,
+        covered: u64,
+        now: i64,
+        recovered: &mut Recovered,
+    ) -> Result<(), OpenError> {
+        let io = |error| OpenError::io(format!("reading the journal {}", journal.display()))(error);
+        let scan = scan(&*self.disk, journal, generation, covered).map_err(io)?;
+        recovered.torn_tail_cut = scan.torn;
+        recovered.damage.extend(scan.damage.into_iter().map(|(_, _, damage)| damage));
+        for frame in scan.frames {
+            let body = frame.body(&*self.disk, journal).map_err(io)?;
+            self.replay_frame(&frame, body, recovered);
+            recovered.frames_replayed += 1;
+            if self.wants_relief() {
+                // On a full disk it stays in memory, as far as the journal is long; nothing is accepted until it is saved.
+                self.relieve_memory(now).ok();
+            }
+        }
+        lock(&self.journal).last_sequence = self.published.load(Ordering::Acquire);
+        Ok(())
+    }
+
+    fn replay_frame(&self, frame: &FoundFrame, mut body: Bytes, recovered: &mut Recovered) {
+        let mut replayed = RecentFrame { sequence: frame.sequence, bytes: frame.len as u64, partitions: Vec::new() };
+        while !body.is_empty() {
+            let Ok(batch) = Batch::read(&body) else {
+                recovered.damage.push(Damage {
+                    what: format!("a batch in journal frame {} is wrong although the frame is not", frame.sequence),
+                    file: frame.file.clone(),
+                    position: frame.position,
+                    resume_at: None,
+                });
+                break;
+            };
+            body.advance(batch.bytes.len());
+            let key = PartitionKey { topic: batch.header.topic.get(), partition: batch.header.partition.get() };
+            // A partition that is not there was deleted; a batch below the next offset is in the segments already.
+            let Some(partition) = self.partition(key).filter(|partition| partition.bounds().1 <= batch.base()) else {
+                continue;
+            };
+            self.hand_over(&partition, batch, frame.sequence);
+            replayed.partitions.push(partition);
+        }
+        self.bytes_since_checkpoint.fetch_add(replayed.bytes, Ordering::Relaxed);
+        let mut recent = lock(&self.recent);
+        recent.bytes += replayed.bytes;
+        recent.frames.push_back(replayed);
+        drop(recent);
+        self.published.store(frame.sequence, Ordering::Release);
+    }
+
+    /// A checkpoint makes the new generation durable and begins its journal. Where there is no room for it, the log is open for
+    /// reading and accepts nothing until there is.
+    fn begin_generation(&self, now: i64) -> Result<(), OpenError> {
+        match self.checkpoint(now, &mut || {}) {
+            Ok(()) | Err(crate::AppendError::DiskFull(_)) => Ok(()),
+            Err(error) => Err(OpenError::Io {
+                what: "recovering the log".to_owned(),
+                source: io::Error::other(error.to_string()),
+            }),
+        }
+    }
+}
+
+type Partitions = HashMap<PartitionKey, Arc<Partition>>;
+
+fn open_partitions(
+    disk: &Arc<dyn Disk>,
+    topics: &Path,
+    checkpoint: Option<&Checkpoint>,
+    now: i64,
+    recovered: &mut Recovered,
+) -> io::Result<Partitions> {
+    let marks: HashMap<(u32, u32), &PartitionMark> = checkpoint
+        .iter()
+        .flat_map(|checkpoint| &checkpoint.partitions)
+        .map(|mark| ((mark.topic.get(), mark.partition.get()), mark))
+        .collect();
+    let mut partitions = Partitions::new();
+    for name in disk.list(topics)? {
+        let folder = topics.join(&name);
+        if name.ends_with(".deleted") {
+            disk.remove_dirs(&folder)?;
+            continue;
+        }
+        let Ok(topic) = name.parse::<u32>() else { continue };
+        let indexes: BTreeSet<u32> = disk.list(&folder)?.iter().filter_map(|name| name.parse().ok()).collect();
+        for partition in indexes {
+            let key = PartitionKey { topic, partition };
+            let mark = marks.get(&(topic, partition)).copied();
+            let folder = folder.join(partition.to_string());
+            let (opened, damage) = Partition::open(key, folder, disk.clone(), mark, now)?;
+            recovered.damage.extend(damage);
+            partitions.insert(key, Arc::new(opened));
+        }
+    }
+    Ok(partitions)
+}

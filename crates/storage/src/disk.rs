@@ -1,0 +1,112 @@
+//! The seam between the log and the disk.
+//!
+//! Everything that the log does to a disk goes through [`Disk`] and [`DiskFile`]. The real one is below; the simulator has a
+//! faulty twin. What the log relies on, and what the twin breaks on purpose, is stated on each call.
+
+mod real;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub use real::RealDisk;
+
+/// A file system as the log sees it. Paths are whole paths; parents are made by [`Disk::create_dirs`] first.
+pub trait Disk: Send + Sync + 'static {
+    /// Opens an existing file for reading and writing.
+    fn open(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>>;
+
+    /// Opens a file for reading and writing, making an empty one where there is none. The new name survives a power loss only
+    /// after [`Disk::sync_dir`] or [`Disk::sync_all`].
+    fn create(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>>;
+
+    fn create_dirs(&self, path: &Path) -> io::Result<()>;
+
+    /// Replaces `to` atomically. Durable after [`Disk::sync_dir`] of the folder.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+
+    fn remove_file(&self, path: &Path) -> io::Result<()>;
+
+    /// Removes a folder with everything in it.
+    fn remove_dirs(&self, path: &Path) -> io::Result<()>;
+
+    /// Names in a folder, in no order; folders and files alike. A folder that is not there is empty.
+    fn list(&self, path: &Path) -> io::Result<Vec<String>>;
+
+    fn exists(&self, path: &Path) -> io::Result<bool>;
+
+    /// Makes names in this folder durable.
+    fn sync_dir(&self, path: &Path) -> io::Result<()>;
+
+    /// Makes everything durable that was written below `root`: contents, lengths and names. `touched` are the files that were
+    /// written since the last call, for systems that cannot sync a whole file system at once.
+    fn sync_all(&self, root: &Path, touched: &[PathBuf]) -> io::Result<()>;
+
+    /// Bytes that can still be written below `path`.
+    fn free_bytes(&self, path: &Path) -> io::Result<u64>;
+
+    /// Takes the file's lock for this process until the guard is dropped; `WouldBlock` where another process has it.
+    fn lock(&self, path: &Path) -> io::Result<Box<dyn Send + Sync>>;
+}
+
+/// An open file. Reads and writes say where, so a file has no position and can be shared.
+pub trait DiskFile: Send + Sync {
+    /// Reads up to `buffer.len()` bytes; fewer only at the end of the file.
+    fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize>;
+
+    /// Writes all of it, or fails with an unknown part written. Not durable.
+    fn write_at(&self, bytes: &[u8], position: u64) -> io::Result<()>;
+
+    /// Writes the pieces one after the other, as [`DiskFile::write_at`].
+    fn write_pieces_at(&self, pieces: &[&[u8]], position: u64) -> io::Result<()>;
+
+    /// Makes contents and length durable. After a failure nothing is known about what was written since the last success.
+    fn sync(&self) -> io::Result<()>;
+
+    fn set_len(&self, len: u64) -> io::Result<()>;
+
+    fn len(&self) -> io::Result<u64>;
+
+    fn is_empty(&self) -> io::Result<bool> {
+        Ok(self.len()? == 0)
+    }
+}
+
+/// Reads exactly `len` bytes, or says that the file ends before.
+pub(crate) fn read_exact_at(file: &dyn DiskFile, position: u64, len: usize) -> io::Result<Vec<u8>> {
+    let mut buffer = vec![0; len];
+    let got = file.read_at(&mut buffer, position)?;
+    if got < len {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before"));
+    }
+    Ok(buffer)
+}
+
+/// Reads a small file whole; `None` where it is not there.
+pub(crate) fn read_whole(disk: &dyn Disk, path: &Path) -> io::Result<Option<Vec<u8>>> {
+    match disk.open(path) {
+        Ok(file) => {
+            let len = file.len()? as usize;
+            read_exact_at(&*file, 0, len).map(Some)
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Replaces a small file so that after any crash it is the old one or the new one, whole.
+pub fn replace_file(disk: &dyn Disk, path: &Path, contents: &[u8]) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let temporary = path.with_extension("new");
+    let file = disk.create(&temporary)?;
+    file.set_len(0)?;
+    file.write_at(contents, 0)?;
+    file.sync()?;
+    disk.rename(&temporary, path)?;
+    disk.sync_dir(folder)
+}
+
+/// A disk that has no room: the one I/O error that passes by itself.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}

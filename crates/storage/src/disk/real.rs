@@ -1,0 +1,191 @@
+//! The machine's own disk.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, IoSlice};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use super::{Disk, DiskFile};
+
+/// Pieces that one `pwritev` takes: the kernel's own bound.
+const PIECES_PER_WRITE: usize = 1024;
+
+#[derive(Debug, Default)]
+pub struct RealDisk {
+    /// A handle on the file system that was opened before anything was written: `syncfs` reports a write-back error only to
+    /// handles that were open when it happened.
+    root: OnceLock<File>,
+}
+
+impl RealDisk {
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+struct RealFile(File);
+
+fn open(path: &Path, create: bool) -> io::Result<Arc<dyn DiskFile>> {
+    let file = OpenOptions::new().read(true).write(true).create(create).truncate(false).open(path)?;
+    Ok(Arc::new(RealFile(file)))
+}
+
+impl Disk for RealDisk {
+    fn open(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
+        open(path, false)
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
+        open(path, true)
+    }
+
+    fn create_dirs(&self, path: &Path) -> io::Result<()> {
+        fs::create_dir_all(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
+    fn remove_dirs(&self, path: &Path) -> io::Result<()> {
+        match fs::remove_dir_all(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
+        let entries = match fs::read_dir(path) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+    }
+
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        path.try_exists()
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        File::open(path)?.sync_all()
+    }
+
+    #[cfg(target_os = "linux")]
+    fn sync_all(&self, root: &Path, _touched: &[PathBuf]) -> io::Result<()> {
+        let root = match self.root.get() {
+            Some(root) => root,
+            None => {
+                let opened = File::open(root)?;
+                self.root.get_or_init(|| opened)
+            }
+        };
+        // SAFETY: the descriptor is open for as long as `self` lives, and the call takes nothing else.
+        match unsafe { libc::syncfs(root.as_raw_fd()) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn sync_all(&self, _root: &Path, touched: &[PathBuf]) -> io::Result<()> {
+        let mut folders = std::collections::BTreeSet::new();
+        for path in touched {
+            match File::open(path) {
+                Ok(file) => file.sync_all()?,
+                // Retention may have dropped it since; then it need not be durable.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(error),
+            }
+            folders.extend(path.parent());
+        }
+        folders.into_iter().try_for_each(|folder| self.sync_dir(folder))
+    }
+
+    fn free_bytes(&self, path: &Path) -> io::Result<u64> {
+        use std::os::unix::ffi::OsStrExt;
+        let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
+        // SAFETY: `stats` is plain old data that the call fills; `path` is a terminated string that outlives the call.
+        let stats = unsafe {
+            let mut stats: libc::statvfs = std::mem::zeroed();
+            if libc::statvfs(path.as_ptr(), &mut stats) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            stats
+        };
+        Ok(stats.f_bavail as u64 * stats.f_frsize as u64)
+    }
+
+    fn lock(&self, path: &Path) -> io::Result<Box<dyn Send + Sync>> {
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Box::new(file)),
+            Err(fs::TryLockError::WouldBlock) => Err(io::ErrorKind::WouldBlock.into()),
+            Err(fs::TryLockError::Error(error)) => Err(error),
+        }
+    }
+}
+
+impl DiskFile for RealFile {
+    fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize> {
+        let mut done = 0;
+        while done < buffer.len() {
+            match self.0.read_at(&mut buffer[done..], position + done as u64) {
+                Ok(0) => break,
+                Ok(read) => done += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    fn write_at(&self, bytes: &[u8], position: u64) -> io::Result<()> {
+        self.0.write_all_at(bytes, position)
+    }
+
+    fn write_pieces_at(&self, pieces: &[&[u8]], mut position: u64) -> io::Result<()> {
+        for group in pieces.chunks(PIECES_PER_WRITE) {
+            let mut slices: Vec<IoSlice<'_>> = group.iter().map(|piece| IoSlice::new(piece)).collect();
+            let mut rest = &mut slices[..];
+            while !rest.is_empty() {
+                // SAFETY: `IoSlice` has the layout of `iovec`, and each points to memory that outlives the call.
+                let written = unsafe {
+                    libc::pwritev(self.0.as_raw_fd(), rest.as_ptr().cast(), rest.len() as libc::c_int, position as i64)
+                };
+                match written {
+                    -1 => {
+                        let error = io::Error::last_os_error();
+                        if error.kind() != io::ErrorKind::Interrupted {
+                            return Err(error);
+                        }
+                    }
+                    0 => return Err(io::ErrorKind::WriteZero.into()),
+                    written => {
+                        position += written as u64;
+                        IoSlice::advance_slices(&mut rest, written as usize);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.0.set_len(len)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.0.metadata()?.len())
+    }
+}

@@ -1,0 +1,79 @@
+//! What can go wrong with the embedded log.
+
+use std::path::PathBuf;
+
+use crate::PartitionKey;
+
+/// Why a data folder could not be opened. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("the data folder {0} is in use by another process")]
+    InUse(PathBuf),
+    #[error("the data folder {0} has files that are not Whimbrel's, and no FORMAT file")]
+    NotOurs(PathBuf),
+    #[error("the data folder {path} has format {found}; this version reads format {known}")]
+    OtherFormat { path: PathBuf, found: String, known: u32 },
+    #[error("the settings of the log are wrong: {0}")]
+    Settings(String),
+    #[error("the checkpoint {path} cannot be read: {why}")]
+    Checkpoint { path: PathBuf, why: String },
+    #[error("{what}: {source}")]
+    Io { what: String, source: std::io::Error },
+}
+
+impl OpenError {
+    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        let what = what.into();
+        move |source| Self::Io { what, source }
+    }
+}
+
+/// Why something was not appended. Except for `Unknown`, nothing was written.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AppendError {
+    #[error("there is no partition {0}")]
+    UnknownPartition(PartitionKey),
+    #[error("{size} bytes are over the limit of {limit}")]
+    TooLarge { size: usize, limit: usize },
+    #[error("{0}")]
+    DiskFull(String),
+    #[error("{waiting} bytes wait for the disk already")]
+    Overloaded { waiting: usize },
+    #[error("{0}")]
+    Poisoned(String),
+    #[error("the log is closing")]
+    Closing,
+    #[error("{0}")]
+    Unknown(String),
+}
+
+/// Why something could not be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ReadError {
+    #[error("there is no partition {0}")]
+    UnknownPartition(PartitionKey),
+    #[error("offset {asked} is no longer kept: the first is {first}")]
+    Trimmed { asked: u64, first: u64 },
+    #[error("offset {asked} is beyond the end: the next is {next}")]
+    BeyondEnd { asked: u64, next: u64 },
+    #[error("{0}")]
+    Damaged(Damage),
+    #[error("reading {file} failed: {why}")]
+    Io { file: String, why: String },
+}
+
+/// A place that cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Damage {
+    pub what: String,
+    pub file: String,
+    pub position: u64,
+    /// The next offset that can be read, where a partition is concerned.
+    pub resume_at: Option<u64>,
+}
+
+impl std::fmt::Display for Damage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} in {} at byte {}", self.what, self.file, self.position)
+    }
+}

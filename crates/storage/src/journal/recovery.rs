@@ -1,0 +1,198 @@
+//! Finding the frames again after a crash, and telling a torn tail from damage.
+//!
+//! All slots of the generation are walked for frames whose CRC is right. They are expected to be dense from the checkpoint on.
+//! A missing frame is **damage** where a later frame says that it was known to be synced; otherwise it is the **torn tail** of a
+//! write that nobody was told of, and the journal ends before it.
+
+use std::io;
+use std::path::Path;
+
+use bytes::Bytes;
+
+use super::slot_number;
+use crate::disk::{Disk, DiskFile, read_exact_at};
+use crate::error::Damage;
+use crate::format::{FRAME_ALIGNMENT, FRAME_HEADER_LEN, FrameHeader, JournalHeader, align};
+use crate::settings::FRAME_BYTES_MAX;
+
+/// Bytes that are looked at together while searching for the next frame.
+const SEARCH_CHUNK: usize = 1 << 20;
+
+/// A frame whose CRC is right.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FoundFrame {
+    pub sequence: u64,
+    synced_upto: u64,
+    pub file: String,
+    pub position: u64,
+    pub len: usize,
+}
+
+/// What is to be replayed, and what cannot be.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct JournalScan {
+    /// In order; dense except where `damage` says so.
+    pub frames: Vec<FoundFrame>,
+    /// Frames that were acknowledged and cannot be read: the first and last number missing, and where.
+    pub damage: Vec<(u64, u64, Damage)>,
+    /// A tail that was cut: the number it would have had, where something of it is there.
+    pub torn: bool,
+}
+
+/// Looks for the frames of `generation` after `covered`.
+pub(crate) fn scan(disk: &dyn Disk, folder: &Path, generation: u64, covered: u64) -> io::Result<JournalScan> {
+    let mut found = Vec::new();
+    let mut names: Vec<String> = disk.list(folder)?.into_iter().filter(|name| slot_number(name).is_some()).collect();
+    names.sort();
+    for name in names {
+        let file = disk.open(&folder.join(&name))?;
+        walk(&*file, &name, generation, covered, &mut found)?;
+    }
+    found.sort_by_key(|frame| frame.sequence);
+    found.dedup_by_key(|frame| frame.sequence);
+    Ok(judge(found, covered))
+}
+
+/// Which of the found frames count.
+fn judge(found: Vec<FoundFrame>, covered: u64) -> JournalScan {
+    let known_synced = found.iter().map(|frame| frame.synced_upto).max().unwrap_or(0);
+    let mut scan = JournalScan::default();
+    let mut expected = covered + 1;
+    for frame in found {
+        if frame.sequence > expected {
+            if expected > known_synced {
+                scan.torn = true;
+                break;
+            }
+            let last = (frame.sequence - 1).min(known_synced);
+            let damage = Damage {
+                what: format!("journal frames {expected} to {last} cannot be read (before frame {})", frame.sequence),
+                file: frame.file.clone(),
+                position: frame.position,
+                resume_at: None,
+            };
+            scan.damage.push((expected, last, damage));
+        }
+        expected = frame.sequence + 1;
+        scan.frames.push(frame);
+    }
+    if !scan.torn && known_synced >= expected {
+        let last = scan.frames.last();
+        let damage = Damage {
+            what: format!("journal frames {expected} to {known_synced} cannot be read"),
+            file: last.map_or_else(String::new, |frame| frame.file.clone()),
+            position: last.map_or(0, |frame| frame.position + align(frame.len as u64)),
+            resume_at: None,
+        };
+        scan.damage.push((expected, known_synced, damage));
+    }
+    scan
+}
+
+fn walk(file: &dyn DiskFile, name: &str, generation: u64, covered: u64, found: &mut Vec<FoundFrame>) -> io::Result<()> {
+    let len = file.len()?;
+    if len < FRAME_ALIGNMENT as u64 {
+        return Ok(());
+    }
+    let header = JournalHeader::read(&read_exact_at(file, 0, FRAME_ALIGNMENT)?);
+    // A header of another generation says that the slot is not ours yet, or no more. One that cannot be read says nothing:
+    // the frames speak for themselves.
+    if header.is_some_and(|header| header.generation.get() != generation) {
+        return Ok(());
+    }
+    let mut position = FRAME_ALIGNMENT as u64;
+    let mut chunk = Chunk::default();
+    while position + FRAME_HEADER_LEN as u64 <= len {
+        let Some(header) = FrameHeader::read(chunk.at(file, position)?) else {
+            position += FRAME_ALIGNMENT as u64;
+            continue;
+        };
+        let frame_len = header.frame_len();
+        let can_be = frame_len <= FRAME_BYTES_MAX + FRAME_HEADER_LEN && position + frame_len as u64 <= len;
+        if !can_be
+            || header.generation.get() != generation
+            || !header.is_whole(&read_exact_at(file, position, frame_len)?)
+        {
+            position += FRAME_ALIGNMENT as u64;
+            continue;
+        }
+        if header.sequence.get() > covered {
+            found.push(FoundFrame {
+                sequence: header.sequence.get(),
+                synced_upto: header.synced_upto.get(),
+                file: name.to_owned(),
+                position,
+                len: frame_len,
+            });
+        }
+        position += align(frame_len as u64);
+    }
+    Ok(())
+}
+
+/// A window on the file, so that a search does not read block by block.
+#[derive(Default)]
+struct Chunk {
+    from: u64,
+    bytes: Vec<u8>,
+}
+
+impl Chunk {
+    fn at(&mut self, file: &dyn DiskFile, position: u64) -> io::Result<&[u8]> {
+        let end = self.from + self.bytes.len() as u64;
+        if position < self.from || position + FRAME_HEADER_LEN as u64 > end {
+            self.bytes.resize(SEARCH_CHUNK, 0);
+            let read = file.read_at(&mut self.bytes, position)?;
+            self.bytes.truncate(read);
+            self.from = position;
+        }
+        Ok(&self.bytes[(position - self.from) as usize..])
+    }
+}
+
+impl FoundFrame {
+    /// The frame's batches, one after the other.
+    pub fn body(&self, disk: &dyn Disk, folder: &Path) -> io::Result<Bytes> {
+        let file = disk.open(&folder.join(&self.file))?;
+        let frame = Bytes::from(read_exact_at(&*file, self.position, self.len)?);
+        Ok(frame.slice(FRAME_HEADER_LEN..))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(sequence: u64, synced_upto: u64) -> FoundFrame {
+        FoundFrame { sequence, synced_upto, file: "0000.journal".into(), position: sequence * 4096, len: 100 }
+    }
+
+    fn sequences(scan: &JournalScan) -> Vec<u64> {
+        scan.frames.iter().map(|frame| frame.sequence).collect()
+    }
+
+    #[test]
+    fn a_dense_run_is_replayed_whole() {
+        let scan = judge(vec![frame(5, 4), frame(6, 5)], 4);
+        assert_eq!((sequences(&scan), scan.damage.len(), scan.torn), (vec![5, 6], 0, false));
+    }
+
+    #[test]
+    fn a_frame_that_was_known_synced_and_is_missing_is_damage() {
+        let scan = judge(vec![frame(5, 4), frame(7, 6), frame(8, 7)], 4);
+        assert_eq!(sequences(&scan), [5, 7, 8]);
+        assert_eq!((scan.damage[0].0, scan.damage[0].1), (6, 6));
+    }
+
+    #[test]
+    fn a_frame_that_nobody_knew_synced_is_a_torn_tail_with_all_after_it() {
+        let scan = judge(vec![frame(5, 4), frame(7, 5)], 4);
+        assert_eq!((sequences(&scan), scan.damage.len(), scan.torn), (vec![5], 0, true));
+    }
+
+    #[test]
+    fn the_first_frame_after_the_checkpoint_can_be_damaged_too() {
+        let scan = judge(vec![frame(6, 5)], 4);
+        assert_eq!((sequences(&scan), scan.damage.len()), (vec![6], 1));
+    }
+}

@@ -1,0 +1,256 @@
+//! Reading a partition by offset and by time.
+
+use std::sync::Arc;
+
+use super::{Partition, State};
+use crate::error::{Damage, ReadError};
+use crate::format::Batch;
+use crate::segment::{ScanError, Scanner, Segment};
+
+/// Batches that were read. The first may begin before the offset that was asked for.
+#[derive(Debug, Default)]
+pub struct Batches {
+    pub batches: Vec<Batch>,
+    /// Where to read on.
+    pub next: u64,
+}
+
+/// What is to be read from disk, taken while the state was locked.
+struct SegmentPlan {
+    segment: Arc<Segment>,
+    /// `None`: to the end of the file, since the segment is sealed.
+    len: Option<u64>,
+    /// The offset after the segment's last record.
+    end_offset: u64,
+}
+
+impl Partition {
+    /// Reads from memory. `None` where `from` is on disk only. At the tail it is empty.
+    pub fn read_memory(&self, from: u64, max_bytes: usize) -> Result<Option<Batches>, ReadError> {
+        let state = self.state();
+        check_bounds(&state, from)?;
+        if from == state.next {
+            return Ok(Some(Batches { batches: Vec::new(), next: from }));
+        }
+        let at = state.tail.partition_point(|tail| tail.batch.end() <= from);
+        match state.tail.get(at) {
+            // A hole before it is damage, of which the disk's reader tells.
+            Some(tail) if tail.batch.base() <= from => {}
+            _ => return Ok(None),
+        }
+        let mut read = Batches { batches: Vec::new(), next: from };
+        let mut bytes = 0;
+        for tail in state.tail.range(at..) {
+            let len = tail.batch.bytes.len();
+            let is_gap = tail.batch.base() > read.next;
+            if !read.batches.is_empty() && (bytes + len > max_bytes || is_gap) {
+                break;
+            }
+            bytes += len;
+            read.next = tail.batch.end();
+            read.batches.push(tail.batch.clone());
+        }
+        Ok(Some(read))
+    }
+
+    /// Reads from memory or disk; it may block on the disk. At least one batch is returned where one is there.
+    pub fn read(&self, from: u64, max_bytes: usize) -> Result<Batches, ReadError> {
+        loop {
+            if let Some(read) = self.read_memory(from, max_bytes)? {
+                return Ok(read);
+            }
+            let plan = {
+                let state = self.state();
+                check_bounds(&state, from)?;
+                plan_for(&state, from)
+            };
+            let Some(plan) = plan else { return Err(self.hole_at(from)) };
+            match self.read_segment(&plan, from, max_bytes) {
+                // Retention dropped the segment meanwhile; the bounds tell.
+                Err(ReadError::Io { .. }) if self.bounds().0 > from => {}
+                other => return other,
+            }
+        }
+    }
+
+    fn read_segment(&self, plan: &SegmentPlan, from: u64, max_bytes: usize) -> Result<Batches, ReadError> {
+        let position = plan.segment.position_for(&*self.disk, from);
+        match self.read_from(plan, position, from, max_bytes) {
+            // The index may have pointed at nonsense: the segment itself is the truth.
+            Err(ReadError::Damaged(_)) if position > 0 => self.read_from(plan, 0, from, max_bytes),
+            other => other,
+        }
+    }
+
+    fn read_from(&self, plan: &SegmentPlan, position: u64, from: u64, max_bytes: usize) -> Result<Batches, ReadError> {
+        let mut scanner = self.scanner(plan, position)?.with_chunk(max_bytes);
+        let mut read = Batches { batches: Vec::new(), next: from };
+        let mut bytes = 0;
+        loop {
+            match scanner.next() {
+                Ok(Some((_, batch))) if batch.end() <= from => {}
+                Ok(Some((at, batch))) => {
+                    if batch.base() > read.next {
+                        // A hole between batches: the journal's frame that had them was damaged.
+                        return if read.batches.is_empty() {
+                            Err(self.damaged(plan, at, "records are missing", batch.base()))
+                        } else {
+                            Ok(read)
+                        };
+                    }
+                    let len = batch.bytes.len();
+                    if !read.batches.is_empty() && bytes + len > max_bytes {
+                        return Ok(read);
+                    }
+                    bytes += len;
+                    read.next = batch.end();
+                    read.batches.push(batch);
+                    if bytes >= max_bytes {
+                        return Ok(read);
+                    }
+                }
+                Ok(None) if read.batches.is_empty() => {
+                    let end = scanner_end(plan, &scanner);
+                    return Err(self.damaged(plan, end, "records are missing", plan.end_offset));
+                }
+                Ok(None) => return Ok(read),
+                Err(_) if !read.batches.is_empty() => return Ok(read),
+                Err(ScanError::Io(error)) => return Err(self.io_error(plan, &error)),
+                Err(ScanError::Bad { position, what }) => {
+                    let resume_at = self.resume_after(plan, position);
+                    return Err(self.damaged(plan, position, what, resume_at));
+                }
+            }
+        }
+    }
+
+    /// The offset of the first record at or after `time`; the next offset where there is none.
+    pub fn offset_at(&self, time: i64) -> Result<u64, ReadError> {
+        let (plans, first) = {
+            let state = self.state();
+            (all_plans(&state), state.first)
+        };
+        for plan in plans {
+            let found = self.first_at_or_after(&plan, time, first);
+            match found {
+                Ok(Some(offset)) => return Ok(offset),
+                Ok(None) => {}
+                // What cannot be read has no time; the segments after it do.
+                Err(ReadError::Damaged(_)) => {}
+                Err(ReadError::Io { .. }) if self.bounds().0 >= plan.end_offset => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let state = self.state();
+        let unsaved = state.tail.iter().filter(|tail| tail.batch.end() > state.saved_next);
+        for tail in unsaved {
+            if let Some(offset) = first_in_batch(&tail.batch, time, first) {
+                return Ok(offset);
+            }
+        }
+        Ok(state.next)
+    }
+
+    fn first_at_or_after(&self, plan: &SegmentPlan, time: i64, first: u64) -> Result<Option<u64>, ReadError> {
+        let position = plan.segment.position_for_time(&*self.disk, time);
+        let mut scanner = self.scanner(plan, position)?;
+        loop {
+            match scanner.next() {
+                Ok(Some((_, batch))) => {
+                    if let Some(offset) = first_in_batch(&batch, time, first) {
+                        return Ok(Some(offset));
+                    }
+                }
+                Ok(None) => return Ok(None),
+                Err(ScanError::Io(error)) => return Err(self.io_error(plan, &error)),
+                Err(ScanError::Bad { position, what }) => {
+                    return Err(self.damaged(plan, position, what, plan.end_offset));
+                }
+            }
+        }
+    }
+
+    fn scanner(&self, plan: &SegmentPlan, position: u64) -> Result<Scanner, ReadError> {
+        let file = self.disk.open(plan.segment.path()).map_err(|error| self.io_error(plan, &error))?;
+        let len = match plan.len {
+            Some(len) => len,
+            None => file.len().map_err(|error| self.io_error(plan, &error))?,
+        };
+        Ok(Scanner::new(file, self.key, position.min(len), len))
+    }
+
+    /// The offset at which reading can go on after a bad batch at `position`: at the next place that the index knows and that
+    /// holds a batch, or after the segment.
+    fn resume_after(&self, plan: &SegmentPlan, position: u64) -> u64 {
+        plan.segment
+            .positions_after(&*self.disk, position)
+            .into_iter()
+            .find_map(|position| match self.scanner(plan, position).ok()?.next() {
+                Ok(Some((_, batch))) => Some(batch.base()),
+                _ => None,
+            })
+            .unwrap_or(plan.end_offset)
+    }
+
+    fn hole_at(&self, from: u64) -> ReadError {
+        let state = self.state();
+        let after = state.tail.iter().map(|tail| tail.batch.base()).find(|base| *base > from);
+        ReadError::Damaged(Damage {
+            what: "records are missing".to_owned(),
+            file: self.folder.display().to_string(),
+            position: 0,
+            resume_at: Some(after.unwrap_or(state.next)),
+        })
+    }
+
+    fn damaged(&self, plan: &SegmentPlan, position: u64, what: &str, resume_at: u64) -> ReadError {
+        let file = plan.segment.path().display().to_string();
+        ReadError::Damaged(Damage { what: what.to_owned(), file, position, resume_at: Some(resume_at) })
+    }
+
+    fn io_error(&self, plan: &SegmentPlan, error: &std::io::Error) -> ReadError {
+        ReadError::Io { file: plan.segment.path().display().to_string(), why: error.to_string() }
+    }
+}
+
+fn scanner_end(plan: &SegmentPlan, scanner: &Scanner) -> u64 {
+    plan.len.unwrap_or_else(|| scanner.end())
+}
+
+fn check_bounds(state: &State, from: u64) -> Result<(), ReadError> {
+    if from < state.first {
+        return Err(ReadError::Trimmed { asked: from, first: state.first });
+    }
+    if from > state.next {
+        return Err(ReadError::BeyondEnd { asked: from, next: state.next });
+    }
+    Ok(())
+}
+
+/// The segment that has `from`, unless it lies in none.
+fn plan_for(state: &State, from: u64) -> Option<SegmentPlan> {
+    let after = state.segments.partition_point(|segment| segment.base <= from);
+    let index = after.checked_sub(1)?;
+    let plan = plan_of(state, index);
+    (from < plan.end_offset).then_some(plan)
+}
+
+fn plan_of(state: &State, index: usize) -> SegmentPlan {
+    let is_last = index + 1 == state.segments.len();
+    SegmentPlan {
+        segment: state.segments[index].clone(),
+        len: (is_last && state.active_len > 0).then_some(state.active_len),
+        end_offset: if is_last { state.saved_next } else { state.segments[index + 1].base },
+    }
+}
+
+fn all_plans(state: &State) -> Vec<SegmentPlan> {
+    (0..state.segments.len()).map(|index| plan_of(state, index)).collect()
+}
+
+fn first_in_batch(batch: &Batch, time: i64, first: u64) -> Option<u64> {
+    if batch.header.max_timestamp.get() < time {
+        return None;
+    }
+    batch.records().find(|(offset, record)| *offset >= first && record.timestamp >= time).map(|(offset, _)| offset)
+}

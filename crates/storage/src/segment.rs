@@ -1,0 +1,274 @@
+//! A segment: the batches of one partition from a base offset on, one after the other, and a sparse index beside them.
+//!
+//! The index is a hint. It is never synced, each entry has a CRC of its own, and what it points at is checked like everything
+//! else: an index that is torn, stale or gone costs a longer scan and nothing more.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use zerocopy::little_endian::{I64, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::PartitionKey;
+use crate::disk::{Disk, DiskFile, read_whole};
+use crate::format::{BATCH_HEADER_LEN, BadBatch, Batch, crc};
+use crate::settings::FRAME_BYTES_MAX;
+
+const SEGMENT_SUFFIX: &str = ".segment";
+const INDEX_SUFFIX: &str = "index";
+/// Bytes that a scan reads together.
+const SCAN_CHUNK: usize = 256 << 10;
+
+pub(crate) struct Segment {
+    pub base: u64,
+    path: PathBuf,
+    index: Mutex<Index>,
+}
+
+struct Index {
+    /// Entries of a segment that an earlier process wrote are read when somebody first asks.
+    loaded: bool,
+    entries: Vec<IndexEntry>,
+}
+
+/// "The batch that begins with `offset` is at `position`, and nothing before it in this segment is newer than `max_before`." An
+/// entry for the end of a sealed segment is the last one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(crate) struct IndexEntry {
+    pub offset: U64,
+    pub position: U32,
+    pub max_before: I64,
+    crc: U32,
+}
+
+impl IndexEntry {
+    pub fn new(offset: u64, position: u64, max_before: i64) -> Self {
+        let position = u32::try_from(position).expect("segments are below 4 GiB");
+        let mut entry =
+            Self { offset: offset.into(), position: position.into(), max_before: max_before.into(), crc: 0.into() };
+        entry.crc = crc(&entry.as_bytes()[..20]).into();
+        entry
+    }
+
+    fn is_whole(&self) -> bool {
+        self.crc.get() == crc(&self.as_bytes()[..20])
+    }
+}
+
+impl Segment {
+    /// A segment that is begun now: its index is empty and complete. Leftovers under its name are dropped.
+    pub fn begin(disk: &dyn Disk, folder: &Path, base: u64) -> io::Result<Self> {
+        let segment = Self::existing(folder, base);
+        segment.index().loaded = true;
+        disk.create(&segment.path)?.set_len(0)?;
+        disk.create(&segment.index_path())?.set_len(0)?;
+        Ok(segment)
+    }
+
+    /// A segment that an earlier process wrote.
+    pub fn existing(folder: &Path, base: u64) -> Self {
+        let path = folder.join(format!("{base:020}{SEGMENT_SUFFIX}"));
+        Self { base, path, index: Mutex::new(Index { loaded: false, entries: Vec::new() }) }
+    }
+
+    /// The base offset that a file name stands for.
+    pub fn base_of(name: &str) -> Option<u64> {
+        name.strip_suffix(SEGMENT_SUFFIX)?.parse().ok()
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn index_path(&self) -> PathBuf {
+        self.path.with_extension(INDEX_SUFFIX)
+    }
+
+    pub fn remove(&self, disk: &dyn Disk) -> io::Result<()> {
+        for path in [&self.path, &self.index_path()] {
+            match disk.remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds entries, which follow those that are there.
+    pub fn extend_index(&self, disk: &dyn Disk, entries: &[IndexEntry]) -> io::Result<()> {
+        if entries.is_empty() {
+            return Ok(());
+        }
+        let mut index = self.index();
+        let file = disk.create(&self.index_path())?;
+        let len = file.len()?;
+        file.write_at(entries.as_bytes(), len - len % size_of::<IndexEntry>() as u64)?;
+        if index.loaded {
+            index.entries.extend_from_slice(entries);
+        }
+        Ok(())
+    }
+
+    /// Drops entries that point beyond `len`, to where a segment was cut back.
+    pub fn cut_index(&self, disk: &dyn Disk, len: u64) -> io::Result<()> {
+        let kept = load_index(disk, &self.index_path(), self.base)
+            .into_iter()
+            .take_while(|entry| u64::from(entry.position.get()) < len)
+            .collect::<Vec<_>>();
+        let file = disk.create(&self.index_path())?;
+        file.set_len(0)?;
+        file.write_at(kept.as_bytes(), 0)?;
+        *self.index() = Index { loaded: true, entries: kept };
+        Ok(())
+    }
+
+    /// The entries in order, without those that cannot be right.
+    fn with_index<T>(&self, disk: &dyn Disk, look: impl FnOnce(&[IndexEntry]) -> T) -> T {
+        let mut index = self.index();
+        if !index.loaded {
+            index.entries = load_index(disk, &self.index_path(), self.base);
+            index.loaded = true;
+        }
+        look(&index.entries)
+    }
+
+    /// Where to begin to look for an offset: at or before the batch that has it.
+    pub fn position_for(&self, disk: &dyn Disk, offset: u64) -> u64 {
+        self.with_index(disk, |entries| {
+            let after = entries.partition_point(|entry| entry.offset.get() <= offset);
+            if after == 0 { 0 } else { u64::from(entries[after - 1].position.get()) }
+        })
+    }
+
+    /// Where to begin to look for the first record at or after a time.
+    pub fn position_for_time(&self, disk: &dyn Disk, time: i64) -> u64 {
+        self.with_index(disk, |entries| {
+            let after = entries.partition_point(|entry| entry.max_before.get() < time);
+            if after == 0 { 0 } else { u64::from(entries[after - 1].position.get()) }
+        })
+    }
+
+    /// Places after `position` where a batch should begin: where reading can go on after damage.
+    pub fn positions_after(&self, disk: &dyn Disk, position: u64) -> Vec<u64> {
+        self.with_index(disk, |entries| {
+            let from = entries.partition_point(|entry| u64::from(entry.position.get()) <= position);
+            entries[from..].iter().map(|entry| entry.position.get().into()).collect()
+        })
+    }
+
+    /// The latest time in a sealed segment of `len` bytes: from the index's last entry, or by reading it all.
+    pub fn max_timestamp(&self, disk: &dyn Disk, key: PartitionKey, len: u64) -> io::Result<i64> {
+        let known = self.with_index(disk, |entries| {
+            entries.last().filter(|entry| u64::from(entry.position.get()) == len).map(|entry| entry.max_before.get())
+        });
+        if let Some(max) = known {
+            return Ok(max);
+        }
+        let mut scanner = Scanner::new(disk.open(&self.path)?, key, 0, len);
+        let mut max = i64::MIN;
+        while let Ok(Some((_, batch))) = scanner.next() {
+            max = max.max(batch.header.max_timestamp.get());
+        }
+        Ok(max)
+    }
+}
+
+fn load_index(disk: &dyn Disk, path: &Path, base: u64) -> Vec<IndexEntry> {
+    // Not being able to read a hint is no error: the scan that follows meets whatever is really wrong.
+    let bytes = read_whole(disk, path).ok().flatten().unwrap_or_default();
+    let mut entries: Vec<IndexEntry> = Vec::new();
+    for entry in bytes.chunks_exact(size_of::<IndexEntry>()).filter_map(|chunk| IndexEntry::read_from_bytes(chunk).ok())
+    {
+        let follows = entries.last().map_or(entry.offset.get() >= base, |last| {
+            last.offset < entry.offset && last.position < entry.position && last.max_before <= entry.max_before
+        });
+        if entry.is_whole() && follows {
+            entries.push(entry);
+        }
+    }
+    entries
+}
+
+/// Reads the batches of a segment, one after the other, from a position on.
+pub(crate) struct Scanner {
+    file: std::sync::Arc<dyn DiskFile>,
+    key: PartitionKey,
+    /// Where `chunk` begins in the file.
+    position: u64,
+    end: u64,
+    chunk: Bytes,
+    chunk_len: usize,
+}
+
+/// What a scan met that is not a batch of this partition.
+#[derive(Debug)]
+pub(crate) enum ScanError {
+    Io(io::Error),
+    Bad { position: u64, what: &'static str },
+}
+
+impl Scanner {
+    pub fn new(file: std::sync::Arc<dyn DiskFile>, key: PartitionKey, position: u64, end: u64) -> Self {
+        Self { file, key, position, end, chunk: Bytes::new(), chunk_len: SCAN_CHUNK }
+    }
+
+    /// Reads at least this much together.
+    pub fn with_chunk(mut self, bytes: usize) -> Self {
+        self.chunk_len = bytes.clamp(SCAN_CHUNK, FRAME_BYTES_MAX);
+        self
+    }
+
+    pub fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// The next batch and where it is; `None` at the end.
+    pub fn next(&mut self) -> Result<Option<(u64, Batch)>, ScanError> {
+        let bad = |position, what| Err(ScanError::Bad { position, what });
+        loop {
+            let left = self.end - self.position;
+            if left == 0 {
+                return Ok(None);
+            }
+            match Batch::read(&self.chunk) {
+                Ok(batch) => {
+                    let key = PartitionKey { topic: batch.header.topic.get(), partition: batch.header.partition.get() };
+                    if key != self.key {
+                        return bad(self.position, "a batch of another partition");
+                    }
+                    let at = self.position;
+                    self.position += batch.bytes.len() as u64;
+                    bytes::Buf::advance(&mut self.chunk, batch.bytes.len());
+                    return Ok(Some((at, batch)));
+                }
+                Err(BadBatch::Short { needed }) => {
+                    if needed as u64 > left || needed > BATCH_HEADER_LEN + FRAME_BYTES_MAX {
+                        return bad(self.position, "a batch longer than what is there");
+                    }
+                    self.fill(needed)?;
+                }
+                Err(BadBatch::NoBatch) => return bad(self.position, "no batch"),
+                Err(BadBatch::WrongCrc) => return bad(self.position, "a batch with a wrong checksum"),
+            }
+        }
+    }
+
+    fn fill(&mut self, needed: usize) -> Result<(), ScanError> {
+        let want = needed.max(self.chunk_len).min((self.end - self.position) as usize);
+        let mut buffer = vec![0; want];
+        let read = self.file.read_at(&mut buffer, self.position).map_err(ScanError::Io)?;
+        buffer.truncate(read);
+        if read < needed {
+            return Err(ScanError::Bad { position: self.position, what: "a file that is shorter than it was" });
+        }
+        self.chunk = buffer.into();
+        Ok(())
+    }
+}

@@ -1,0 +1,280 @@
+//! The log with its two threads: the journal's, which commits what waits, and the keeper's, which keeps house behind it.
+
+use std::ops::Deref;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::core::OnEvent;
+use crate::error::{AppendError, OpenError};
+use crate::folder::DataFolder;
+use crate::ticket::{Pending, Ticket, answer_all};
+use crate::{Core, Outcome, Recovered, Settings, Work};
+
+/// How often the keeper looks whether there is something to do.
+const KEEPER_TICK: Duration = Duration::from_millis(100);
+const ROOM_INTERVAL: Duration = Duration::from_secs(1);
+const RETENTION_INTERVAL: Duration = Duration::from_secs(30);
+
+/// The running log. Reads and the rest are calls on [`Core`], to which it derefs.
+pub struct Store {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+struct Shared {
+    core: Core,
+    queue: Mutex<Queue>,
+    /// The journal's thread waits here for work.
+    work_came: Condvar,
+    keeper: Mutex<Keeper>,
+    /// The keeper waits here for its next tick.
+    keeper_wanted: Condvar,
+    /// The journal's thread waits here where it must not go on before the keeper has.
+    keeper_done: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    works: Vec<Work>,
+    pending: Vec<Arc<Pending>>,
+    bytes: usize,
+    /// Nobody is notified who does not sleep: a notification is a system call.
+    journal_sleeps: bool,
+    closing: bool,
+}
+
+#[derive(Default)]
+struct Keeper {
+    wanted: bool,
+    rounds: u64,
+    closing: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn now_ms() -> i64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis() as i64
+}
+
+impl Deref for Store {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        &self.shared.core
+    }
+}
+
+impl Store {
+    pub fn open(
+        folder: Arc<DataFolder>,
+        settings: Settings,
+        on_event: OnEvent,
+    ) -> Result<(Self, Recovered), OpenError> {
+        let (core, recovered) = Core::open(folder, settings, now_ms(), on_event)?;
+        let shared = Arc::new(Shared {
+            core,
+            queue: Mutex::default(),
+            work_came: Condvar::new(),
+            keeper: Mutex::default(),
+            keeper_wanted: Condvar::new(),
+            keeper_done: Condvar::new(),
+        });
+        let spawn = |name: &str, run: fn(&Shared)| {
+            let shared = shared.clone();
+            let thread = thread::Builder::new().name(name.to_owned()).spawn(move || run(&shared));
+            thread.map_err(OpenError::io(format!("starting the thread {name}")))
+        };
+        let threads = vec![spawn("journal", Shared::run_journal)?, spawn("keeper", Shared::run_keeper)?];
+        Ok((Self { shared, threads: Mutex::new(threads) }, recovered))
+    }
+
+    /// Queues work for the next group commit. Refused here, nothing was written. Dropping the ticket does not undo.
+    pub fn submit(&self, work: Work) -> Result<Ticket, AppendError> {
+        let size = work.size();
+        let settings = self.shared.core.settings();
+        if size > settings.frame_bytes_max {
+            return Err(AppendError::TooLarge { size, limit: settings.frame_bytes_max });
+        }
+        let mut queue = lock(&self.shared.queue);
+        if queue.closing {
+            return Err(AppendError::Closing);
+        }
+        if queue.bytes + size > settings.queue_bytes_max {
+            return Err(AppendError::Overloaded { waiting: queue.bytes });
+        }
+        let (ticket, pending) = Pending::new();
+        queue.bytes += size;
+        queue.works.push(work);
+        queue.pending.push(pending);
+        if queue.journal_sleeps {
+            queue.journal_sleeps = false;
+            drop(queue);
+            self.shared.work_came.notify_one();
+        }
+        Ok(ticket)
+    }
+
+    /// Commits what waits, makes a last checkpoint and ends the threads. Later submissions are refused.
+    pub fn close(&self) {
+        lock(&self.shared.queue).closing = true;
+        self.shared.work_came.notify_one();
+        let mut threads = lock(&self.threads).drain(..).collect::<Vec<_>>().into_iter();
+        if let Some(journal) = threads.next() {
+            journal.join().ok();
+        }
+        lock(&self.shared.keeper).closing = true;
+        self.shared.keeper_wanted.notify_one();
+        threads.for_each(|thread| drop(thread.join()));
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Shared {
+    fn run_journal(&self) {
+        let mut idle_marked = true;
+        loop {
+            let Some((works, pending)) = self.next_group(&mut idle_marked) else { return };
+            if works.is_empty() {
+                self.core.mark_idle();
+                continue;
+            }
+            self.wait_for_keeper();
+            let outcomes = self.core.commit(&works);
+            answer_all(pending.into_iter().zip(outcomes));
+            if self.core.wants_relief() || self.core.wants_checkpoint() {
+                self.want_keeper();
+            }
+        }
+    }
+
+    /// Waits for work and takes a frame's worth of it. Nothing in it: the journal was quiet. `None`: the log closes.
+    fn next_group(&self, idle_marked: &mut bool) -> Option<(Vec<Work>, Vec<Arc<Pending>>)> {
+        let mut queue = lock(&self.queue);
+        while queue.works.is_empty() {
+            if queue.closing {
+                return None;
+            }
+            queue.journal_sleeps = true;
+            if *idle_marked {
+                queue = self.work_came.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            } else {
+                let idle_after = self.core.settings().idle_after;
+                let waited = self.work_came.wait_timeout(queue, idle_after).unwrap_or_else(PoisonError::into_inner);
+                queue = waited.0;
+                if waited.1.timed_out() && queue.works.is_empty() {
+                    *idle_marked = true;
+                    return Some((Vec::new(), Vec::new()));
+                }
+            }
+        }
+        queue.journal_sleeps = false;
+        *idle_marked = false;
+        let target = self.core.settings().frame_bytes_target;
+        if queue.bytes <= target {
+            queue.bytes = 0;
+            return Some((std::mem::take(&mut queue.works), std::mem::take(&mut queue.pending)));
+        }
+        let (mut bytes, mut count) = (0, 0);
+        for work in &queue.works {
+            let size = work.size();
+            if count > 0 && bytes + size > target {
+                break;
+            }
+            bytes += size;
+            count += 1;
+        }
+        queue.bytes -= bytes;
+        let works = queue.works.drain(..count).collect();
+        let pending = queue.pending.drain(..count).collect();
+        Some((works, pending))
+    }
+
+    /// Where memory or journal have no room left, the keeper goes first. Meanwhile the queue fills up to its bound, and then
+    /// appends are refused: that is the backpressure.
+    fn wait_for_keeper(&self) {
+        while self.core.must_wait() && self.core.refusal().is_none() {
+            let mut keeper = lock(&self.keeper);
+            keeper.wanted = true;
+            self.keeper_wanted.notify_one();
+            let rounds = keeper.rounds;
+            while keeper.rounds == rounds && !keeper.closing {
+                let waited = self.keeper_done.wait_timeout(keeper, KEEPER_TICK).unwrap_or_else(PoisonError::into_inner);
+                keeper = waited.0;
+            }
+        }
+    }
+
+    fn want_keeper(&self) {
+        let mut keeper = lock(&self.keeper);
+        if !keeper.wanted {
+            keeper.wanted = true;
+            drop(keeper);
+            self.keeper_wanted.notify_one();
+        }
+    }
+
+    fn run_keeper(&self) {
+        let (mut last_checkpoint, mut last_room, mut last_retention) = (Instant::now(), Instant::now(), Instant::now());
+        self.core.prepare_journal();
+        loop {
+            let closing = self.next_round();
+            let now = now_ms();
+            self.core.prepare_journal();
+            let is_time =
+                last_checkpoint.elapsed() >= self.core.settings().checkpoint_interval && self.core.has_written();
+            // What fails here has closed the log or says that the disk is full; there is nobody to answer.
+            if is_time || closing || self.core.wants_checkpoint() || self.core.must_wait() {
+                if self.core.has_written() {
+                    self.core.checkpoint(now, &mut || {}).ok();
+                }
+                last_checkpoint = Instant::now();
+            } else if self.core.wants_relief() {
+                self.core.relieve_memory(now).ok();
+            }
+            if last_room.elapsed() >= ROOM_INTERVAL {
+                self.core.watch_room(now);
+                last_room = Instant::now();
+            }
+            if last_retention.elapsed() >= RETENTION_INTERVAL {
+                if let Err(error) = self.core.retain(now) {
+                    tracing::warn!(%error, "dropping old segments failed; it is tried again");
+                }
+                last_retention = Instant::now();
+            }
+            lock(&self.keeper).rounds += 1;
+            self.keeper_done.notify_all();
+            if closing {
+                return;
+            }
+        }
+    }
+
+    /// Waits for the next tick or for somebody who wants the keeper. Returns whether the log closes.
+    fn next_round(&self) -> bool {
+        let mut keeper = lock(&self.keeper);
+        if !keeper.wanted && !keeper.closing {
+            keeper = self.keeper_wanted.wait_timeout(keeper, KEEPER_TICK).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        keeper.wanted = false;
+        keeper.closing
+    }
+}
+
+/// What an outcome says of a single part.
+impl Outcome {
+    /// The failure that concerns the whole work, if it is one.
+    pub fn failure(&self) -> Option<&AppendError> {
+        match self {
+            Outcome::Failed(error) | Outcome::Refused { error, .. } => Some(error),
+            _ => None,
+        }
+    }
+}

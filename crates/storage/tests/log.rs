@@ -1,0 +1,187 @@
+//! The log on a real disk: what was appended is read, also after a restart; what is wrong is said.
+
+mod support;
+
+use std::time::Duration;
+
+use support::{Folder, append, key, small, values};
+use whimbrel_storage::{AppendError, Outcome, ReadError, Settings, TopicRetention, Work};
+
+#[test]
+fn what_was_appended_is_read_in_order() {
+    let folder = Folder::new();
+    let store = folder.store(small());
+    store.create_partitions(1, 2).unwrap();
+    assert_eq!(append(&store, key(1, 0), &["a", "b"]), 0);
+    assert_eq!(append(&store, key(1, 1), &["x"]), 0);
+    assert_eq!(append(&store, key(1, 0), &["c"]), 2);
+    assert_eq!(values(&store, key(1, 0), 0), ["a", "b", "c"]);
+    assert_eq!(values(&store, key(1, 0), 2), ["c"]);
+    assert_eq!(values(&store, key(1, 1), 0), ["x"]);
+    assert_eq!(store.bounds(key(1, 0)), Ok((0, 3)));
+}
+
+#[test]
+fn a_clean_restart_and_one_without_goodbye_keep_everything() {
+    let folder = Folder::new();
+    let store = folder.store(small());
+    store.create_partitions(1, 1).unwrap();
+    append(&store, key(1, 0), &["a"]);
+    drop(store);
+    let store = folder.store(small());
+    append(&store, key(1, 0), &["b"]);
+    let crashed = folder.copy();
+    drop(store);
+    for folder in [folder, crashed] {
+        let store = folder.store(small());
+        assert_eq!(values(&store, key(1, 0), 0), ["a", "b"]);
+        assert_eq!(append(&store, key(1, 0), &["c"]), 2);
+    }
+}
+
+#[test]
+fn segments_serve_what_memory_let_go_of() {
+    let folder = Folder::new();
+    let store = folder.store(Settings { tail_bytes: 0, ..small() });
+    store.create_partitions(1, 1).unwrap();
+    let texts: Vec<String> = (0..3000).map(|n| format!("message {n} {}", "x".repeat(50))).collect();
+    for chunk in texts.chunks(100) {
+        append(&store, key(1, 0), &chunk.iter().map(String::as_str).collect::<Vec<_>>());
+        store.relieve_memory(0).unwrap();
+    }
+    append(&store, key(1, 0), &["last"]);
+    for from in [0, 1, 99, 100, 101, 1777, 2999] {
+        let read = values(&store, key(1, 0), from);
+        assert_eq!(read[..read.len() - 1], texts[from as usize..]);
+        assert_eq!(read.last().map(String::as_str), Some("last"));
+    }
+}
+
+#[test]
+fn a_time_leads_to_the_first_record_at_or_after_it() {
+    let folder = Folder::new();
+    let store = folder.store(Settings { tail_bytes: 0, ..small() });
+    store.create_partitions(1, 1).unwrap();
+    // `append` gives each record its offset times ten as its time.
+    let filler = "x".repeat(200);
+    for _ in 0..50 {
+        append(&store, key(1, 0), &[filler.as_str(); 20]);
+        store.relieve_memory(0).unwrap();
+    }
+    append(&store, key(1, 0), &["in memory"]);
+    for (time, offset) in
+        [(-5, 0), (0, 0), (1, 1), (5000, 500), (5001, 501), (9990, 999), (10_000, 1000), (10_001, 1001)]
+    {
+        assert_eq!(store.offset_at(key(1, 0), time), Ok(offset), "time {time}");
+    }
+}
+
+#[test]
+fn a_fence_voids_the_earlier_one() {
+    let folder = Folder::new();
+    let store = folder.store(small());
+    store.create_partitions(1, 2).unwrap();
+    let open = || match store.submit(Work::OpenFence("holds/1".into())).unwrap().wait() {
+        Outcome::FenceOpened(token) => token,
+        other => panic!("{other:?}"),
+    };
+    let commit = |token, text: &str| {
+        let parts = vec![support::part(key(1, 0), 0, &[text]), support::part(key(1, 1), 0, &[text])];
+        store.submit(Work::Commit { fence: "holds/1".into(), token, parts }).unwrap().wait()
+    };
+    let old = open();
+    assert_eq!(commit(old, "a"), Outcome::Committed(vec![0, 0]));
+    let new = open();
+    assert_eq!(commit(old, "zombie"), Outcome::Fenced);
+    assert_eq!(commit(new, "b"), Outcome::Committed(vec![1, 1]));
+    assert_eq!(values(&store, key(1, 1), 0), ["a", "b"]);
+}
+
+#[test]
+fn a_commit_with_a_part_that_can_never_be_written_writes_nothing() {
+    let folder = Folder::new();
+    let store = folder.store(small());
+    store.create_partitions(1, 1).unwrap();
+    let Outcome::FenceOpened(token) = store.submit(Work::OpenFence("f".into())).unwrap().wait() else { panic!() };
+    let parts = vec![support::part(key(1, 0), 0, &["a"]), support::part(key(9, 9), 0, &["b"])];
+    let outcome = store.submit(Work::Commit { fence: "f".into(), token, parts }).unwrap().wait();
+    assert_eq!(outcome, Outcome::Refused { part: 1, error: AppendError::UnknownPartition(key(9, 9)) });
+    assert_eq!(store.bounds(key(1, 0)), Ok((0, 0)));
+}
+
+#[test]
+fn offsets_outside_are_told_with_the_bounds() {
+    let folder = Folder::new();
+    let store = folder.store(small());
+    store.create_partitions(1, 1).unwrap();
+    append(&store, key(1, 0), &["a", "b", "c"]);
+    store.trim(key(1, 0), 2).unwrap();
+    assert_eq!(store.read(key(1, 0), 0, 100).unwrap_err(), ReadError::Trimmed { asked: 0, first: 2 });
+    assert_eq!(store.read(key(1, 0), 9, 100).unwrap_err(), ReadError::BeyondEnd { asked: 9, next: 3 });
+    assert_eq!(store.read(key(7, 0), 0, 100).unwrap_err(), ReadError::UnknownPartition(key(7, 0)));
+}
+
+#[test]
+fn retention_drops_whole_old_segments_and_the_next_offset_stays() {
+    let folder = Folder::new();
+    let store = folder.store(Settings { segment_bytes: 4096, ..small() });
+    store.create_partitions(1, 1).unwrap();
+    let filler = "x".repeat(1000);
+    for _ in 0..10 {
+        append(&store, key(1, 0), &[filler.as_str(); 3]);
+        store.relieve_memory(0).unwrap();
+    }
+    store.set_retention(1, TopicRetention { time: None, bytes: Some(10_000) });
+    store.retain(0).unwrap();
+    let (first, next) = store.bounds(key(1, 0)).unwrap();
+    assert!(first > 0 && next == 30, "{first} {next}");
+    assert_eq!(values(&store, key(1, 0), first).len() as u64, next - first);
+    store.set_retention(1, TopicRetention { time: Some(Duration::from_millis(1)), bytes: None });
+    store.retain(1_000_000).unwrap();
+    assert_eq!(store.bounds(key(1, 0)), Ok((30, 30)));
+    drop(store);
+    let store = folder.store(small());
+    assert_eq!(store.bounds(key(1, 0)), Ok((30, 30)));
+    assert_eq!(append(&store, key(1, 0), &["on"]), 30);
+}
+
+#[test]
+fn a_deleted_topic_is_gone_also_after_a_restart() {
+    let folder = Folder::new();
+    let store = folder.store(small());
+    store.create_partitions(1, 1).unwrap();
+    store.create_partitions(2, 1).unwrap();
+    append(&store, key(1, 0), &["a"]);
+    append(&store, key(2, 0), &["b"]);
+    store.delete_topic(1).unwrap();
+    assert_eq!(store.bounds(key(1, 0)), Err(ReadError::UnknownPartition(key(1, 0))));
+    drop(store);
+    let store = folder.store(small());
+    assert_eq!(store.partition_count(1), 0);
+    assert_eq!(values(&store, key(2, 0), 0), ["b"]);
+}
+
+#[test]
+fn too_large_is_refused_and_neighbours_are_unharmed() {
+    let folder = Folder::new();
+    let store = folder.store(small());
+    store.create_partitions(1, 1).unwrap();
+    let huge = "x".repeat(small().frame_bytes_max);
+    let refused = store.submit(Work::Append(vec![support::part(key(1, 0), 0, &[&huge])]));
+    assert!(matches!(refused, Err(AppendError::TooLarge { .. })));
+    assert_eq!(append(&store, key(1, 0), &["a"]), 0);
+}
+
+#[test]
+fn a_folder_in_use_of_another_format_or_not_ours_is_refused() {
+    use whimbrel_storage::OpenError;
+    let folder = Folder::new();
+    let store = folder.store(small());
+    assert!(matches!(folder.try_folder(), Err(OpenError::InUse(_))));
+    drop(store);
+    std::fs::write(folder.path().join("FORMAT"), "whimbrel data folder, format 99\n").unwrap();
+    assert!(matches!(folder.try_folder(), Err(OpenError::OtherFormat { found, .. }) if found == "99"));
+    let strange = Folder::new();
+    std::fs::write(strange.path().join("thesis.doc"), "words").unwrap();
+    assert!(matches!(strange.try_folder(), Err(OpenError::NotOurs(_))));
+}

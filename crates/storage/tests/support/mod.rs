@@ -1,0 +1,103 @@
+//! A data folder that goes when the test ends, and short words for appending and reading.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use whimbrel_storage::disk::RealDisk;
+use whimbrel_storage::{Core, DataFolder, OpenError, Outcome, Part, PartitionKey, Record, Settings, Store, Work};
+
+pub struct Folder(tempfile::TempDir);
+
+impl Folder {
+    pub fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// The folder as it is on the disk now, as if the process had been killed.
+    pub fn copy(&self) -> Self {
+        let copy = Self::new();
+        copy_tree(self.path(), copy.path());
+        copy
+    }
+
+    pub fn try_folder(&self) -> Result<DataFolder, OpenError> {
+        DataFolder::open(Arc::new(RealDisk::new()), self.path())
+    }
+
+    pub fn store(&self, settings: Settings) -> Store {
+        let folder = Arc::new(self.try_folder().unwrap());
+        Store::open(folder, settings, Box::new(|_| {})).unwrap().0
+    }
+}
+
+fn copy_tree(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy_tree(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+/// Settings whose files are small enough for tests.
+pub fn small() -> Settings {
+    Settings {
+        frame_bytes_max: 256 << 10,
+        frame_bytes_target: 64 << 10,
+        journal_file_bytes: 1 << 20,
+        journal_bytes_max: 16 << 20,
+        checkpoint_bytes: 2 << 20,
+        segment_bytes: 64 << 10,
+        index_interval_bytes: 4096,
+        unsaved_bytes_max: 4 << 20,
+        disk_reserve_bytes: 0,
+        ..Settings::default()
+    }
+}
+
+pub fn key(topic: u32, partition: u32) -> PartitionKey {
+    PartitionKey { topic, partition }
+}
+
+/// Records with the given values; each one's time is its offset times ten.
+pub fn part(partition: PartitionKey, from: u64, texts: &[&str]) -> Part {
+    let mut records = Vec::new();
+    for (offset, text) in (from..).zip(texts) {
+        Record::encode(&mut records, offset as i64 * 10, None, &[], text.as_bytes());
+    }
+    let max_timestamp = (from as i64 + texts.len() as i64 - 1) * 10;
+    Part { partition, count: texts.len() as u32, max_timestamp, records }
+}
+
+/// Appends and returns the first offset.
+pub fn append(store: &Store, partition: PartitionKey, texts: &[&str]) -> u64 {
+    let (_, next) = store.bounds(partition).unwrap();
+    match store.submit(Work::Append(vec![part(partition, next, texts)])).unwrap().wait() {
+        Outcome::Appended(offsets) => offsets[0].clone().unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// All values from an offset on.
+pub fn values(core: &Core, partition: PartitionKey, from: u64) -> Vec<String> {
+    let (mut next, mut values) = (from, Vec::new());
+    loop {
+        let read = core.read(partition, next, 10_000).unwrap();
+        if read.batches.is_empty() {
+            return values;
+        }
+        for batch in &read.batches {
+            let records = batch.records().filter(|(offset, _)| *offset >= next);
+            values.extend(records.map(|(_, record)| String::from_utf8(record.value.to_vec()).unwrap()));
+        }
+        next = read.next;
+    }
+}
