@@ -1,0 +1,50 @@
+# Apache Kafka: one node, broker and controller in one process, from Maven Central.
+
+service_kafka() {
+  address="127.0.0.1:${WHIMBREL_KAFKA_PORT:-17692}"
+  variables=("WHIMBREL_TEST_KAFKA=$address" "WHIMBREL_TEST_KAFKA_LIBS=$services_dir/kafka/libs")
+  packages=(java:openjdk-17-jre-headless mvn:maven kcat:kcat)
+
+  prepare() {
+    fetch_kafka_jars
+    cat >"$data/server.properties" <<PROPERTIES
+process.roles=broker,controller
+node.id=1
+controller.quorum.bootstrap.servers=127.0.0.1:${WHIMBREL_KAFKA_CONTROLLER_PORT:-17693}
+listeners=PLAINTEXT://$address,CONTROLLER://127.0.0.1:${WHIMBREL_KAFKA_CONTROLLER_PORT:-17693}
+controller.listener.names=CONTROLLER
+log.dirs=$data/log
+auto.create.topics.enable=false
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=4
+PROPERTIES
+    java -cp "$services_dir/kafka/libs/*" kafka.tools.StorageTool format --standalone \
+      -t "$(new_kafka_cluster_id)" -c "$data/server.properties" >"$data/format.log" 2>&1
+  }
+
+  start=(java -Xmx512m -cp "$services_dir/kafka/libs/*" kafka.Kafka "$data/server.properties")
+
+  serves() { kcat -b "$address" -L -m 2 >/dev/null 2>&1; }
+}
+
+# The jars are fetched once and again whenever the pom changes.
+fetch_kafka_jars() {
+  local pom="$here/services.d/kafka/pom.xml" libs="$services_dir/kafka/libs" wanted
+  wanted="$(sha256sum <"$pom")"
+  if [[ -f "$libs/.pom" && "$(<"$libs/.pom")" == "$wanted" ]]; then
+    return
+  fi
+  say "kafka: fetching the broker from Maven Central"
+  rm -rf "$libs"
+  mkdir -p "$libs"
+  mvn -q -B -f "$pom" dependency:copy-dependencies -DoutputDirectory="$libs" >&2
+  printf '%s' "$wanted" >"$libs/.pom"
+}
+
+# A cluster id is 16 bytes in URL-safe base64 without padding.
+new_kafka_cluster_id() {
+  head -c 16 /dev/urandom | base64 | tr '+/' '-_' | tr -d '='
+}
