@@ -1,0 +1,51 @@
+//! What a record is made of comes back as it was.
+
+use bytes::Bytes;
+use whimbrel_model::ports::Entry;
+use whimbrel_model::{Headers, PartitionId, Record, Timestamp};
+
+use super::Factory;
+use super::scene::{Scene, now, record};
+
+pub async fn a_record_comes_back_exactly(factory: &dyn Factory) {
+    let mut headers = Headers::builder();
+    headers.push("content-type", b"application/json").push("trace", b"\x00\x01\xff");
+    let every_byte: Vec<u8> = (0..=255).collect();
+    assert_comes_back(
+        factory,
+        vec![Record {
+            key: Some(Bytes::from(every_byte.clone())),
+            value: Bytes::from(every_byte.repeat(40)),
+            headers: headers.take(),
+            timestamp: Timestamp::from_millis(now().as_millis() - 86_400_123),
+        }],
+    )
+    .await;
+}
+
+pub async fn no_key_is_not_an_empty_key(factory: &dyn Factory) {
+    let without = record("without a key");
+    let empty = Record { key: Some(Bytes::new()), ..record("with an empty key") };
+    assert_comes_back(factory, vec![without, empty]).await;
+}
+
+pub async fn an_empty_value_stays_empty(factory: &dyn Factory) {
+    assert_comes_back(factory, vec![record(Bytes::new()), Record { key: Some("k".into()), ..record(Bytes::new()) }])
+        .await;
+}
+
+pub async fn headers_keep_order_repeats_and_binary_values(factory: &dyn Factory) {
+    let mut headers = Headers::builder();
+    headers.push("b", b"1").push("a", b"\xfe\x00\xff").push("b", b"2").push("empty", b"").push("ümlaut", b"x");
+    assert_comes_back(factory, vec![Record { headers: headers.take(), ..record("v") }]).await;
+}
+
+async fn assert_comes_back(factory: &dyn Factory, records: Vec<Record>) {
+    let (scene, topic) = Scene::with_topic(factory, 1).await;
+    let partition = PartitionId::new(topic, 0);
+    let offsets =
+        scene.append(records.iter().map(|record| Entry { partition, record: record.clone() }).collect()).await;
+    let read = scene.read_to_end(partition, 0).await;
+    assert_eq!(read.iter().map(|stored| stored.offset).collect::<Vec<_>>(), offsets);
+    assert_eq!(read.into_iter().map(|stored| stored.record).collect::<Vec<_>>(), records);
+}

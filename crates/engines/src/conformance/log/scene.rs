@@ -1,0 +1,172 @@
+//! What the properties stand on: an open log, topics that nobody else uses, and short words for what tests do all the time.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use whimbrel_model::ports::{Bounds, CommitOutcome, Entry, Fence, LogError, ReadBatch, ReadLimits};
+use whimbrel_model::{Headers, PartitionId, Record, Retention, StoredRecord, Timestamp, TopicNumber, TopicSpec};
+
+use super::{Factory, LogTraits, OpenLog};
+
+/// How long a reader waits for what must come. It bounds a failure, not a success.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+pub struct Scene<'f> {
+    pub factory: &'f dyn Factory,
+    pub open: OpenLog,
+}
+
+impl<'f> Scene<'f> {
+    pub async fn new(factory: &'f dyn Factory) -> Self {
+        Self { factory, open: factory.open().await }
+    }
+
+    /// A scene with one topic of that many partitions.
+    pub async fn with_topic(factory: &'f dyn Factory, partitions: u32) -> (Self, TopicNumber) {
+        let scene = Self::new(factory).await;
+        let topic = scene.topic(partitions).await;
+        (scene, topic)
+    }
+
+    /// A second instance on the same store, where the engine can have one.
+    pub async fn beside(&self) -> Option<Scene<'f>> {
+        let open = self.factory.open_beside(&self.open).await?;
+        Some(Scene { factory: self.factory, open })
+    }
+
+    pub async fn topic(&self, partitions: u32) -> TopicNumber {
+        let spec = new_spec(partitions);
+        self.create(&spec).await;
+        spec.number
+    }
+
+    pub async fn create(&self, spec: &TopicSpec) -> u32 {
+        self.open.topics.create(spec).await.expect("the topic can be made")
+    }
+
+    pub fn traits(&self) -> LogTraits {
+        self.factory.traits()
+    }
+
+    /// Appends, and expects that all is taken.
+    pub async fn append(&self, entries: Vec<Entry>) -> Vec<u64> {
+        let expected = entries.len();
+        let outcome = self.open.log.append(entries).await;
+        assert_eq!(outcome.len(), expected, "one answer per entry");
+        outcome.into_iter().map(|each| each.expect("the record is taken")).collect()
+    }
+
+    /// Appends the texts to one partition.
+    pub async fn append_texts(&self, partition: PartitionId, texts: &[&str]) -> Vec<u64> {
+        self.append(texts.iter().map(|text| entry(partition, text)).collect()).await
+    }
+
+    pub async fn fence(&self, name: &str) -> Fence {
+        self.open.log.fence(name, 1).await.expect("the fence can be opened")
+    }
+
+    /// Commits, and expects that it is done.
+    pub async fn commit(&self, fence: &Fence, entries: Vec<Entry>) -> Vec<u64> {
+        let expected = entries.len();
+        match self.open.log.commit(fence, entries).await {
+            CommitOutcome::Done(offsets) => {
+                assert_eq!(offsets.len(), expected, "one offset per entry");
+                offsets
+            }
+            other => panic!("the commit is not done but {other:?}"),
+        }
+    }
+
+    pub async fn bounds(&self, partition: PartitionId) -> Bounds {
+        self.open.log.bounds(partition).await.expect("the partition has bounds")
+    }
+
+    pub async fn try_read(&self, partition: PartitionId, from: u64, wait: Duration) -> Result<ReadBatch, LogError> {
+        self.open.log.read(partition, from, ReadLimits { wait, ..wide() }).await
+    }
+
+    /// Reads what is there now, without waiting.
+    pub async fn read_now(&self, partition: PartitionId, from: u64) -> ReadBatch {
+        self.try_read(partition, from, Duration::ZERO).await.expect("the partition can be read")
+    }
+
+    /// Reads from `from` until the end as it was at the call.
+    pub async fn read_to_end(&self, partition: PartitionId, from: u64) -> Vec<StoredRecord> {
+        let end = self.bounds(partition).await.next;
+        let mut records = Vec::new();
+        let mut next = from;
+        while next < end {
+            let batch = self.try_read(partition, next, PATIENCE).await.expect("the partition can be read");
+            assert!(batch.next > next, "reading stands still at {next} before the end {end}");
+            next = batch.next;
+            records.extend(batch.records);
+        }
+        records
+    }
+
+    /// The values of a whole partition, as text.
+    pub async fn texts(&self, partition: PartitionId) -> Vec<String> {
+        let first = self.bounds(partition).await.first;
+        self.read_to_end(partition, first).await.iter().map(text_of).collect()
+    }
+}
+
+/// A topic that no other test of this machine uses, without retention.
+pub fn new_spec(partitions: u32) -> TopicSpec {
+    static TOPICS: AtomicU32 = AtomicU32::new(1);
+    let number = TopicNumber(TOPICS.fetch_add(1, Ordering::Relaxed));
+    TopicSpec {
+        number,
+        name: format!("conformance-{}", unique_word(number.0)),
+        partitions,
+        retention: Retention::default(),
+        replicas: None,
+        min_insync: None,
+    }
+}
+
+/// A name for a fence that no other test of this machine uses.
+pub fn new_fence_name() -> String {
+    static FENCES: AtomicU32 = AtomicU32::new(1);
+    format!("conformance/{}", unique_word(FENCES.fetch_add(1, Ordering::Relaxed)))
+}
+
+fn unique_word(number: u32) -> String {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!("{:x}-{:x}-{number}", since_epoch.as_millis(), std::process::id())
+}
+
+pub fn wide() -> ReadLimits {
+    ReadLimits { max_records: 10_000, max_bytes: 64 << 20, wait: PATIENCE }
+}
+
+pub fn now() -> Timestamp {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Timestamp::from_millis(since_epoch.as_millis() as i64)
+}
+
+/// A record with that value, no key, no headers, of now.
+pub fn record(value: impl Into<Bytes>) -> Record {
+    Record { key: None, value: value.into(), headers: Headers::EMPTY, timestamp: now() }
+}
+
+pub fn entry(partition: PartitionId, text: &str) -> Entry {
+    Entry { partition, record: record(text.to_owned()) }
+}
+
+/// An entry whose record has exactly that size.
+pub fn entry_of_size(partition: PartitionId, size: usize) -> Entry {
+    let entry = Entry { partition, record: record(vec![b'x'; size]) };
+    assert_eq!(entry.record.size(), size);
+    entry
+}
+
+pub fn text_of(stored: &StoredRecord) -> String {
+    String::from_utf8_lossy(&stored.record.value).into_owned()
+}
+
+/// Asserts that offsets grow from each to the next.
+pub fn assert_growing(offsets: &[u64]) {
+    assert!(offsets.is_sorted_by(|earlier, later| earlier < later), "offsets do not grow: {offsets:?}");
+}

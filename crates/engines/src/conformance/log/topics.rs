@@ -1,0 +1,139 @@
+//! Topics: made, made known again, grown, deleted, described; and two instances on one store.
+
+use std::time::Duration;
+
+use whimbrel_model::ports::LogError;
+use whimbrel_model::{PartitionId, Retention, TopicNumber, TopicSpec};
+
+use super::Factory;
+use super::scene::{PATIENCE, Scene, entry, new_spec, text_of, wide};
+
+pub async fn creating_twice_keeps_what_is_there(factory: &dyn Factory) {
+    let scene = Scene::new(factory).await;
+    let spec = new_spec(2);
+    let partition = PartitionId::new(spec.number, 1);
+    assert_eq!(scene.create(&spec).await, 2);
+    scene.append_texts(partition, &["a"]).await;
+    assert_eq!(scene.create(&spec).await, 2);
+    scene.append_texts(partition, &["b"]).await;
+    assert_eq!(scene.texts(partition).await, ["a", "b"]);
+}
+
+pub async fn a_topic_keeps_more_partitions_than_it_is_told(factory: &dyn Factory) {
+    let scene = Scene::new(factory).await;
+    let spec = new_spec(3);
+    scene.create(&spec).await;
+    assert_eq!(scene.create(&TopicSpec { partitions: 1, ..spec.clone() }).await, 3);
+    scene.append_texts(PartitionId::new(spec.number, 2), &["in the third"]).await;
+}
+
+pub async fn altering_grows_and_new_partitions_begin_at_zero(factory: &dyn Factory) {
+    let scene = Scene::new(factory).await;
+    let spec = new_spec(1);
+    let partition = |index| PartitionId::new(spec.number, index);
+    scene.create(&spec).await;
+    scene.append_texts(partition(0), &["old"]).await;
+    scene.read_now(partition(0), 0).await;
+    let retention = Retention { time: Some(Duration::from_secs(86_400)), bytes: Some(1 << 30) };
+    let grown = TopicSpec { partitions: 3, retention, ..spec.clone() };
+    scene.open.topics.alter(&grown).await.expect("the topic can grow");
+    for index in 1..3 {
+        assert_eq!(scene.bounds(partition(index)).await.next, 0);
+        assert_eq!(scene.append_texts(partition(index), &["new"]).await, [0]);
+        assert_eq!(scene.texts(partition(index)).await, ["new"]);
+    }
+    assert_eq!(scene.texts(partition(0)).await, ["old"]);
+    let described = scene.open.topics.describe(spec.number).await.expect("the topic can be described");
+    assert_eq!(described.partitions.len(), 3);
+}
+
+pub async fn altering_never_shrinks(factory: &dyn Factory) {
+    let scene = Scene::new(factory).await;
+    let spec = new_spec(3);
+    scene.create(&spec).await;
+    let smaller = TopicSpec { partitions: 1, ..spec.clone() };
+    // An engine may refuse or ignore it; what counts is that nothing goes.
+    let _ = scene.open.topics.alter(&smaller).await;
+    scene.append_texts(PartitionId::new(spec.number, 2), &["still there"]).await;
+    let described = scene.open.topics.describe(spec.number).await.expect("the topic can be described");
+    assert_eq!(described.partitions.len(), 3);
+}
+
+pub async fn deleting_what_is_not_there_is_no_error(factory: &dyn Factory) {
+    let (scene, topic) = Scene::with_topic(factory, 1).await;
+    for _ in 0..2 {
+        assert_eq!(scene.open.topics.delete(topic).await, Ok(()));
+    }
+    assert_eq!(scene.open.topics.delete(TopicNumber(999_999)).await, Ok(()));
+}
+
+pub async fn a_deleted_topic_takes_and_gives_nothing(factory: &dyn Factory) {
+    let (scene, topic) = Scene::with_topic(factory, 1).await;
+    let partition = PartitionId::new(topic, 0);
+    scene.append_texts(partition, &["a"]).await;
+    scene.read_now(partition, 0).await;
+    scene.open.topics.delete(topic).await.expect("the topic can be deleted");
+    let gone = LogError::UnknownPartition(partition);
+    let log = &scene.open.log;
+    assert_eq!(log.append(vec![entry(partition, "b")]).await, [Err(gone.clone())]);
+    assert_eq!(log.read(partition, 0, wide()).await, Err(gone.clone()));
+    assert_eq!(log.bounds(partition).await, Err(gone));
+}
+
+pub async fn a_topic_made_again_under_an_old_name_inherits_nothing(factory: &dyn Factory) {
+    let scene = Scene::new(factory).await;
+    let old = new_spec(2);
+    scene.create(&old).await;
+    let old_partition = PartitionId::new(old.number, 0);
+    scene.append_texts(old_partition, &["old 1", "old 2"]).await;
+    scene.read_now(old_partition, 0).await;
+    scene.open.topics.delete(old.number).await.expect("the topic can be deleted");
+    let new = TopicSpec { number: new_spec(1).number, partitions: 1, ..old.clone() };
+    assert_eq!(scene.create(&new).await, 1, "not even its number of partitions");
+    let partition = PartitionId::new(new.number, 0);
+    assert_eq!(scene.bounds(partition).await.next, 0);
+    assert!(scene.read_now(partition, 0).await.records.is_empty());
+    assert_eq!(scene.append_texts(partition, &["new"]).await, [0]);
+    assert_eq!(scene.texts(partition).await, ["new"]);
+    assert_eq!(
+        scene.open.log.append(vec![entry(old_partition, "late")]).await,
+        [Err(LogError::UnknownPartition(old_partition))],
+        "the old number leads nowhere"
+    );
+}
+
+pub async fn a_topic_is_described_partition_by_partition(factory: &dyn Factory) {
+    let (scene, topic) = Scene::with_topic(factory, 3).await;
+    let status = scene.open.topics.describe(topic).await.expect("the topic can be described");
+    assert_eq!(status.partitions.iter().map(|partition| partition.index).collect::<Vec<_>>(), [0, 1, 2]);
+}
+
+pub async fn an_unknown_topic_cannot_be_described(factory: &dyn Factory) {
+    let scene = Scene::new(factory).await;
+    assert!(scene.open.topics.describe(TopicNumber(999_999)).await.is_err());
+}
+
+pub async fn another_instance_reads_what_this_one_wrote(factory: &dyn Factory) {
+    let here = Scene::new(factory).await;
+    let Some(there) = here.beside().await else { return };
+    let spec = new_spec(1);
+    let partition = PartitionId::new(spec.number, 0);
+    here.create(&spec).await;
+    assert_eq!(there.create(&spec).await, 1);
+    here.append_texts(partition, &["a", "b"]).await;
+    assert_eq!(there.texts(partition).await, ["a", "b"]);
+    there.append_texts(partition, &["c"]).await;
+    assert_eq!(here.texts(partition).await, ["a", "b", "c"]);
+}
+
+pub async fn another_instance_wakes_a_reader_of_this_one(factory: &dyn Factory) {
+    let here = Scene::new(factory).await;
+    let Some(there) = here.beside().await else { return };
+    let spec = new_spec(1);
+    let partition = PartitionId::new(spec.number, 0);
+    here.create(&spec).await;
+    there.create(&spec).await;
+    let (batch, _) = tokio::join!(here.try_read(partition, 0, PATIENCE), there.append_texts(partition, &["woken"]));
+    let batch = batch.expect("the reader is answered");
+    assert_eq!(batch.records.iter().map(text_of).collect::<Vec<_>>(), ["woken"]);
+}

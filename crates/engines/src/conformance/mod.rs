@@ -1,0 +1,35 @@
+//! The conformance suites: what every engine of a port must hold, one named property each, run against any engine through a
+//! factory. It knows ports and nothing of engines.
+//!
+//! A test binary of an engine writes one line per port:
+//!
+//! ```ignore
+//! whimbrel_engines::conformance_suite!(log, MyLogs::new());
+//! whimbrel_engines::conformance_suite!(catalogue, MyCatalogues);
+//! whimbrel_engines::conformance_suite!(receipts, MyReceipts);
+//! ```
+//!
+//! The expression makes a value that implements [`log::Factory`], [`catalogue::Factory`] or [`receipts::Factory`]; it is evaluated
+//! once per property. Each property becomes a test `log::<property>`, so that a failure names what does not hold. To add
+//! a property, write the function beside its kin and its name into the list at the top of that port's module: a property that
+//! is not listed is dead code, and the compiler says so.
+
+pub mod catalogue;
+pub mod log;
+pub mod receipts;
+mod tests_from_properties;
+
+use std::io::Write;
+use std::sync::Once;
+use std::time::Duration;
+
+/// How long one property may take. An engine that hangs fails by name, not by the patience of whoever waits.
+pub const PROPERTY_TIME_MAX: Duration = Duration::from_secs(120);
+
+/// Says once per test binary that a suite did not run. It goes past the test runner's capture: a skipped suite must be seen.
+pub fn say_skipped(why: &str) {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        let _ = writeln!(std::io::stderr(), "\nSKIPPED: {why}");
+    });
+}

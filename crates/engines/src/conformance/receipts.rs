@@ -1,0 +1,242 @@
+//! What every [`Receipts`] must hold.
+//!
+//! An engine takes part by a [`Factory`]:
+//!
+//! ```ignore
+//! pub trait Factory: Send + Sync {
+//!     fn open(&self) -> PortFuture<'_, OpenReceipts>;
+//!     fn skip(&self) -> Option<String> { None }
+//! }
+//! ```
+//!
+//! Claims have texts that no other test of the machine uses, so that all properties may share one store. What a crash does to
+//! receipts depends on the log they follow, and is tested with it.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use futures_util::future::join_all;
+use whimbrel_model::ports::{Answer, Begun, Claim, ClaimKind, PortFuture, Receipts};
+use whimbrel_model::{PartitionId, Timestamp, TopicNumber};
+
+/// Every property.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! receipts_properties {
+    ($receiver:ident $(, $port:ident, $factory:expr)?) => {
+        $crate::$receiver! {
+            $($port, $factory;)?
+            properties: [
+                a_first_claim_is_new,
+                a_second_claim_meanwhile_is_under_way,
+                a_finished_claim_gives_the_first_answer,
+                a_finished_claim_with_another_body_is_different,
+                an_abandoned_claim_is_new_again,
+                one_of_many_claims_at_once_is_new,
+                a_claim_is_the_same_in_another_partition_of_its_topic,
+                claims_of_other_topics_are_their_own,
+                claims_of_other_owners_are_their_own,
+                a_key_and_an_id_of_the_same_text_are_two_claims,
+                an_answer_stays_for_the_window,
+                an_answer_is_forgotten_after_the_window,
+                an_id_is_found_again,
+                an_id_published_by_several_is_found_oldest_first,
+                a_key_is_not_found_as_an_id,
+                an_unfinished_id_is_not_found,
+            ]
+        }
+    };
+}
+
+crate::receipts_properties! { conformance_exports }
+
+/// Makes receipts of one engine for the suite.
+pub trait Factory: Send + Sync {
+    /// An instance, on an empty store of its own or on one that is shared with other tests.
+    fn open(&self) -> PortFuture<'_, OpenReceipts>;
+
+    /// Why the suite cannot run here, where that is so and is allowed.
+    fn skip(&self) -> Option<String> {
+        None
+    }
+}
+
+/// One open instance.
+pub struct OpenReceipts {
+    pub receipts: Arc<dyn Receipts>,
+    /// How long it keeps answers.
+    pub window: Duration,
+    /// What must live as long as the instance.
+    pub store: Arc<dyn Any + Send + Sync>,
+}
+
+mod properties {
+    use super::*;
+
+    pub async fn a_first_claim_is_new(factory: &dyn Factory) {
+        let open = factory.open().await;
+        assert_eq!(begin(&open, &new_claim(ClaimKind::Key), now()).await, Begun::New);
+        assert_eq!(begin(&open, &new_claim(ClaimKind::Id), now()).await, Begun::New);
+    }
+
+    pub async fn a_second_claim_meanwhile_is_under_way(factory: &dyn Factory) {
+        let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
+        begin(&open, &claim, now()).await;
+        assert_eq!(begin(&open, &claim, now()).await, Begun::UnderWay);
+    }
+
+    pub async fn a_finished_claim_gives_the_first_answer(factory: &dyn Factory) {
+        for kind in [ClaimKind::Key, ClaimKind::Id] {
+            let (open, claim) = (factory.open().await, new_claim(kind));
+            let answer = publish(&open, &claim, now()).await;
+            for _ in 0..2 {
+                assert_eq!(begin(&open, &claim, now()).await, Begun::Earlier(answer.clone()));
+            }
+        }
+    }
+
+    pub async fn a_finished_claim_with_another_body_is_different(factory: &dyn Factory) {
+        let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
+        let answer = publish(&open, &claim, now()).await;
+        let other_body = Claim { fingerprint: claim.fingerprint + 1, ..claim.clone() };
+        assert_eq!(begin(&open, &other_body, now()).await, Begun::Different);
+        assert_eq!(begin(&open, &claim, now()).await, Begun::Earlier(answer), "the first answer stays");
+    }
+
+    pub async fn an_abandoned_claim_is_new_again(factory: &dyn Factory) {
+        let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
+        begin(&open, &claim, now()).await;
+        open.receipts.abandon(&claim).await.expect("it can be given up");
+        let other_body = Claim { fingerprint: claim.fingerprint + 1, ..claim };
+        assert_eq!(begin(&open, &other_body, now()).await, Begun::New, "also for another body");
+    }
+
+    pub async fn one_of_many_claims_at_once_is_new(factory: &dyn Factory) {
+        let (open, claim) = (factory.open().await, new_claim(ClaimKind::Id));
+        let begun = join_all((0..16).map(|_| begin(&open, &claim, now()))).await;
+        assert_eq!(begun.iter().filter(|outcome| **outcome == Begun::New).count(), 1, "{begun:?}");
+        assert_eq!(begun.iter().filter(|outcome| **outcome == Begun::UnderWay).count(), 15, "{begun:?}");
+    }
+
+    pub async fn a_claim_is_the_same_in_another_partition_of_its_topic(factory: &dyn Factory) {
+        let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
+        let answer = publish(&open, &claim, now()).await;
+        let elsewhere = PartitionId::new(claim.partition.topic, claim.partition.index + 1);
+        assert_eq!(begin(&open, &Claim { partition: elsewhere, ..claim }, now()).await, Begun::Earlier(answer));
+    }
+
+    pub async fn claims_of_other_topics_are_their_own(factory: &dyn Factory) {
+        let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
+        publish(&open, &claim, now()).await;
+        let partition = PartitionId::new(TopicNumber(claim.partition.topic.0 + 1), claim.partition.index);
+        assert_eq!(begin(&open, &Claim { partition, ..claim }, now()).await, Begun::New);
+    }
+
+    pub async fn claims_of_other_owners_are_their_own(factory: &dyn Factory) {
+        let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
+        publish(&open, &claim, now()).await;
+        assert_eq!(begin(&open, &Claim { owner: "another".to_owned(), ..claim }, now()).await, Begun::New);
+    }
+
+    pub async fn a_key_and_an_id_of_the_same_text_are_two_claims(factory: &dyn Factory) {
+        let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
+        publish(&open, &claim, now()).await;
+        assert_eq!(begin(&open, &Claim { kind: ClaimKind::Id, ..claim }, now()).await, Begun::New);
+    }
+
+    pub async fn an_answer_stays_for_the_window(factory: &dyn Factory) {
+        let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
+        let published_at = now();
+        let answer = publish(&open, &claim, published_at).await;
+        let late = later(published_at, open.window - Duration::from_secs(1));
+        assert_eq!(begin(&open, &claim, late).await, Begun::Earlier(answer));
+    }
+
+    pub async fn an_answer_is_forgotten_after_the_window(factory: &dyn Factory) {
+        let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
+        let published_at = now();
+        publish(&open, &claim, published_at).await;
+        let too_late = later(published_at, open.window + Duration::from_secs(1));
+        let other_body = Claim { fingerprint: claim.fingerprint + 1, ..claim };
+        assert_eq!(begin(&open, &other_body, too_late).await, Begun::New);
+    }
+
+    pub async fn an_id_is_found_again(factory: &dyn Factory) {
+        let (open, claim) = (factory.open().await, new_claim(ClaimKind::Id));
+        assert_eq!(open.receipts.find(&claim.text).await, Ok(Vec::new()));
+        let answer = publish(&open, &claim, now()).await;
+        assert_eq!(open.receipts.find(&claim.text).await, Ok(vec![answer]));
+        let longer = format!("{}x", claim.text);
+        assert_eq!(open.receipts.find(&longer).await, Ok(Vec::new()), "another id that begins with it is another id");
+        assert_eq!(open.receipts.find(&claim.text[..claim.text.len() - 1]).await, Ok(Vec::new()));
+    }
+
+    pub async fn an_id_published_by_several_is_found_oldest_first(factory: &dyn Factory) {
+        let (open, claim) = (factory.open().await, new_claim(ClaimKind::Id));
+        let start = now();
+        // The last owner's name sorts first and the topic numbers fall: order must come from the time alone.
+        let publishers = ["zoe", "mia", "abe"].into_iter().zip(0..).map(|(owner, n)| Claim {
+            owner: owner.to_owned(),
+            partition: PartitionId::new(TopicNumber(claim.partition.topic.0 + 10 - n), 0),
+            ..claim.clone()
+        });
+        let mut answers = Vec::new();
+        for (publisher, n) in publishers.zip(0..) {
+            answers.push(publish(&open, &publisher, later(start, Duration::from_millis(n))).await);
+        }
+        assert_eq!(open.receipts.find(&claim.text).await, Ok(answers));
+    }
+
+    pub async fn a_key_is_not_found_as_an_id(factory: &dyn Factory) {
+        let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
+        publish(&open, &claim, now()).await;
+        assert_eq!(open.receipts.find(&claim.text).await, Ok(Vec::new()));
+    }
+
+    pub async fn an_unfinished_id_is_not_found(factory: &dyn Factory) {
+        let (open, claim) = (factory.open().await, new_claim(ClaimKind::Id));
+        begin(&open, &claim, now()).await;
+        assert_eq!(open.receipts.find(&claim.text).await, Ok(Vec::new()));
+    }
+}
+
+async fn begin(open: &OpenReceipts, claim: &Claim, now: Timestamp) -> Begun {
+    open.receipts.begin(claim, 0, now).await.expect("the receipts answer")
+}
+
+/// Claims and finishes, as a publish does.
+async fn publish(open: &OpenReceipts, claim: &Claim, at: Timestamp) -> Answer {
+    assert_eq!(begin(open, claim, at).await, Begun::New);
+    let id = match claim.kind {
+        ClaimKind::Id => claim.text.clone(),
+        ClaimKind::Key => format!("minted-for-{}", claim.text),
+    };
+    let answer = Answer { id, partition: claim.partition, offset: claim.fingerprint % 1000, answered_at: at };
+    open.receipts.finish(claim, answer.clone()).await.expect("the answer is kept");
+    answer
+}
+
+/// A claim that no other test of this machine makes.
+fn new_claim(kind: ClaimKind) -> Claim {
+    static CLAIMS: AtomicU32 = AtomicU32::new(1);
+    let number = CLAIMS.fetch_add(1, Ordering::Relaxed);
+    let word = format!("{:x}-{:x}-{number}-", now().as_millis(), std::process::id());
+    Claim {
+        owner: "somebody".to_owned(),
+        kind,
+        text: word,
+        partition: PartitionId::new(TopicNumber(7), 2),
+        fingerprint: 0x5eed + u64::from(number),
+    }
+}
+
+fn later(time: Timestamp, by: Duration) -> Timestamp {
+    Timestamp::from_millis(time.as_millis() + by.as_millis() as i64)
+}
+
+fn now() -> Timestamp {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Timestamp::from_millis(since_epoch.as_millis() as i64)
+}

@@ -1,0 +1,51 @@
+//! The macros that turn a suite's list of properties into tests.
+
+/// Makes one test of each property of a port's suite: `conformance_suite!(log, factory_expression)`.
+#[macro_export]
+macro_rules! conformance_suite {
+    (log, $factory:expr) => {
+        $crate::log_properties! { conformance_tests, log, $factory }
+    };
+    (catalogue, $factory:expr) => {
+        $crate::catalogue_properties! { conformance_tests, catalogue, $factory }
+    };
+    (receipts, $factory:expr) => {
+        $crate::receipts_properties! { conformance_tests, receipts, $factory }
+    };
+}
+
+/// Receives a port's list of properties and writes the tests.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! conformance_tests {
+    ($port:ident, $factory:expr; $($module:ident: [$($property:ident),* $(,)?])*) => {
+        mod $port {
+            use super::*;
+
+            $($(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $property() {
+                    use $crate::conformance::$port::Factory as _;
+                    let factory = $factory;
+                    if let Some(why) = factory.skip() {
+                        $crate::conformance::say_skipped(&why);
+                        return;
+                    }
+                    let property = $crate::conformance::$port::$property(&factory);
+                    tokio::time::timeout($crate::conformance::PROPERTY_TIME_MAX, property)
+                        .await
+                        .expect("the property takes longer than any engine may");
+                }
+            )*)*
+        }
+    };
+}
+
+/// Receives a port's list of properties and makes them public: what is not listed stays private and unused.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! conformance_exports {
+    ($($module:ident: [$($property:ident),* $(,)?])*) => {
+        $(pub use $module::{$($property),*};)*
+    };
+}
