@@ -1,0 +1,94 @@
+//! A fresh server of this same binary, on a free port with a folder of its own, ended when it is dropped.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::cli::Failure;
+
+/// How long the server may take to be ready before the bench gives up.
+const READY_WAIT: Duration = Duration::from_secs(30);
+/// How long it may take to end before it is killed.
+const END_WAIT: Duration = Duration::from_secs(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+pub struct Server {
+    process: Child,
+    /// Kept open: a server whose banner nobody can read any more would get an error from writing it.
+    _stdout: BufReader<ChildStdout>,
+    pub address: SocketAddr,
+    /// From the start of the process to the first `/readyz` that said yes.
+    pub ready_after: Duration,
+}
+
+impl Server {
+    pub fn start(folder: &Path, settings: &[String]) -> Result<Self, Failure> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["serve", "--listen", "127.0.0.1:0", "--data"]).arg(folder.join("data"));
+        for setting in settings {
+            command.arg("--set").arg(setting);
+        }
+        let began = Instant::now();
+        let mut process = command.current_dir(folder).stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+        let Some(stdout) = process.stdout.take() else { return Err(Failure::new("the server has no output")) };
+        let mut stdout = BufReader::new(stdout);
+        let Some(address) = address_in_banner(&mut stdout)? else {
+            let _ = process.wait();
+            return Err(Failure::new("the server did not start; what it said is above"));
+        };
+        let mut server = Self { process, _stdout: stdout, address, ready_after: Duration::ZERO };
+        while !is_ready(address) {
+            if began.elapsed() > READY_WAIT {
+                return Err(Failure::new(format!("the server was not ready after {} s", READY_WAIT.as_secs())));
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        server.ready_after = began.elapsed();
+        Ok(server)
+    }
+
+    /// Resident memory in bytes, where the system tells.
+    pub fn resident_bytes(&self) -> Option<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+        line.trim().trim_end_matches("kB").trim().parse::<u64>().ok().map(|kib| kib * 1024)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(pid) = rustix::process::Pid::from_raw(self.process.id().cast_signed()) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        let began = Instant::now();
+        while began.elapsed() < END_WAIT {
+            if !matches!(self.process.try_wait(), Ok(None)) {
+                return;
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn address_in_banner(stdout: &mut BufReader<ChildStdout>) -> Result<Option<SocketAddr>, Failure> {
+    let mut line = String::new();
+    while stdout.read_line(&mut line)? > 0 {
+        if let Some(address) = line.trim().strip_prefix("address").and_then(|rest| rest.trim().strip_prefix("http://"))
+        {
+            return Ok(address.trim().parse().ok());
+        }
+        line.clear();
+    }
+    Ok(None)
+}
+
+fn is_ready(address: SocketAddr) -> bool {
+    let Ok(mut stream) = TcpStream::connect(address) else { return false };
+    let request = b"GET /readyz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    let mut head = [0; 12];
+    stream.write_all(request).is_ok() && stream.read_exact(&mut head).is_ok() && &head[9..] == b"200"
+}

@@ -1,0 +1,344 @@
+//! The load generator: many connections on few threads, each thread one epoll loop over plain sockets.
+//!
+//! It shares the machine with the server that it measures, so it must be lean: requests are rendered once, answers are read only for
+//! their status and end, and there is no runtime between it and the sockets. The loop waits with nanosecond timeouts, since a steady
+//! rate cannot be kept with timers of a millisecond. Linux only, as epoll is.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::num::NonZeroU64;
+use std::time::{Duration, Instant};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+
+use super::histogram::Histogram;
+use super::wire::{AnswerReader, NotUnderstood};
+
+/// How long answers may still take after the last request of a steady rate was sent.
+const DRAIN_WAIT: Duration = Duration::from_secs(5);
+/// Bytes that one read takes.
+const READ_BYTES: usize = 64 << 10;
+/// How long the loop sleeps at most, to see that time is up.
+const SLEEP_MAX: Duration = Duration::from_millis(20);
+
+/// What to send, how often and for how long.
+#[derive(Debug, Clone, Copy)]
+pub struct Load<'a> {
+    pub address: SocketAddr,
+    pub request: &'a [u8],
+    pub connections: usize,
+    pub threads: usize,
+    pub pace: Pace,
+    /// Not measured.
+    pub warmup: Duration,
+    pub duration: Duration,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Pace {
+    /// Every connection sends its next request when it has its answer.
+    Saturate,
+    /// So many requests per second, sent when they are due whatever the answers do. Latency counts from when a request was due, also
+    /// where no connection was free then.
+    Steady { per_second: f64 },
+}
+
+/// What came back.
+#[derive(Debug, Clone, Default)]
+pub struct Outcome {
+    pub latency: Histogram,
+    pub refused: u64,
+    pub first_refusal: Option<String>,
+    /// Requests of a steady rate that had no answer in time.
+    pub unanswered: u64,
+    pub measured: Duration,
+}
+
+impl Outcome {
+    pub fn per_second(&self) -> f64 {
+        self.latency.count() as f64 / self.measured.as_secs_f64().max(1e-9)
+    }
+
+    /// Adds what another stretch of time measured.
+    pub fn then(mut self, later: Self) -> Self {
+        let measured = self.measured + later.measured;
+        self.beside(&later);
+        self.measured = measured;
+        self
+    }
+
+    fn beside(&mut self, other: &Self) {
+        self.latency.merge(&other.latency);
+        self.refused += other.refused;
+        self.unanswered += other.unanswered;
+        self.first_refusal = self.first_refusal.take().or_else(|| other.first_refusal.clone());
+        self.measured = self.measured.max(other.measured);
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    #[error("a connection to {0} failed: {1}")]
+    Connection(SocketAddr, io::Error),
+    #[error("{0} closed a connection")]
+    Closed(SocketAddr),
+    #[error(transparent)]
+    NotUnderstood(#[from] NotUnderstood),
+    #[error("a thread of the load generator ended early")]
+    Panicked,
+}
+
+/// Runs the load to its end.
+pub fn run(load: Load<'_>) -> Result<Outcome, LoadError> {
+    let threads = load.threads.clamp(1, load.connections);
+    std::thread::scope(|scope| {
+        let shares: Vec<_> = (0..threads)
+            .map(|thread| {
+                let connections = load.connections / threads + usize::from(thread < load.connections % threads);
+                let pace = match load.pace {
+                    Pace::Saturate => Pace::Saturate,
+                    Pace::Steady { per_second } => Pace::Steady { per_second: per_second / threads as f64 },
+                };
+                scope.spawn(move || Driver::connect(Load { connections, pace, ..load })?.run())
+            })
+            .collect();
+        let mut total = Outcome::default();
+        for share in shares {
+            total.beside(&share.join().map_err(|_| LoadError::Panicked)??);
+        }
+        Ok(total)
+    })
+}
+
+struct Connection {
+    stream: TcpStream,
+    answers: AnswerReader,
+    /// When the request under way was due, and how much of it is sent; `None` while the connection is free.
+    under_way: Option<(Instant, usize)>,
+    waits_for_room: bool,
+}
+
+struct Driver<'a> {
+    load: Load<'a>,
+    epoll: rustix::fd::OwnedFd,
+    connections: Vec<Connection>,
+    free: Vec<usize>,
+    outcome: Outcome,
+    measured_from: Instant,
+    buffer: Box<[u8]>,
+}
+
+impl<'a> Driver<'a> {
+    fn connect(load: Load<'a>) -> Result<Self, LoadError> {
+        let failed = |error: io::Error| LoadError::Connection(load.address, error);
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
+        let mut connections = Vec::with_capacity(load.connections);
+        for index in 0..load.connections {
+            let stream = TcpStream::connect(load.address).map_err(failed)?;
+            stream.set_nodelay(true).map_err(failed)?;
+            stream.set_nonblocking(true).map_err(failed)?;
+            epoll::add(&epoll, &stream, epoll::EventData::new_u64(index as u64), epoll::EventFlags::IN)
+                .map_err(|error| failed(error.into()))?;
+            let answers = AnswerReader::default();
+            connections.push(Connection { stream, answers, under_way: None, waits_for_room: false });
+        }
+        Ok(Self {
+            load,
+            epoll,
+            free: (0..load.connections).collect(),
+            connections,
+            outcome: Outcome::default(),
+            measured_from: Instant::now(),
+            buffer: vec![0; READ_BYTES].into(),
+        })
+    }
+
+    fn run(mut self) -> Result<Outcome, LoadError> {
+        // Without this the kernel rounds every wait up by 50 µs. Where it is not allowed, waits are a little less exact.
+        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+        let began = Instant::now();
+        self.measured_from = began + self.load.warmup;
+        let until = self.measured_from + self.load.duration;
+        match self.load.pace {
+            Pace::Saturate => self.saturate(until)?,
+            Pace::Steady { per_second } => self.keep_rate(began, until, per_second)?,
+        }
+        self.outcome.measured = self.load.duration;
+        Ok(self.outcome)
+    }
+
+    fn saturate(&mut self, until: Instant) -> Result<(), LoadError> {
+        loop {
+            let now = Instant::now();
+            if now >= until {
+                return Ok(());
+            }
+            while let Some(index) = self.free.pop() {
+                self.send(index, now)?;
+            }
+            self.wait(SLEEP_MAX)?;
+        }
+    }
+
+    fn keep_rate(&mut self, began: Instant, until: Instant, per_second: f64) -> Result<(), LoadError> {
+        let due_at = |number: u64| began + Duration::from_secs_f64(number as f64 / per_second);
+        let mut number = 0;
+        let mut due = due_at(number);
+        while Instant::now() < until || due < until {
+            while due <= Instant::now() && due < until {
+                let Some(index) = self.free.pop() else { break };
+                self.send(index, due)?;
+                number += 1;
+                due = due_at(number);
+            }
+            if Instant::now() >= until + DRAIN_WAIT {
+                break;
+            }
+            // With no connection free, only an answer can help; waiting until the next is due would spin.
+            let next = if self.free.is_empty() { SLEEP_MAX } else { due.saturating_duration_since(Instant::now()) };
+            self.wait(next.min(SLEEP_MAX))?;
+        }
+        let drained_by = Instant::now() + DRAIN_WAIT;
+        while self.free.len() < self.connections.len() && Instant::now() < drained_by {
+            self.wait(SLEEP_MAX)?;
+        }
+        let never_sent = if due < until { ((until - due).as_secs_f64() * per_second) as u64 } else { 0 };
+        self.outcome.unanswered = (self.connections.len() - self.free.len()) as u64 + never_sent;
+        Ok(())
+    }
+
+    /// Waits for the sockets and does what they are ready for.
+    fn wait(&mut self, at_most: Duration) -> Result<(), LoadError> {
+        let timeout = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: at_most.subsec_nanos().into() };
+        let mut events: Vec<epoll::Event> = Vec::with_capacity(self.connections.len());
+        match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(LoadError::Connection(self.load.address, error.into())),
+        }
+        for event in &events {
+            let (index, flags) = (event.data.u64() as usize, event.flags);
+            if flags.intersects(epoll::EventFlags::OUT) {
+                self.send_rest(index)?;
+            }
+            if flags.intersects(epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
+                self.receive(index)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, index: usize, due: Instant) -> Result<(), LoadError> {
+        self.connections[index].under_way = Some((due, 0));
+        self.send_rest(index)
+    }
+
+    fn send_rest(&mut self, index: usize) -> Result<(), LoadError> {
+        let connection = &mut self.connections[index];
+        let Some((_, sent)) = &mut connection.under_way else { return Ok(()) };
+        let mut is_full = false;
+        while *sent < self.load.request.len() && !is_full {
+            match connection.stream.write(&self.load.request[*sent..]) {
+                Ok(written) => *sent += written,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => is_full = true,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(LoadError::Connection(self.load.address, error)),
+            }
+        }
+        if is_full != connection.waits_for_room {
+            connection.waits_for_room = is_full;
+            let room = if is_full { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
+            let data = epoll::EventData::new_u64(index as u64);
+            epoll::modify(&self.epoll, &connection.stream, data, epoll::EventFlags::IN | room)
+                .map_err(|error| LoadError::Connection(self.load.address, error.into()))?;
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, index: usize) -> Result<(), LoadError> {
+        let connection = &mut self.connections[index];
+        let read = match connection.stream.read(&mut self.buffer) {
+            Ok(0) => return Err(LoadError::Closed(self.load.address)),
+            Ok(read) => read,
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                return Ok(());
+            }
+            Err(error) => return Err(LoadError::Connection(self.load.address, error)),
+        };
+        let Some(status) = connection.answers.take(&self.buffer[..read])? else { return Ok(()) };
+        let (due, _) = connection.under_way.take().ok_or(NotUnderstood)?;
+        let now = Instant::now();
+        let counts_from = if self.load.pace == Pace::Saturate { now } else { due };
+        if status >= 300 {
+            self.outcome.refused += 1;
+            let shown = connection.answers.take_shown();
+            self.outcome.first_refusal.get_or_insert_with(|| format!("{status} {shown}"));
+        } else if counts_from >= self.measured_from {
+            self.outcome.latency.record(now - due);
+        }
+        if self.load.pace == Pace::Saturate {
+            return self.send(index, now);
+        }
+        self.free.push(index);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+
+    /// Answers every request on every connection, after a pause before the first.
+    fn answering_server(first_pause: Duration, answers: &'static AtomicU64) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                std::thread::spawn(move || serve(stream, first_pause, answers));
+            }
+        });
+        address
+    }
+
+    fn serve(mut stream: TcpStream, first_pause: Duration, answers: &AtomicU64) {
+        let mut request = [0; REQUEST.len()];
+        let mut pause = first_pause;
+        while stream.read_exact(&mut request).is_ok() {
+            std::thread::sleep(std::mem::take(&mut pause));
+            answers.fetch_add(1, Ordering::Relaxed);
+            if stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").is_err() {
+                return;
+            }
+        }
+    }
+
+    fn load(address: SocketAddr, connections: usize, pace: Pace) -> Load<'static> {
+        let (warmup, duration) = (Duration::ZERO, Duration::from_millis(200));
+        Load { address, request: REQUEST, connections, threads: 2, pace, warmup, duration }
+    }
+
+    #[test]
+    fn every_answer_of_a_saturating_load_is_counted_once() {
+        static ANSWERS: AtomicU64 = AtomicU64::new(0);
+        let address = answering_server(Duration::ZERO, &ANSWERS);
+        let outcome = run(load(address, 4, Pace::Saturate)).unwrap();
+        let answered = ANSWERS.load(Ordering::Relaxed);
+        assert_eq!(outcome.refused, 0);
+        assert!((answered - 8..=answered).contains(&outcome.latency.count()), "{answered} {outcome:?}");
+    }
+
+    #[test]
+    fn a_server_that_stalls_is_charged_for_every_request_that_was_due_meanwhile() {
+        static ANSWERS: AtomicU64 = AtomicU64::new(0);
+        let address = answering_server(Duration::from_millis(100), &ANSWERS);
+        let outcome = run(load(address, 2, Pace::Steady { per_second: 1000.0 })).unwrap();
+        assert_eq!((outcome.latency.count(), outcome.unanswered), (200, 0));
+        // A hundred of two hundred were due while both connections stalled: their median wait is half the stall.
+        assert!(outcome.latency.quantile(0.75) > Duration::from_millis(30), "{:?}", outcome.latency.quantile(0.75));
+    }
+}

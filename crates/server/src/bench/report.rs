@@ -1,0 +1,167 @@
+//! What the bench found: figures beside each other, the goal of each, and whether it was met. It never judges by failing: a figure of
+//! one run on one machine is no proof.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+use super::device::Probe;
+use super::load::Outcome;
+use crate::cli::table;
+
+#[derive(Debug, Default)]
+pub struct Report {
+    rows: Vec<Row>,
+    remarks: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Row {
+    name: String,
+    shown: String,
+    goal: String,
+    met: Option<bool>,
+    figures: Map<String, Value>,
+}
+
+impl Report {
+    pub fn device(&mut self, probe: Probe) {
+        let shown = format!("p50 {}, p99 {}", time(probe.p50), time(probe.p99));
+        let figures = [("p50_us", micros(probe.p50)), ("p99_us", micros(probe.p99))];
+        self.add("device: fdatasync of 4 KiB", shown, String::new(), None, figures);
+    }
+
+    /// A rate without a goal of its own.
+    pub fn rate(&mut self, name: &str, outcome: &Outcome, messages: f64) {
+        let figures = rate_figures(outcome, messages);
+        self.add(name, shown_rate(outcome, messages), String::new(), None, figures);
+        self.remark_refusals(name, outcome);
+    }
+
+    /// A rate that shall be at least `goal` of another's.
+    pub fn ratio(&mut self, name: &str, outcome: &Outcome, messages: f64, of: (&str, &Outcome), goal: f64) {
+        let ratio = outcome.per_second() / of.1.per_second().max(1e-9);
+        let shown = format!("{}; {ratio:.2} of {}", shown_rate(outcome, messages), of.0);
+        let figures = rate_figures(outcome, messages).into_iter().chain([("ratio", json!(ratio))]);
+        self.add(name, shown, format!("at least {goal} of {}", of.0), Some(ratio >= goal), figures);
+        self.remark_refusals(name, outcome);
+    }
+
+    /// A rate that shall be at least `goal` messages per second.
+    pub fn rate_with_goal(&mut self, name: &str, outcome: &Outcome, messages: f64, goal: f64) {
+        let met = outcome.per_second() * messages >= goal;
+        let figures = rate_figures(outcome, messages);
+        self.add(name, shown_rate(outcome, messages), format!("at least {} /s", whole(goal)), Some(met), figures);
+        self.remark_refusals(name, outcome);
+    }
+
+    /// A latency at some quantile that shall be at most `goal`.
+    pub fn latency(&mut self, name: &str, outcome: &Outcome, quantile: f64, goal: Duration, because: &str) {
+        let met = outcome.latency.quantile(quantile) <= goal && outcome.unanswered == 0;
+        let goal = format!("p{} at most {} ({because})", quantile * 100.0, time(goal));
+        self.add(name, shown_rate(outcome, 1.0), goal, Some(met), rate_figures(outcome, 1.0));
+        self.remark_refusals(name, outcome);
+    }
+
+    /// A single figure that shall be below its goal.
+    pub fn below(&mut self, name: &str, shown: String, goal: String, met: bool, figure: (&str, f64)) {
+        self.add(name, shown, goal, Some(met), [(figure.0, json!(figure.1))]);
+    }
+
+    fn add<'a>(
+        &mut self,
+        name: &str,
+        shown: String,
+        goal: String,
+        met: Option<bool>,
+        figures: impl IntoIterator<Item = (&'a str, Value)>,
+    ) {
+        let figures = figures.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        self.rows.push(Row { name: name.to_owned(), shown, goal, met, figures });
+    }
+
+    fn remark_refusals(&mut self, name: &str, outcome: &Outcome) {
+        if let Some(first) = &outcome.first_refusal {
+            self.remarks.push(format!("{name}: {} refused, the first with: {first}", outcome.refused));
+        }
+        if outcome.unanswered > 0 {
+            self.remarks.push(format!("{name}: {} requests had no answer in time", outcome.unanswered));
+        }
+    }
+
+    pub fn as_table(&self) -> String {
+        let mut shown = table(["measured", "figures", "goal", ""]);
+        for row in &self.rows {
+            shown.add_row([&row.name, &row.shown, &row.goal, verdict(row.met)]);
+        }
+        let remarks = self.remarks.iter().map(|remark| format!("\n{remark}")).collect::<String>();
+        format!("{shown}{remarks}")
+    }
+
+    pub fn as_json(&self) -> Value {
+        let rows = self.rows.iter().map(|row| {
+            json!({ "measured": row.name, "figures": row.figures, "goal": row.goal, "verdict": verdict(row.met) })
+        });
+        json!({ "rows": rows.collect::<Vec<_>>(), "remarks": self.remarks })
+    }
+}
+
+fn verdict(met: Option<bool>) -> &'static str {
+    match met {
+        Some(true) => "met",
+        Some(false) => "missed",
+        None => "",
+    }
+}
+
+fn shown_rate(outcome: &Outcome, messages: f64) -> String {
+    let latency = &outcome.latency;
+    format!(
+        "{} /s, p50 {}, p99 {}",
+        whole(outcome.per_second() * messages),
+        time(latency.quantile(0.5)),
+        time(latency.quantile(0.99))
+    )
+}
+
+fn rate_figures(outcome: &Outcome, messages: f64) -> Vec<(&'static str, Value)> {
+    vec![
+        ("per_second", json!(outcome.per_second() * messages)),
+        ("p50_us", micros(outcome.latency.quantile(0.5))),
+        ("p99_us", micros(outcome.latency.quantile(0.99))),
+        ("refused", json!(outcome.refused)),
+        ("unanswered", json!(outcome.unanswered)),
+    ]
+}
+
+fn micros(duration: Duration) -> Value {
+    json!(duration.as_nanos() as f64 / 1000.0)
+}
+
+fn time(duration: Duration) -> String {
+    let micros = duration.as_nanos() as f64 / 1000.0;
+    if micros < 1000.0 { format!("{micros:.0} µs") } else { format!("{:.2} ms", micros / 1000.0) }
+}
+
+/// A number in groups of three digits.
+fn whole(number: f64) -> String {
+    let digits = format!("{number:.0}");
+    let mut grouped = String::new();
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            grouped.push(' ');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_grouped_for_people() {
+        assert_eq!([1.0, 999.0, 1000.0, 1_234_567.0].map(whole), ["1", "999", "1 000", "1 234 567"]);
+    }
+}

@@ -1,0 +1,59 @@
+//! `whimbrel bench`: what is measured and with how much of it. The measuring is in `crate::bench`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use super::Failure;
+
+#[derive(Debug, clap::Args)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    /// Publish: rates and latencies beside the device's sync and the server's own /healthz
+    Publish(BenchPublishArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub struct BenchPublishArgs {
+    /// Measure a running server instead of a fresh one; its device cannot be told, so --data should be on the same one
+    #[arg(long, value_name = "URL")]
+    pub server: Option<String>,
+    /// The API key of that server
+    #[arg(long, value_name = "SECRET", env = "WHIMBREL_KEY", hide_env_values = true, requires = "server")]
+    pub key: Option<String>,
+    /// A folder on the device to measure; a temporary one is made in it and removed
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub data: PathBuf,
+    /// How long each measurement takes
+    #[arg(long, default_value_t = 5.0, value_parser = seconds)]
+    pub seconds: f64,
+    /// How long each measurement of one and of a thousand partitions takes [default: as --seconds]
+    #[arg(long, value_parser = seconds)]
+    pub partition_seconds: Option<f64>,
+    /// Threads of the load generator
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub threads: u16,
+    /// A few seconds in all, to see that everything works
+    #[arg(long)]
+    pub quick: bool,
+    /// A setting of the fresh server, as often as needed: --set workers=1
+    #[arg(long, value_name = "KEY=VALUE", conflicts_with = "server")]
+    pub set: Vec<String>,
+    /// Print JSON for programs
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let refused = || "write a number of seconds from 0.1 to 3600".to_owned();
+    text.parse().ok().filter(|seconds| (0.1..=3600.0).contains(seconds)).ok_or_else(refused)
+}
+
+pub fn run(args: BenchArgs) -> Result<ExitCode, Failure> {
+    let What::Publish(args) = args.what;
+    crate::bench::publish(&args)
+}

@@ -1,0 +1,70 @@
+//! Why a command failed, for the person in front of it: what happened, and what to do about it. Never Rust's debug output.
+
+use std::fmt;
+
+use whimbrel_client::ClientError;
+
+#[derive(Debug)]
+pub struct Failure {
+    message: String,
+    /// Further lines, such as each problem of a configuration.
+    details: Vec<String>,
+    hint: Option<String>,
+}
+
+impl Failure {
+    pub fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), details: Vec::new(), hint: None }
+    }
+
+    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    pub fn with_details(mut self, details: impl IntoIterator<Item = String>) -> Self {
+        self.details.extend(details);
+        self
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "error: {}", self.message)?;
+        for detail in &self.details {
+            writeln!(f, "  {detail}")?;
+        }
+        match &self.hint {
+            Some(hint) => writeln!(f, "hint: {hint}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Self {
+        let failure = Self::new(error.to_string());
+        match &error {
+            ClientError::Unreachable { .. } => {
+                failure.with_hint("is it running? Start it with `whimbrel serve`, or name another with --server URL")
+            }
+            ClientError::Problem(problem) => match problem.code.as_str() {
+                "unauthorized" | "unauthenticated" | "missing_key" | "unknown_key" => {
+                    failure.with_hint("pass an API key with --key or WHIMBREL_KEY")
+                }
+                "unknown_topic" => failure.with_hint("`whimbrel topic list` shows the topics there are"),
+                _ => failure,
+            },
+            error if error.outcome_is_unknown() => {
+                failure.with_hint("what was sent may have been accepted; look before you repeat it")
+            }
+            _ => failure,
+        }
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Self::new(error.to_string())
+    }
+}

@@ -1,0 +1,94 @@
+//! The command line: one definition that drives flags, help and completions, and one file per command.
+
+mod bench;
+mod check;
+mod completions;
+mod connect;
+mod failure;
+mod output;
+mod publish;
+mod read;
+mod serve;
+mod tail;
+mod topic;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, Parser, Subcommand};
+
+pub use bench::BenchPublishArgs;
+pub use failure::Failure;
+pub use output::{print_json, table};
+pub use serve::ConfigArgs;
+
+/// Delivers messages now, later, to services over HTTP, and to people on their devices.
+///
+/// Without a command it serves, with what is kept in ./whimbrel-data.
+#[derive(Debug, Parser)]
+#[command(name = "whimbrel", version, args_conflicts_with_subcommands = true)]
+struct Cli {
+    #[command(flatten)]
+    serve: serve::ServeArgs,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the server (the default)
+    Serve(serve::ServeArgs),
+    /// Publish messages to a topic
+    Publish(publish::PublishArgs),
+    /// Read messages of a partition
+    Read(read::ReadArgs),
+    /// Follow a topic as messages come
+    Tail(tail::TailArgs),
+    /// List, show, create, alter and delete topics
+    Topic(topic::TopicArgs),
+    /// Measure a server beside its device, as ratios within one run
+    Bench(bench::BenchArgs),
+    /// Show the configuration in force, what is wrong with it, and the state of the data folder
+    Check(check::CheckArgs),
+    /// Print completions for a shell
+    Completions(completions::CompletionsArgs),
+}
+
+/// Runs what the command line says.
+pub fn run() -> ExitCode {
+    let cli = Cli::parse();
+    let command = cli.command.unwrap_or(Command::Serve(cli.serve));
+    let outcome = match command {
+        Command::Serve(args) => serve::run(args),
+        Command::Publish(args) => publish::run(args),
+        Command::Read(args) => read::run(args),
+        Command::Tail(args) => tail::run(args),
+        Command::Topic(args) => topic::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Check(args) => check::run(&args),
+        Command::Completions(args) => completions::run(&args, &mut Cli::command()),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(failure) => {
+            eprint!("{failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_of_the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn without_a_command_it_serves_with_the_flags_of_serve() {
+        let cli = Cli::try_parse_from(["whimbrel", "--listen", "127.0.0.1:1"]).unwrap();
+        assert!(cli.command.is_none());
+        assert!(Cli::try_parse_from(["whimbrel", "--listen", "127.0.0.1:1", "topic", "list"]).is_err());
+    }
+}

@@ -1,0 +1,49 @@
+//! How answers are shown: tables for people, JSON for programs.
+
+use std::io::Write as _;
+
+use comfy_table::{ContentArrangement, Table, presets};
+use serde::Serialize;
+use whimbrel_client::Message;
+
+use super::Failure;
+
+/// An empty table with these headings.
+pub fn table<const COLUMNS: usize>(headings: [&str; COLUMNS]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
+    table.set_header(headings);
+    table
+}
+
+/// Prints one line of JSON.
+pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
+    let mut line = serde_json::to_vec(value).map_err(|error| Failure::new(error.to_string()))?;
+    line.push(b'\n');
+    print_bytes(&line)
+}
+
+/// Prints, and fails where nobody reads any more, instead of a panic.
+pub fn print_line(text: &str) -> Result<(), Failure> {
+    print_bytes(format!("{text}\n").as_bytes())
+}
+
+fn print_bytes(bytes: &[u8]) -> Result<(), Failure> {
+    let mut stdout = std::io::stdout().lock();
+    Ok(stdout.write_all(bytes).and_then(|()| stdout.flush())?)
+}
+
+/// The payload for a person to see: text as it is, shortened and without control characters; otherwise its size.
+pub fn shown_payload(message: &Message, chars_max: usize) -> String {
+    match &message.payload {
+        Some(text) => {
+            let plain = text.chars().map(|c| if c.is_control() { ' ' } else { c });
+            let mut shown: String = plain.take(chars_max).collect();
+            if text.chars().count() > chars_max {
+                shown.push('…');
+            }
+            shown
+        }
+        None => format!("<{} bytes>", message.bytes().map_or(0, |bytes| bytes.len())),
+    }
+}

@@ -1,0 +1,221 @@
+//! `whimbrel publish`: payloads from arguments or standard input, or a file of entries in batches.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, IsTerminal as _, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use whimbrel_client::{Accepted, Client, ClientError, NewMessage};
+
+use super::Failure;
+use super::connect::{ConnectArgs, converse};
+use super::output::{print_json, print_line, table};
+
+/// Bytes of one batch that a file is sent in, well below the server's default limit.
+const BATCH_BYTES: usize = 4 << 20;
+
+#[derive(Debug, clap::Args)]
+pub struct PublishArgs {
+    /// The topic; it is made by its first message, unless the server is told otherwise
+    topic: String,
+    /// The payloads, one message each; `-` reads one from standard input
+    #[arg(value_name = "PAYLOAD", conflicts_with = "file")]
+    payloads: Vec<String>,
+    /// Publish a file of entries, one JSON object per line ({"payload":…,"key":…}), in batches; `-` is standard input
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Messages of one batch of --file
+    #[arg(long, value_name = "COUNT", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    batch: u64,
+    /// The partition key: messages of one key keep their order
+    #[arg(short = 'k', long, value_name = "KEY", conflicts_with = "file")]
+    partition_key: Option<String>,
+    /// A header that travels with the message, as often as needed
+    #[arg(short = 'H', long, value_name = "NAME: VALUE", value_parser = name_and_value, conflicts_with = "file")]
+    header: Vec<(String, String)>,
+    /// An id of your own: publishing it again returns the first answer
+    #[arg(long, conflicts_with = "file")]
+    id: Option<String>,
+    /// Deliver later, after this long: 10m, 1h30m
+    #[arg(long, value_name = "DURATION", conflicts_with_all = ["file", "deliver_at"])]
+    delay: Option<String>,
+    /// Deliver later, at this time: 2026-01-31T09:30:00Z
+    #[arg(long, value_name = "TIME", conflicts_with = "file")]
+    deliver_at: Option<String>,
+    /// The payload's media type
+    #[arg(long, value_name = "TYPE", conflicts_with = "file")]
+    content_type: Option<String>,
+    #[command(flatten)]
+    connect: ConnectArgs,
+}
+
+fn name_and_value(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once([':', '=']).ok_or("write NAME: VALUE")?;
+    Ok((name.trim().to_owned(), value.trim().to_owned()))
+}
+
+pub fn run(args: PublishArgs) -> Result<ExitCode, Failure> {
+    let client = args.connect.client()?;
+    if let Some(file) = &args.file {
+        return publish_file(&args, &client, file);
+    }
+    let messages = messages_of(&args)?;
+    converse(async {
+        let accepted = match messages.as_slice() {
+            [one] => vec![client.publish(&args.topic, one).await?],
+            many => client.publish_batch(&args.topic, many).await?,
+        };
+        show(&accepted, args.connect.json)
+    })
+}
+
+fn messages_of(args: &PublishArgs) -> Result<Vec<NewMessage>, Failure> {
+    let mut payloads: Vec<Vec<u8>> = Vec::new();
+    let from_stdin = args.payloads.is_empty();
+    if from_stdin && std::io::stdin().is_terminal() {
+        return Err(
+            Failure::new("nothing to publish").with_hint("write the payload behind the topic, or `-` to type it")
+        );
+    }
+    let stdin_only = ["-".to_owned()];
+    for payload in if from_stdin { &stdin_only[..] } else { &args.payloads } {
+        if payload == "-" {
+            let mut bytes = Vec::new();
+            std::io::stdin().read_to_end(&mut bytes)?;
+            payloads.push(bytes);
+        } else {
+            payloads.push(payload.clone().into_bytes());
+        }
+    }
+    if payloads.len() > 1 && args.id.is_some() {
+        return Err(Failure::new("one id cannot be the id of several messages"));
+    }
+    let template = NewMessage {
+        payload: Default::default(),
+        content_type: args.content_type.clone(),
+        key: args.partition_key.clone(),
+        id: args.id.clone(),
+        delay: args.delay.clone(),
+        deliver_at: args.deliver_at.clone(),
+        headers: args.header.clone(),
+        idempotency_key: None,
+    };
+    Ok(payloads.into_iter().map(|payload| NewMessage { payload: payload.into(), ..template.clone() }).collect())
+}
+
+fn show(accepted: &[Accepted], json: bool) -> Result<ExitCode, Failure> {
+    if json {
+        for one in accepted {
+            print_json(one)?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut shown = table(["topic", "partition", "offset", "id"]);
+    for one in accepted {
+        match one {
+            Accepted::Published(place) => {
+                shown.add_row([&place.topic, &place.partition.to_string(), &place.offset.to_string(), &place.id])
+            }
+            Accepted::Held(held) => shown.add_row([&held.topic, &held.state, &format!("due {}", held.due), &held.id]),
+        };
+    }
+    print_line(&shown.to_string())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Sends a file's lines in batches, one after the other, so that the file's order is the messages' order.
+fn publish_file(args: &PublishArgs, client: &Client, path: &Path) -> Result<ExitCode, Failure> {
+    let cannot_read = |error| Failure::new(format!("{} cannot be read: {error}", path.display()));
+    let (reader, bytes): (Box<dyn BufRead>, Option<u64>) = if path == Path::new("-") {
+        (Box::new(BufReader::new(std::io::stdin())), None)
+    } else {
+        let file = File::open(path).map_err(cannot_read)?;
+        let bytes = file.metadata().ok().filter(std::fs::Metadata::is_file).map(|metadata| metadata.len());
+        (Box::new(BufReader::new(file)), bytes)
+    };
+    let progress = progress_bar(bytes);
+    let mut batches = Batches { reader, line: 0 };
+    let mut published = 0u64;
+    let outcome = converse(async {
+        while let Some(batch) = batches.next(args.batch).map_err(cannot_read)? {
+            let size = batch.lines.len() as u64;
+            let accepted = client
+                .publish_ndjson(&args.topic, batch.lines.into())
+                .await
+                .map_err(|error| at_line(error, path, batch.first_line, published))?;
+            published += accepted.len() as u64;
+            progress.inc(size);
+            progress.set_message(format!("{published} messages"));
+        }
+        Ok(ExitCode::SUCCESS)
+    });
+    progress.finish_and_clear();
+    let code = outcome?;
+    if args.connect.json {
+        print_json(&serde_json::json!({ "published": published }))?;
+    } else {
+        print_line(&format!("{published} messages published to {}", args.topic))?;
+    }
+    Ok(code)
+}
+
+fn at_line(error: ClientError, path: &Path, first_line: u64, published: u64) -> Failure {
+    let index = match &error {
+        ClientError::Problem(problem) => problem.members.get("index").and_then(serde_json::Value::as_u64),
+        _ => None,
+    };
+    let place = match index {
+        Some(index) => format!("line {}", first_line + index),
+        None => format!("the batch that begins at line {first_line}"),
+    };
+    let what = format!("{}: {place}: {error}", path.display());
+    Failure::new(what).with_hint(format!("the {published} messages before that batch were published"))
+}
+
+struct Batches<R> {
+    reader: R,
+    line: u64,
+}
+
+struct Batch {
+    lines: Vec<u8>,
+    first_line: u64,
+}
+
+impl<R: BufRead> Batches<R> {
+    fn next(&mut self, messages_max: u64) -> std::io::Result<Option<Batch>> {
+        let mut batch = Batch { lines: Vec::new(), first_line: self.line + 1 };
+        let mut messages = 0;
+        while messages < messages_max && batch.lines.len() < BATCH_BYTES {
+            if self.reader.read_until(b'\n', &mut batch.lines)? == 0 {
+                break;
+            }
+            self.line += 1;
+            messages += 1;
+        }
+        Ok((messages > 0).then_some(batch))
+    }
+}
+
+fn progress_bar(bytes: Option<u64>) -> ProgressBar {
+    let Some(bytes) = bytes else { return ProgressBar::new_spinner() };
+    let template = "{bar:40} {bytes}/{total_bytes} {msg} {elapsed} left {eta}";
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(bytes).with_style(style)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_know_the_line_they_begin_at_and_lose_none() {
+        let mut batches = Batches { reader: &b"1\n2\n3\n4\n5"[..], line: 0 };
+        let mut seen = Vec::new();
+        while let Some(batch) = batches.next(2).unwrap() {
+            seen.push((batch.first_line, String::from_utf8(batch.lines).unwrap()));
+        }
+        assert_eq!(seen, [(1, "1\n2\n".into()), (3, "3\n4\n".into()), (5, "5".into())]);
+    }
+}

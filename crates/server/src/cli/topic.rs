@@ -1,0 +1,207 @@
+//! `whimbrel topic`: list, show, create, alter, delete.
+
+use std::io::{BufRead as _, IsTerminal as _, Write as _};
+use std::process::ExitCode;
+
+use serde_json::Value;
+use whimbrel_client::{Client, ClientError, TopicInfo, TopicSettings};
+
+use super::Failure;
+use super::connect::{ConnectArgs, converse};
+use super::output::{print_json, print_line, table};
+use crate::config::parse_bytes;
+
+#[derive(Debug, clap::Args)]
+pub struct TopicArgs {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Action {
+    /// List the topics
+    List {
+        #[command(flatten)]
+        connect: ConnectArgs,
+    },
+    /// Show a topic with its partitions
+    Show {
+        topic: String,
+        #[command(flatten)]
+        connect: ConnectArgs,
+    },
+    /// Make a topic
+    Create {
+        topic: String,
+        #[command(flatten)]
+        settings: SettingsArgs,
+        #[command(flatten)]
+        connect: ConnectArgs,
+    },
+    /// Change a topic: partitions can grow, not shrink
+    Alter {
+        topic: String,
+        #[command(flatten)]
+        settings: SettingsArgs,
+        #[command(flatten)]
+        connect: ConnectArgs,
+    },
+    /// Delete a topic and all its messages
+    Delete {
+        topic: String,
+        /// Do not ask
+        #[arg(short, long)]
+        yes: bool,
+        #[command(flatten)]
+        connect: ConnectArgs,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct SettingsArgs {
+    /// Partitions: messages of one key are in one of them
+    #[arg(long, value_name = "COUNT")]
+    partitions: Option<u32>,
+    /// Copies of each partition
+    #[arg(long, value_name = "COUNT")]
+    replicas: Option<u32>,
+    /// Copies that must have a message before it is acknowledged
+    #[arg(long, value_name = "COUNT")]
+    min_insync: Option<u32>,
+    /// How long messages are kept: 7d
+    #[arg(long, value_name = "DURATION")]
+    retention: Option<String>,
+    /// How much each partition keeps: 10GiB
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    retention_bytes: Option<u64>,
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    parse_bytes(text).ok_or_else(|| "write a size such as 64KiB, 10GiB or a number of bytes".to_owned())
+}
+
+impl SettingsArgs {
+    fn settings(&self) -> TopicSettings {
+        TopicSettings {
+            partitions: self.partitions,
+            replicas: self.replicas,
+            min_insync: self.min_insync,
+            retention: self.retention.clone(),
+            retention_bytes: self.retention_bytes,
+        }
+    }
+}
+
+pub fn run(args: TopicArgs) -> Result<ExitCode, Failure> {
+    match args.action {
+        Action::List { connect } => {
+            let client = connect.client()?;
+            converse(async { list(&client.topics().await?, connect.json) })
+        }
+        Action::Show { topic, connect } => {
+            let client = connect.client()?;
+            converse(async { show(&client.topic(&topic).await?, connect.json) })
+        }
+        Action::Create { topic, settings, connect } => {
+            let client = connect.client()?;
+            converse(async {
+                if exists(&client, &topic).await? {
+                    return Err(Failure::new(format!("the topic `{topic}` is there already"))
+                        .with_hint(format!("change it with `whimbrel topic alter {topic}`")));
+                }
+                show(&client.put_topic(&topic, &settings.settings()).await?, connect.json)
+            })
+        }
+        Action::Alter { topic, settings, connect } => {
+            let client = connect.client()?;
+            converse(async {
+                // The server's answer to an unknown topic would be to make it; asking first gives its own refusal.
+                client.topic(&topic).await?;
+                show(&client.put_topic(&topic, &settings.settings()).await?, connect.json)
+            })
+        }
+        Action::Delete { topic, yes, connect } => {
+            let client = connect.client()?;
+            if !yes && !confirmed(&topic)? {
+                return Err(Failure::new("nothing was deleted").with_hint("pass --yes to delete without being asked"));
+            }
+            converse(async {
+                client.delete_topic(&topic).await?;
+                if connect.json {
+                    print_json(&serde_json::json!({ "deleted": topic }))?;
+                } else {
+                    print_line(&format!("deleted {topic}"))?;
+                }
+                Ok(ExitCode::SUCCESS)
+            })
+        }
+    }
+}
+
+async fn exists(client: &Client, topic: &str) -> Result<bool, ClientError> {
+    match client.topic(topic).await {
+        Ok(_) => Ok(true),
+        Err(error) if error.code() == Some("unknown_topic") => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn confirmed(topic: &str) -> Result<bool, Failure> {
+    if !std::io::stdin().is_terminal() {
+        return Ok(false);
+    }
+    eprint!("Delete `{topic}` and all its messages? Type its name: ");
+    std::io::stderr().flush()?;
+    let mut answer = String::new();
+    std::io::stdin().lock().read_line(&mut answer)?;
+    Ok(answer.trim() == topic)
+}
+
+fn list(topics: &[TopicInfo], json: bool) -> Result<ExitCode, Failure> {
+    if json {
+        print_json(&topics)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if topics.is_empty() {
+        print_line("no topics yet; the first publish makes one")?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut shown = table(["topic", "partitions", "retention", "messages", "per second"]);
+    for topic in topics {
+        shown.add_row([
+            topic.topic.clone(),
+            member(topic, "partitions"),
+            member(topic, "retention"),
+            member(topic, "messages"),
+            member(topic, "rate"),
+        ]);
+    }
+    print_line(&shown.to_string())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show(topic: &TopicInfo, json: bool) -> Result<ExitCode, Failure> {
+    if json {
+        print_json(topic)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut shown = table(["", ""]);
+    shown.add_row(["topic", &topic.topic]);
+    for (name, value) in &topic.more {
+        shown.add_row([name, &plain(value)]);
+    }
+    print_line(&shown.to_string())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn member(topic: &TopicInfo, name: &str) -> String {
+    topic.more.get(name).map_or(String::new(), plain)
+}
+
+fn plain(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}

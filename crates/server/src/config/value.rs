@@ -1,0 +1,315 @@
+//! The kinds of values that settings have: how each is read from a file, a variable or a flag, and how it is written back.
+//! What is read here is judged by itself only; what must fit together is judged in `resolved.rs`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use toml::de::DeValue;
+use whimbrel_model::{format_duration, parse_duration};
+
+use super::keys::{self, KeyEntry};
+
+/// What a setting takes. `or` is a word that stands for "none" or "decide yourself".
+#[derive(Debug, Clone, Copy)]
+pub enum Kind {
+    Flag,
+    Address,
+    Text,
+    Count {
+        min: u64,
+        max: u64,
+        or: Option<&'static str>,
+    },
+    Duration {
+        min: Duration,
+        max: Duration,
+        or: Option<&'static str>,
+    },
+    Bytes {
+        min: u64,
+        max: u64,
+        or: Option<&'static str>,
+    },
+    OneOf(&'static [&'static str]),
+    SomeOf(&'static [&'static str]),
+    /// Names and texts that are passed on as they are.
+    Options,
+    Keys,
+}
+
+/// A value of its kind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Value {
+    Flag(bool),
+    Address(SocketAddr),
+    Text(String),
+    Count(u64),
+    Duration(Duration),
+    Bytes(u64),
+    /// The kind's `or` word was given.
+    Left(&'static str),
+    Words(Vec<String>),
+    Options(BTreeMap<String, String>),
+    Keys(Vec<KeyEntry>),
+}
+
+impl Kind {
+    /// Reads a variable's or a flag's text.
+    pub fn read_text(&self, text: &str) -> Result<Value, String> {
+        match self {
+            Self::Flag => match text.trim() {
+                "true" | "1" | "yes" | "on" => Ok(Value::Flag(true)),
+                "false" | "0" | "no" | "off" => Ok(Value::Flag(false)),
+                _ => Err(self.refused(text)),
+            },
+            Self::Address => text.trim().parse().map(Value::Address).map_err(|_| self.refused(text)),
+            Self::Text => Ok(Value::Text(text.to_owned())),
+            Self::Count { min, max, or } => {
+                if let Some(word) = or.filter(|word| *word == text) {
+                    return Ok(Value::Left(word));
+                }
+                let count = text.trim().replace('_', "").parse().map_err(|_| self.refused(text))?;
+                self.within(count, *min, *max, text).map(Value::Count)
+            }
+            Self::Duration { min, max, or } => {
+                if let Some(word) = or.filter(|word| *word == text) {
+                    return Ok(Value::Left(word));
+                }
+                let duration = parse_duration(text.trim()).map_err(|error| error.to_string())?;
+                let refused = || self.refused(text);
+                (*min..=*max).contains(&duration).then_some(Value::Duration(duration)).ok_or_else(refused)
+            }
+            Self::Bytes { min, max, or } => {
+                if let Some(word) = or.filter(|word| *word == text) {
+                    return Ok(Value::Left(word));
+                }
+                let bytes = parse_bytes(text.trim()).ok_or_else(|| self.refused(text))?;
+                self.within(bytes, *min, *max, text).map(Value::Bytes)
+            }
+            Self::OneOf(words) => {
+                let known = words.contains(&text.trim());
+                known.then(|| Value::Text(text.trim().to_owned())).ok_or_else(|| self.refused(text))
+            }
+            Self::SomeOf(_) => self.read_words(text.split(',').map(|word| word.trim().to_owned()).collect()),
+            Self::Options => {
+                let mut options = BTreeMap::new();
+                for pair in text.split(',').filter(|pair| !pair.trim().is_empty()) {
+                    let (name, value) = pair.split_once('=').ok_or_else(|| self.refused(text))?;
+                    options.insert(name.trim().to_owned(), value.trim().to_owned());
+                }
+                Ok(Value::Options(options))
+            }
+            Self::Keys => {
+                let parsed = DeValue::parse(text).map_err(|error| format!("{}: {}", self.takes(), error.message()))?;
+                self.read_toml(parsed.get_ref())
+            }
+        }
+    }
+
+    /// Reads a value of a TOML file.
+    pub fn read_toml(&self, value: &DeValue<'_>) -> Result<Value, String> {
+        let wrong_type = || format!("{} is not what it takes: {}", described(value), self.takes());
+        match (self, value) {
+            (Self::Flag, DeValue::Boolean(flag)) => Ok(Value::Flag(*flag)),
+            (Self::Flag, _) => Err(wrong_type()),
+            (Self::SomeOf(_), DeValue::Array(words)) => {
+                let words: Option<Vec<_>> =
+                    words.iter().map(|word| word.get_ref().as_str().map(str::to_owned)).collect();
+                self.read_words(words.ok_or_else(wrong_type)?)
+            }
+            (Self::Options, DeValue::Table(table)) => {
+                let read = |(name, value): (&toml::Spanned<toml::de::DeString<'_>>, &toml::Spanned<DeValue<'_>>)| {
+                    Some((name.get_ref().to_string(), scalar_text(value.get_ref())?))
+                };
+                table.iter().map(read).collect::<Option<_>>().map(Value::Options).ok_or_else(wrong_type)
+            }
+            (Self::Keys, DeValue::Array(entries)) => keys::read(entries).map(Value::Keys),
+            (Self::Options | Self::Keys, _) => Err(wrong_type()),
+            (Self::Count { .. } | Self::Duration { .. } | Self::Bytes { .. }, DeValue::Integer(number)) => {
+                let decimal = i128::from_str_radix(number.as_str(), number.radix()).map_err(|_| wrong_type())?;
+                self.read_text(&decimal.to_string())
+            }
+            (_, DeValue::String(text)) => self.read_text(text),
+            _ => Err(wrong_type()),
+        }
+    }
+
+    fn read_words(&self, words: Vec<String>) -> Result<Value, String> {
+        let Self::SomeOf(known) = self else { return Err(self.takes()) };
+        match words.iter().find(|word| !known.contains(&word.as_str())) {
+            Some(unknown) => Err(self.refused(unknown)),
+            None if words.is_empty() => Err(format!("it is empty: {}", self.takes())),
+            None => Ok(Value::Words(words)),
+        }
+    }
+
+    fn within(&self, number: u64, min: u64, max: u64, text: &str) -> Result<u64, String> {
+        if (min..=max).contains(&number) { Ok(number) } else { Err(self.refused(text)) }
+    }
+
+    fn refused(&self, text: &str) -> String {
+        const SHOWN_CHARS: usize = 64;
+        let shown: String = text.chars().take(SHOWN_CHARS).collect();
+        format!("`{shown}` is not what it takes: {}", self.takes())
+    }
+
+    /// What the setting takes, for people.
+    pub fn takes(&self) -> String {
+        let or_word = |or: &Option<&str>| or.map_or(String::new(), |word| format!(", or \"{word}\""));
+        match self {
+            Self::Flag => "true or false".into(),
+            Self::Address => "an address and a port such as 127.0.0.1:7600 or [::1]:7600".into(),
+            Self::Text => "a text".into(),
+            Self::Count { min, max, or } => format!("a number from {min} to {max}{}", or_word(or)),
+            Self::Duration { min, max, or } => {
+                format!("a duration from {} to {}{}", format_duration(*min), format_duration(*max), or_word(or))
+            }
+            Self::Bytes { min, max, or } => {
+                format!("a size from {} to {}{}", format_bytes(*min), format_bytes(*max), or_word(or))
+            }
+            Self::OneOf(words) => format!("one of {}", words.join(", ")),
+            Self::SomeOf(words) => format!("a list of {}", words.join(", ")),
+            Self::Options => "a table of names and texts (in a variable: name=text,name=text)".into(),
+            Self::Keys => "a list of tables with name, secret, scopes and topics".into(),
+        }
+    }
+}
+
+impl Value {
+    /// As TOML has it. Secrets are never written.
+    pub fn to_toml(&self) -> String {
+        match self {
+            Self::Flag(flag) => flag.to_string(),
+            Self::Address(address) => format!("\"{address}\""),
+            Self::Text(text) => quoted(text),
+            Self::Count(count) => count.to_string(),
+            Self::Duration(duration) => format!("\"{}\"", format_duration(*duration)),
+            Self::Bytes(bytes) => format!("\"{}\"", format_bytes(*bytes)),
+            Self::Left(word) => format!("\"{word}\""),
+            Self::Words(words) => format!("[{}]", words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(", ")),
+            Self::Options(options) if options.is_empty() => "{}".into(),
+            Self::Options(options) => {
+                let pairs: Vec<_> =
+                    options.iter().map(|(name, text)| format!("{} = {}", quoted(name), quoted(text))).collect();
+                format!("{{ {} }}", pairs.join(", "))
+            }
+            Self::Keys(keys) => {
+                let shown: Vec<_> = keys.iter().map(KeyEntry::without_secret).collect();
+                format!("[{}]", shown.join(", "))
+            }
+        }
+    }
+}
+
+fn described(value: &DeValue<'_>) -> String {
+    match scalar_text(value) {
+        Some(text) => format!("`{text}`"),
+        None => format!("a value of type {}", value.type_str()),
+    }
+}
+
+fn scalar_text(value: &DeValue<'_>) -> Option<String> {
+    match value {
+        DeValue::String(text) => Some(text.to_string()),
+        DeValue::Integer(number) => Some(number.as_str().to_owned()),
+        DeValue::Float(number) => Some(number.as_str().to_owned()),
+        DeValue::Boolean(flag) => Some(flag.to_string()),
+        DeValue::Datetime(time) => Some(time.to_string()),
+        DeValue::Array(_) | DeValue::Table(_) => None,
+    }
+}
+
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from('"');
+    for character in text.chars() {
+        match character {
+            '"' | '\\' => quoted.extend(['\\', character]),
+            control if control.is_control() => {
+                let _ = write!(quoted, "\\u{:04X}", u32::from(control));
+            }
+            other => quoted.push(other),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+const BYTE_UNITS: [(&str, u64); 9] = [
+    ("TiB", 1 << 40),
+    ("GiB", 1 << 30),
+    ("MiB", 1 << 20),
+    ("KiB", 1 << 10),
+    ("TB", 1_000_000_000_000),
+    ("GB", 1_000_000_000),
+    ("MB", 1_000_000),
+    ("KB", 1000),
+    ("B", 1),
+];
+
+/// Reads `64KiB`, `1MiB`, `2GB` or a bare number of bytes.
+pub fn parse_bytes(text: &str) -> Option<u64> {
+    let digits = text.bytes().take_while(|b| b.is_ascii_digit() || *b == b'_').count();
+    let amount: u64 = text[..digits].replace('_', "").parse().ok()?;
+    let unit = text[digits..].trim_start();
+    if unit.is_empty() {
+        return Some(amount);
+    }
+    let (_, factor) = BYTE_UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit))?;
+    amount.checked_mul(*factor)
+}
+
+/// Writes what [`parse_bytes`] reads, in the largest binary unit that divides it.
+pub fn format_bytes(bytes: u64) -> String {
+    let unit = BYTE_UNITS[..4].iter().find(|(_, factor)| bytes >= *factor && bytes.is_multiple_of(*factor));
+    unit.map_or_else(|| bytes.to_string(), |(name, factor)| format!("{}{name}", bytes / factor))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_and_written() {
+        for (text, bytes) in [("0", 0), ("64KiB", 65_536), ("1MiB", 1 << 20), ("2 GB", 2_000_000_000), ("1_000", 1000)]
+        {
+            assert_eq!(parse_bytes(text), Some(bytes), "{text}");
+            assert_eq!(parse_bytes(&format_bytes(bytes)), Some(bytes), "{text}");
+        }
+        for text in ["", "KiB", "1.5MiB", "-1", "1Mib2", "99999999999999999999", "99999999TiB"] {
+            assert_eq!(parse_bytes(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_number_outside_its_bounds_says_what_the_bounds_are() {
+        let kind = Kind::Count { min: 1, max: 64, or: Some("auto") };
+        assert_eq!(kind.read_text("auto"), Ok(Value::Left("auto")));
+        let refused = kind.read_text("65").unwrap_err();
+        assert_eq!(refused, "`65` is not what it takes: a number from 1 to 64, or \"auto\"");
+    }
+
+    #[test]
+    fn nonsense_in_any_kind_is_refused_and_never_panics() {
+        let bounds = (Duration::ZERO, Duration::from_secs(1));
+        let kinds = [
+            Kind::Flag,
+            Kind::Address,
+            Kind::Count { min: 0, max: 1, or: None },
+            Kind::Duration { min: bounds.0, max: bounds.1, or: None },
+            Kind::Bytes { min: 0, max: 1, or: None },
+            Kind::OneOf(&["a"]),
+            Kind::SomeOf(&["a"]),
+            Kind::Options,
+            Kind::Keys,
+        ];
+        for kind in kinds {
+            for text in ["é", "=", "[", "\0", "99999999999999999999", "-1"] {
+                if !matches!((kind, text), (Kind::Options, "=")) {
+                    assert!(kind.read_text(text).is_err(), "{kind:?} took {text:?}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Listening: connections are accepted in one place and dealt in turn to worker threads, each with a runtime of its own.
+//!
+//! Why not one runtime over several threads: a publish waits for the disk, and is woken when its group is durable. In a shared runtime
+//! that wake-up wanders between threads, with a lock and often a second wake-up on the way; here a connection, its requests and their
+//! wake-ups stay on one thread. Why connections are dealt and not left to SO_REUSEPORT: the kernel deals by hash, and with tens of
+//! connections, as services have, one worker then easily has twice the work of another.
+//!
+//! Bounds: `connections_max` connections (those beyond wait in the kernel's queue), a time for a request's headers, a time for draining.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
+
+/// Connections that the kernel keeps until they are accepted.
+const BACKLOG: u32 = 1024;
+/// How long accepting rests after it failed, for want of file descriptors or memory.
+const ACCEPT_REST: Duration = Duration::from_millis(50);
+/// Requests at the same time on one HTTP/2 connection.
+const STREAMS_MAX: u32 = 256;
+/// How often a silent HTTP/2 connection is asked whether it is still there.
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+
+#[derive(Debug, Clone, Copy)]
+pub struct ListenSettings {
+    pub workers: usize,
+    pub connections_max: usize,
+    pub header_wait: Duration,
+    pub shutdown_wait: Duration,
+}
+
+/// A connection on its way to its worker. The permit is its place among `connections_max`.
+type Dealt = (std::net::TcpStream, OwnedSemaphorePermit);
+
+/// Takes the address. From here on connections queue; none is served before [`serve`].
+pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // A restart must not wait for the kernel to forget the connections of the last run.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+/// Serves until `shutdown`, then ends what is under way within `shutdown_wait`. Returns when all workers have ended.
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    settings: ListenSettings,
+    shutdown: CancellationToken,
+) -> io::Result<()> {
+    let mut workers = Vec::with_capacity(settings.workers);
+    let mut ended = Vec::with_capacity(settings.workers);
+    for number in 0..settings.workers {
+        // Without a bound of its own: every entry holds one of the permits, which are bounded.
+        let (deal, dealt) = mpsc::unbounded_channel();
+        let (end, has_ended) = tokio::sync::oneshot::channel();
+        let (router, shutdown) = (router.clone(), shutdown.clone());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        std::thread::Builder::new().name(format!("worker-{number}")).spawn(move || {
+            runtime.block_on(work(dealt, router, settings, shutdown));
+            // What is still under way has had its time.
+            runtime.shutdown_background();
+            let _ = end.send(());
+        })?;
+        workers.push(deal);
+        ended.push(has_ended);
+    }
+    deal_connections(&listener, &workers, settings.connections_max, &shutdown).await;
+    // Connecting is refused from here on, so that a client's retry goes elsewhere at once.
+    drop(listener);
+    drop(workers);
+    for worker in ended {
+        let _ = worker.await;
+    }
+    Ok(())
+}
+
+async fn deal_connections(
+    listener: &TcpListener,
+    workers: &[mpsc::UnboundedSender<Dealt>],
+    connections_max: usize,
+    shutdown: &CancellationToken,
+) {
+    let places = Arc::new(Semaphore::new(connections_max));
+    let mut turns = workers.iter().cycle();
+    loop {
+        let accepted = tokio::select! {
+            () = shutdown.cancelled() => return,
+            accepted = accept(listener, &places) => accepted,
+        };
+        match accepted {
+            Ok(dealt) => {
+                let Some(worker) = turns.next() else { return };
+                // A worker that is gone has panicked; its connection goes down with this send, and others go on.
+                let _ = worker.send(dealt);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(ACCEPT_REST).await;
+            }
+        }
+    }
+}
+
+async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> io::Result<Dealt> {
+    let place = Arc::clone(places).acquire_owned().await.map_err(io::Error::other)?;
+    let (stream, _) = listener.accept().await?;
+    Ok((stream.into_std()?, place))
+}
+
+/// One worker's life.
+async fn work(
+    mut dealt: mpsc::UnboundedReceiver<Dealt>,
+    router: Router,
+    settings: ListenSettings,
+    shutdown: CancellationToken,
+) {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(settings.header_wait);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS_MAX)
+        .keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(settings.header_wait);
+    let service = TowerToHyperService::new(router);
+    let graceful = GracefulShutdown::new();
+    let connections = metrics::gauge!("whimbrel_connections");
+    loop {
+        let next = tokio::select! {
+            () = shutdown.cancelled() => break,
+            next = dealt.recv() => next,
+        };
+        let Some((stream, place)) = next else { break };
+        let Ok(stream) = adopt(stream) else { continue };
+        let connection = graceful.watch(builder.serve_connection(TokioIo::new(stream), service.clone()).into_owned());
+        let connections = connections.clone();
+        connections.increment(1.0);
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                // Clients go away as they please: that is their business, not ours.
+                tracing::debug!(%error, "a connection ended");
+            }
+            connections.decrement(1.0);
+            drop(place);
+        });
+    }
+    if tokio::time::timeout(settings.shutdown_wait, graceful.shutdown()).await.is_err() {
+        tracing::warn!("some requests did not end in time and were cut off");
+    }
+}
+
+fn adopt(stream: std::net::TcpStream) -> io::Result<TcpStream> {
+    let stream = TcpStream::from_std(stream)?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::sync::Notify;
+
+    use super::*;
+
+    const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+
+    fn settings(connections_max: usize, shutdown_wait: Duration) -> ListenSettings {
+        ListenSettings { workers: 2, connections_max, header_wait: Duration::from_secs(30), shutdown_wait }
+    }
+
+    async fn status_of(stream: &mut TcpStream) -> String {
+        let mut answer = vec![0; 12];
+        stream.read_exact(&mut answer).await.unwrap();
+        String::from_utf8(answer).unwrap()
+    }
+
+    /// A server whose `/` answers when it is told to, and its address.
+    fn waiting_server(
+        settings: ListenSettings,
+        begun: Arc<Notify>,
+        go_on: Arc<Notify>,
+        shutdown: &CancellationToken,
+    ) -> (SocketAddr, tokio::task::JoinHandle<io::Result<()>>) {
+        let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let answer = move || async move {
+            begun.notify_one();
+            go_on.notified().await;
+            "done"
+        };
+        let router = Router::new().route("/", get(answer));
+        (address, tokio::spawn(serve(listener, router, settings, shutdown.clone())))
+    }
+
+    #[tokio::test]
+    async fn a_request_under_way_is_answered_although_the_server_is_ending() {
+        let (begun, go_on, shutdown) = (Arc::new(Notify::new()), Arc::new(Notify::new()), CancellationToken::new());
+        let settings = settings(10, Duration::from_secs(30));
+        let (address, server) = waiting_server(settings, begun.clone(), go_on.clone(), &shutdown);
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(REQUEST).await.unwrap();
+        begun.notified().await;
+        shutdown.cancel();
+        // Once connecting is refused the server has stopped accepting, with the request still under way.
+        while TcpStream::connect(address).await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+        go_on.notify_one();
+        assert_eq!(status_of(&mut stream).await, "HTTP/1.1 200");
+        server.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_request_that_never_ends_does_not_keep_the_server_from_ending() {
+        let (begun, shutdown) = (Arc::new(Notify::new()), CancellationToken::new());
+        let settings = settings(10, Duration::from_millis(50));
+        let (address, server) = waiting_server(settings, begun.clone(), Arc::new(Notify::new()), &shutdown);
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(REQUEST).await.unwrap();
+        begun.notified().await;
+        shutdown.cancel();
+        server.await.unwrap().unwrap();
+        assert_eq!(stream.read(&mut [0; 1]).await.unwrap_or(0), 0);
+    }
+
+    #[tokio::test]
+    async fn connections_beyond_the_bound_wait_until_another_has_ended() {
+        static SERVED: AtomicUsize = AtomicUsize::new(0);
+        let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let (address, shutdown) = (listener.local_addr().unwrap(), CancellationToken::new());
+        let count = || async { SERVED.fetch_add(1, Ordering::SeqCst).to_string() };
+        let router = Router::new().route("/", get(count));
+        let server = tokio::spawn(serve(listener, router, settings(1, Duration::from_secs(5)), shutdown.clone()));
+        let mut first = TcpStream::connect(address).await.unwrap();
+        let mut second = TcpStream::connect(address).await.unwrap();
+        second.write_all(REQUEST).await.unwrap();
+        first.write_all(REQUEST).await.unwrap();
+        assert_eq!(status_of(&mut first).await, "HTTP/1.1 200");
+        assert_eq!(SERVED.load(Ordering::SeqCst), 1);
+        drop(first);
+        assert_eq!(status_of(&mut second).await, "HTTP/1.1 200");
+        shutdown.cancel();
+        server.await.unwrap().unwrap();
+    }
+}
