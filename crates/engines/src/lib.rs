@@ -2,3 +2,5 @@
 //! hold all engines of a port to the same contract. Roles never see what is in here; the server wires it.
 
 pub mod conformance;
+pub mod embedded;
+pub mod resolve;

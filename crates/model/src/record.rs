@@ -9,10 +9,33 @@ use crate::Timestamp;
 pub const HEADER_ID: &str = "whimbrel-id";
 /// The payload's media type.
 pub const HEADER_CONTENT_TYPE: &str = "content-type";
-/// `(owner, idempotency key)` of a publish that brought one, so that receipts can be rebuilt from the log.
+/// `(owner, idempotency key)` of a publish that brought a key or an id, so that receipts can be rebuilt from the log: what
+/// [`idempotency_header`] writes.
 pub const HEADER_IDEMPOTENCY_KEY: &str = "whimbrel-idempotency-key";
-/// The fingerprint of the publisher's body, beside the key or the brought id.
+/// The fingerprint of the publisher's body, beside the key or the brought id: 16 hexadecimal digits.
 pub const HEADER_FINGERPRINT: &str = "whimbrel-fingerprint";
+
+/// The value of [`HEADER_IDEMPOTENCY_KEY`]: the owner, a zero byte, the key. An empty key says that the message's id is the
+/// publisher's own.
+pub fn idempotency_header(owner: &str, key: &str) -> Vec<u8> {
+    [owner.as_bytes(), &[0], key.as_bytes()].concat()
+}
+
+/// Reads what [`idempotency_header`] wrote: `(owner, key)`.
+pub fn split_idempotency_header(value: &[u8]) -> Option<(&str, &str)> {
+    std::str::from_utf8(value).ok()?.split_once('\0')
+}
+
+/// Writes an owner and its text as one: the owner's length in bytes, a colon, and both.
+pub fn join_owned(owner: &str, text: &str) -> String {
+    format!("{}:{owner}{text}", owner.len())
+}
+
+/// Reads what [`join_owned`] wrote.
+pub fn split_owned(joined: &str) -> Option<(&str, &str)> {
+    let (len, rest) = joined.split_once(':')?;
+    rest.split_at_checked(len.parse().ok()?)
+}
 
 /// One record, on its way into a log or out of it. Cloning shares the bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -144,7 +167,19 @@ mod tests {
         assert!(builder.take().is_empty());
     }
 
+    #[test]
+    fn an_owner_and_a_key_are_read_back() {
+        assert_eq!(split_idempotency_header(&idempotency_header("shop", "a b")), Some(("shop", "a b")));
+        assert_eq!(split_idempotency_header(&idempotency_header("", "")), Some(("", "")));
+        assert_eq!(split_idempotency_header(b"no zero"), None);
+    }
+
     proptest! {
+        #[test]
+        fn an_owner_and_its_text_come_apart_again(owner: String, text: String) {
+            prop_assert_eq!(split_owned(&join_owned(&owner, &text)), Some((&*owner, &*text)));
+        }
+
         #[test]
         fn bytes_that_are_no_headers_are_refused_and_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
             if let Ok(headers) = Headers::from_encoded(Bytes::from(bytes)) {

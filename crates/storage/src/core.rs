@@ -163,6 +163,11 @@ impl Core {
         Ok(())
     }
 
+    /// The partitions that exist now, in no order.
+    pub fn partition_keys(&self) -> Vec<PartitionKey> {
+        self.partitions.read().unwrap_or_else(PoisonError::into_inner).keys().copied().collect()
+    }
+
     /// How many partitions a topic has.
     pub fn partition_count(&self, topic: u32) -> u32 {
         let known = self.partitions.read().unwrap_or_else(PoisonError::into_inner);

@@ -83,7 +83,7 @@ pub(crate) fn read_exact_at(file: &dyn DiskFile, position: u64, len: usize) -> i
 }
 
 /// Reads a small file whole; `None` where it is not there.
-pub(crate) fn read_whole(disk: &dyn Disk, path: &Path) -> io::Result<Option<Vec<u8>>> {
+pub fn read_whole(disk: &dyn Disk, path: &Path) -> io::Result<Option<Vec<u8>>> {
     match disk.open(path) {
         Ok(file) => {
             let len = file.len()? as usize;

@@ -69,6 +69,13 @@ pub trait Receipts: Send + Sync {
     /// Gives the claim up: only where it is certain that nothing was written.
     fn abandon<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>>;
 
+    /// Follows the log to its end, so that nothing that a crash cut off is missing. Called once, when the log knows its topics
+    /// and before anything is accepted. An engine whose store is not kept beside the log has nothing to follow.
+    fn recover<'a>(&'a self, partitions: &'a [PartitionId]) -> PortFuture<'a, Result<(), ReceiptsError>> {
+        let _ = partitions;
+        Box::pin(async { Ok(()) })
+    }
+
     /// Where messages of that brought id are, oldest first, whoever published them.
     fn find<'a>(&'a self, id: &'a str) -> PortFuture<'a, Result<Vec<Answer>, ReceiptsError>>;
 }

@@ -1,0 +1,271 @@
+//! The `Log` port on the storage crate.
+
+use std::future::{Future, poll_fn};
+use std::sync::Arc;
+use std::task::Poll;
+
+use whimbrel_model::ports::{
+    AppendOutcome, Bounds, CommitOutcome, Entry, Fence, Log, LogError, PortFuture, ReadBatch, ReadLimits,
+};
+use whimbrel_model::{Event, EventSink, PartitionId, Timestamp};
+use whimbrel_storage::{
+    AppendError, DataFolder, Event as StorageEvent, OpenError, Outcome, ReadError, Recovered, Settings, Store, Ticket,
+    Work,
+};
+
+use super::records::{Gathered, append_error, decode, id_of, key_of, read_error, size_of_entry};
+
+/// The embedded log. Cloning shares it.
+#[derive(Clone)]
+pub struct EmbeddedLog {
+    pub(super) store: Arc<Store>,
+}
+
+/// What a commit adds to the largest record when it carries it onward (a hold's `fired` beside its message) must fit into the
+/// same frame; so one record takes at most a half of it.
+const RECORDS_PER_LARGEST_FRAME: usize = 2;
+
+/// What a batch's header and a record's lengths add, with room to spare.
+const RECORD_OVERHEAD_BYTES: usize = 256;
+
+impl EmbeddedLog {
+    /// Opens the log of a data folder and recovers it.
+    pub fn open(
+        folder: Arc<DataFolder>,
+        settings: Settings,
+        events: EventSink,
+    ) -> Result<(Self, Recovered), OpenError> {
+        let on_event = Box::new(move |event| events(event_of(event)));
+        let (store, recovered) = Store::open(folder, settings, on_event)?;
+        Ok((Self { store: Arc::new(store) }, recovered))
+    }
+
+    /// Commits what waits and makes a last checkpoint. Later appends are refused.
+    pub async fn close(&self) {
+        let store = self.store.clone();
+        tokio::task::spawn_blocking(move || store.close()).await.ok();
+    }
+
+    /// Why nothing is accepted at the moment, if so.
+    pub fn refusal(&self) -> Option<LogError> {
+        self.store.refusal().map(append_error)
+    }
+
+    /// The partitions that exist now.
+    pub fn partitions(&self) -> Vec<PartitionId> {
+        self.store.partition_keys().into_iter().map(id_of).collect()
+    }
+
+    /// The largest [`whimbrel_model::Record::size`] that is taken.
+    pub fn record_bytes_max(&self) -> usize {
+        self.store.settings().frame_bytes_max / RECORDS_PER_LARGEST_FRAME - RECORD_OVERHEAD_BYTES
+    }
+
+    /// One append that fits into a frame. It is queued by the call, so that calls keep their order whoever awaits them when.
+    fn append_fitting(&self, entries: &[Entry]) -> impl Future<Output = AppendOutcome> + Send + use<> {
+        let (parts, places) = Gathered::new(entries).split();
+        let submitted = self.store.submit(Work::Append(parts));
+        async move {
+            let failed = |error: AppendError| vec![Err(append_error(error)); places.len()];
+            let outcome = match submitted {
+                Ok(ticket) => ticket.await,
+                Err(error) => return failed(error),
+            };
+            match outcome {
+                Outcome::Appended(bases) => {
+                    let offset = |&(part, index): &(u32, u32)| {
+                        bases[part as usize].clone().map(|base| base + u64::from(index)).map_err(append_error)
+                    };
+                    places.iter().map(offset).collect()
+                }
+                Outcome::Failed(error) => failed(error),
+                other => failed(AppendError::Unknown(format!("an append was answered with {other:?}"))),
+            }
+        }
+    }
+
+    /// An append that has records that are too large, or more than one frame takes: in several pieces, in order.
+    async fn append_in_pieces(&self, entries: Vec<Entry>) -> AppendOutcome {
+        let limit = self.record_bytes_max();
+        let mut answers = Vec::with_capacity(entries.len());
+        let mut piece = Vec::new();
+        let mut bytes = 0;
+        for entry in entries {
+            let size = entry.record.size();
+            let encoded = size_of_entry(&entry.record);
+            if size > limit || bytes + encoded > self.piece_bytes_max() {
+                answers.extend(self.append_piece(&std::mem::take(&mut piece)).await);
+                bytes = 0;
+            }
+            if size > limit {
+                answers.push(Err(LogError::TooLarge { size, limit }));
+            } else {
+                bytes += encoded;
+                piece.push(entry);
+            }
+        }
+        answers.extend(self.append_piece(&piece).await);
+        answers
+    }
+
+    async fn append_piece(&self, piece: &[Entry]) -> AppendOutcome {
+        if piece.is_empty() { Vec::new() } else { self.append_fitting(piece).await }
+    }
+
+    /// Encoded bytes that fit into a frame for certain, whatever partitions they go to.
+    fn piece_bytes_max(&self) -> usize {
+        self.store.settings().frame_bytes_max / RECORDS_PER_LARGEST_FRAME
+    }
+
+    /// Checks a commit and queues it, or says at once why not.
+    fn submit_commit(&self, fence: &Fence, entries: &[Entry]) -> Result<(Ticket, Vec<(u32, u32)>), CommitOutcome> {
+        let token = *fence.handle.downcast_ref::<u64>().ok_or(CommitOutcome::Fenced)?;
+        if entries.is_empty() {
+            return Err(CommitOutcome::Done(Vec::new()));
+        }
+        let limit = self.record_bytes_max();
+        let sizes = entries.iter().map(|entry| entry.record.size());
+        if let Some((index, size)) = sizes.enumerate().find(|(_, size)| *size > limit) {
+            return Err(CommitOutcome::Refused { index, error: LogError::TooLarge { size, limit } });
+        }
+        let (parts, places) = Gathered::new(entries).split();
+        let work = Work::Commit { fence: fence.name.to_string(), token, parts };
+        let ticket = self.store.submit(work).map_err(|error| CommitOutcome::NotNow(append_error(error)))?;
+        Ok((ticket, places))
+    }
+
+    async fn read_records(&self, partition: PartitionId, from: u64, limits: ReadLimits) -> Result<ReadBatch, LogError> {
+        let key = key_of(partition);
+        let max_bytes = limits.max_bytes.max(1);
+        let read = match self.store.read_memory(key, from, max_bytes).map_err(read_error)? {
+            Some(read) => read,
+            None => {
+                let store = self.store.clone();
+                let read = tokio::task::spawn_blocking(move || store.read(key, from, max_bytes));
+                read.await.map_err(|error| LogError::Unavailable(error.to_string()))?.map_err(read_error)?
+            }
+        };
+        let (records, next) = decode(&read.batches, from, read.next, limits.max_records.max(1), max_bytes);
+        Ok(ReadBatch { records, next })
+    }
+
+    /// Returns when there is something at `from`, or the partition is gone.
+    async fn arrival(&self, partition: PartitionId, from: u64) {
+        poll_fn(|context| match self.store.wait_for(key_of(partition), from, context.waker()) {
+            Ok(true) => Poll::Pending,
+            Ok(false) | Err(_) => Poll::Ready(()),
+        })
+        .await;
+    }
+
+    /// Runs a call that may block on the disk where blocking does no harm.
+    pub(super) async fn blocking<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&Store) -> T + Send + 'static,
+    ) -> Result<T, LogError> {
+        let store = self.store.clone();
+        let result = tokio::task::spawn_blocking(move || call(&store)).await;
+        result.map_err(|error| LogError::Unavailable(error.to_string()))
+    }
+}
+
+impl Log for EmbeddedLog {
+    fn append(&self, entries: Vec<Entry>) -> PortFuture<'_, AppendOutcome> {
+        let fits_alone = |entry: &Entry| entry.record.size() <= self.record_bytes_max();
+        let encoded = entries.iter().map(|entry| size_of_entry(&entry.record)).sum::<usize>();
+        if entries.is_empty() {
+            Box::pin(async { Vec::new() })
+        } else if encoded <= self.piece_bytes_max() && entries.iter().all(fits_alone) {
+            Box::pin(self.append_fitting(&entries))
+        } else {
+            Box::pin(self.append_in_pieces(entries))
+        }
+    }
+
+    fn fence<'a>(&'a self, name: &'a str, epoch: u64) -> PortFuture<'a, Result<Fence, LogError>> {
+        Box::pin(async move {
+            let ticket = self.store.submit(Work::OpenFence(name.to_owned())).map_err(append_error)?;
+            match ticket.await {
+                Outcome::FenceOpened(token) => Ok(Fence { name: name.into(), epoch, handle: Arc::new(token) }),
+                Outcome::Failed(error) => Err(append_error(error)),
+                other => Err(LogError::Unknown(format!("a fence was answered with {other:?}"))),
+            }
+        })
+    }
+
+    fn commit<'a>(&'a self, fence: &'a Fence, entries: Vec<Entry>) -> PortFuture<'a, CommitOutcome> {
+        let submitted = self.submit_commit(fence, &entries);
+        Box::pin(async move {
+            match submitted {
+                Ok((ticket, places)) => commit_outcome(ticket.await, &places),
+                Err(outcome) => outcome,
+            }
+        })
+    }
+
+    fn read(
+        &self,
+        partition: PartitionId,
+        from: u64,
+        limits: ReadLimits,
+    ) -> PortFuture<'_, Result<ReadBatch, LogError>> {
+        Box::pin(async move {
+            let read = self.read_records(partition, from, limits).await?;
+            if !read.records.is_empty() || read.next > from || limits.wait.is_zero() {
+                return Ok(read);
+            }
+            match tokio::time::timeout(limits.wait, self.arrival(partition, from)).await {
+                Ok(()) => self.read_records(partition, from, limits).await,
+                Err(_) => Ok(read),
+            }
+        })
+    }
+
+    fn bounds(&self, partition: PartitionId) -> PortFuture<'_, Result<Bounds, LogError>> {
+        let bounds = self.store.bounds(key_of(partition));
+        Box::pin(async move { bounds.map(|(first, next)| Bounds { first, next }).map_err(read_error) })
+    }
+
+    fn offset_at(&self, partition: PartitionId, time: Timestamp) -> PortFuture<'_, Result<u64, LogError>> {
+        Box::pin(async move {
+            self.blocking(move |store| store.offset_at(key_of(partition), time.as_millis())).await?.map_err(read_error)
+        })
+    }
+
+    fn trim(&self, partition: PartitionId, before: u64) -> PortFuture<'_, Result<(), LogError>> {
+        Box::pin(async move {
+            let trimmed: Result<(), ReadError> =
+                self.blocking(move |store| store.trim(key_of(partition), before)).await?;
+            trimmed.map_err(read_error)
+        })
+    }
+}
+
+fn commit_outcome(outcome: Outcome, places: &[(u32, u32)]) -> CommitOutcome {
+    match outcome {
+        Outcome::Committed(bases) => {
+            CommitOutcome::Done(places.iter().map(|(part, index)| bases[*part as usize] + u64::from(*index)).collect())
+        }
+        Outcome::Fenced => CommitOutcome::Fenced,
+        Outcome::Refused { part, error } => {
+            CommitOutcome::Refused { index: Gathered::first_of_part(places, part), error: append_error(error) }
+        }
+        Outcome::Failed(AppendError::Unknown(why)) => CommitOutcome::Unknown(why),
+        Outcome::Failed(error) => CommitOutcome::NotNow(append_error(error)),
+        other => CommitOutcome::Unknown(format!("a commit was answered with {other:?}")),
+    }
+}
+
+fn event_of(event: StorageEvent) -> Event {
+    match event {
+        StorageEvent::Damaged(damage) => Event::new("damage_found", damage.to_string())
+            .with("file", &damage.file)
+            .with("position", damage.position)
+            .with("what", &damage.what),
+        StorageEvent::DiskFull(why) => {
+            Event::new("disk_full", format!("nothing is accepted until there is room: {why}"))
+        }
+        StorageEvent::DiskHasRoom => Event::new("disk_has_room", "there is room on the disk again"),
+        StorageEvent::Poisoned(why) => Event::new("log_failed", format!("nothing is accepted until a restart: {why}")),
+    }
+}

@@ -1,0 +1,30 @@
+//! The embedded engine: a folder on disk and nothing else.
+//!
+//! ```text
+//! whimbrel-data/
+//!   FORMAT, LOCK      what it is, and who has it open
+//!   log/              the journal and the segments (the storage crate's)
+//!   catalogue.json    topics with their numbers
+//!   receipts/         answers to idempotency keys and brought ids (an LSM)
+//! ```
+
+mod catalogue;
+mod log;
+mod receipts;
+mod records;
+mod topics;
+
+pub use catalogue::FileCatalogue;
+pub use log::EmbeddedLog;
+pub use receipts::{LsmReceipts, ReceiptSettings};
+
+use std::path::Path;
+use std::sync::Arc;
+
+use whimbrel_storage::disk::RealDisk;
+use whimbrel_storage::{DataFolder, OpenError};
+
+/// Opens a data folder on the machine's own disk and locks it.
+pub fn open_folder(path: &Path) -> Result<Arc<DataFolder>, OpenError> {
+    DataFolder::open(Arc::new(RealDisk::new()), path).map(Arc::new)
+}

@@ -1,0 +1,86 @@
+//! How receipts are written in the LSM. Values begin with the version of their format.
+
+use whimbrel_model::ports::{Answer, Claim, ClaimKind};
+use whimbrel_model::{PartitionId, Timestamp, TopicNumber};
+
+const FORMAT: u8 = 1;
+const FIXED_LEN: usize = 33;
+
+/// What makes a claim the same: its kind, topic, owner and text; not its partition.
+pub(super) fn claim_key(claim: &Claim) -> Vec<u8> {
+    let mut key = Vec::with_capacity(9 + claim.owner.len() + claim.text.len());
+    key.push(match claim.kind {
+        ClaimKind::Key => b'k',
+        ClaimKind::Id => b'i',
+    });
+    key.extend_from_slice(&claim.partition.topic.0.to_be_bytes());
+    key.extend_from_slice(&(claim.owner.len() as u32).to_be_bytes());
+    key.extend_from_slice(claim.owner.as_bytes());
+    key.extend_from_slice(claim.text.as_bytes());
+    key
+}
+
+/// Ids have no zero byte, so this prefix is of one id alone.
+pub(super) fn id_prefix(id: &str) -> Vec<u8> {
+    let mut key = id.as_bytes().to_vec();
+    key.push(0);
+    key
+}
+
+/// Below its id, in the order of time.
+pub(super) fn id_key(id: &str, answer: &Answer) -> Vec<u8> {
+    let mut key = id_prefix(id);
+    key.extend_from_slice(&answer.answered_at.as_millis().to_be_bytes());
+    key.extend_from_slice(&answer.partition.topic.0.to_be_bytes());
+    key.extend_from_slice(&answer.partition.index.to_be_bytes());
+    key.extend_from_slice(&answer.offset.to_be_bytes());
+    key
+}
+
+pub(super) fn applied_key(partition: PartitionId) -> [u8; 8] {
+    (u64::from(partition.topic.0) << 32 | u64::from(partition.index)).to_be_bytes()
+}
+
+pub(super) fn encode_answer(fingerprint: u64, answer: &Answer) -> Vec<u8> {
+    let mut value = Vec::with_capacity(FIXED_LEN + answer.id.len());
+    value.push(FORMAT);
+    value.extend_from_slice(&fingerprint.to_le_bytes());
+    value.extend_from_slice(&answer.partition.topic.0.to_le_bytes());
+    value.extend_from_slice(&answer.partition.index.to_le_bytes());
+    value.extend_from_slice(&answer.offset.to_le_bytes());
+    value.extend_from_slice(&answer.answered_at.as_millis().to_le_bytes());
+    value.extend_from_slice(answer.id.as_bytes());
+    value
+}
+
+pub(super) fn decode_answer(value: &[u8]) -> Option<(u64, Answer)> {
+    let (&FORMAT, rest) = value.split_first()? else { return None };
+    let (fingerprint, rest) = rest.split_first_chunk()?;
+    let (topic, rest) = rest.split_first_chunk()?;
+    let (index, rest) = rest.split_first_chunk()?;
+    let (offset, rest) = rest.split_first_chunk()?;
+    let (answered_at, id) = rest.split_first_chunk()?;
+    let answer = Answer {
+        id: std::str::from_utf8(id).ok()?.to_owned(),
+        partition: PartitionId::new(TopicNumber(u32::from_le_bytes(*topic)), u32::from_le_bytes(*index)),
+        offset: u64::from_le_bytes(*offset),
+        answered_at: Timestamp::from_millis(i64::from_le_bytes(*answered_at)),
+    };
+    Some((u64::from_le_bytes(*fingerprint), answer))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_survives_and_a_broken_one_is_refused() {
+        let partition = PartitionId::new(TopicNumber(3), 4);
+        let answer = Answer { id: "order-1".into(), partition, offset: 5, answered_at: Timestamp::from_millis(6) };
+        let value = encode_answer(7, &answer);
+        assert_eq!(decode_answer(&value), Some((7, answer)));
+        for len in 0..FIXED_LEN {
+            assert_eq!(decode_answer(&value[..len]), None);
+        }
+    }
+}

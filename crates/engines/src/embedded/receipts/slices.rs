@@ -1,0 +1,76 @@
+//! Keyspaces by slices of time, dropped whole.
+
+use std::collections::BTreeMap;
+use std::sync::{PoisonError, RwLock};
+use std::time::Duration;
+
+use fjall::{Database, Keyspace, KeyspaceCreateOptions};
+use whimbrel_model::Timestamp;
+
+/// A window is covered by this many slices, and one more that it is leaving.
+const SLICES_PER_WINDOW: i64 = 2;
+
+/// Bytes of a keyspace's writes that are not in its tables yet. There are a handful of keyspaces.
+const MEMTABLE_BYTES: u64 = 8 << 20;
+
+pub(super) fn small_keyspace() -> KeyspaceCreateOptions {
+    KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE_BYTES)
+}
+
+pub(super) struct Slices {
+    database: Database,
+    family: &'static str,
+    window_ms: i64,
+    open: RwLock<BTreeMap<i64, Keyspace>>,
+}
+
+impl Slices {
+    /// Finds the slices that an earlier process left. Their numbers are the time they begin at, so a changed window harms nothing.
+    pub fn open(database: &Database, family: &'static str, window: Duration) -> fjall::Result<Self> {
+        let mut open = BTreeMap::new();
+        for name in database.list_keyspace_names() {
+            let begins =
+                name.strip_prefix(family).and_then(|rest| rest.strip_prefix('-')).and_then(|rest| rest.parse().ok());
+            if let Some(begins) = begins {
+                open.insert(begins, database.keyspace(&name, small_keyspace)?);
+            }
+        }
+        let window_ms = (window.as_millis() as i64).max(SLICES_PER_WINDOW);
+        Ok(Self { database: database.clone(), family, window_ms, open: RwLock::new(open) })
+    }
+
+    fn slice_ms(&self) -> i64 {
+        self.window_ms / SLICES_PER_WINDOW
+    }
+
+    /// The slice of a time, made where it is not there.
+    pub fn at(&self, time: Timestamp) -> fjall::Result<Keyspace> {
+        let begins = time.as_millis().div_euclid(self.slice_ms()) * self.slice_ms();
+        if let Some(slice) = self.open.read().unwrap_or_else(PoisonError::into_inner).get(&begins) {
+            return Ok(slice.clone());
+        }
+        let mut open = self.open.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(slice) = open.get(&begins) {
+            return Ok(slice.clone());
+        }
+        let name = format!("{}-{begins}", self.family);
+        let slice = self.database.keyspace(&name, small_keyspace)?;
+        open.insert(begins, slice.clone());
+        Ok(slice)
+    }
+
+    pub fn newest_first(&self) -> Vec<Keyspace> {
+        self.open.read().unwrap_or_else(PoisonError::into_inner).values().rev().cloned().collect()
+    }
+
+    /// Drops the slices that are wholly before the window that ends now.
+    pub fn drop_before(&self, now: Timestamp) -> fjall::Result<()> {
+        let limit = now.as_millis() - self.window_ms - self.slice_ms();
+        let gone: Vec<Keyspace> = {
+            let mut open = self.open.write().unwrap_or_else(PoisonError::into_inner);
+            let kept = open.split_off(&limit);
+            std::mem::replace(&mut *open, kept).into_values().collect()
+        };
+        gone.into_iter().try_for_each(|slice| self.database.delete_keyspace(slice))
+    }
+}

@@ -1,0 +1,130 @@
+//! From settings to engines: which engine serves which port is decided here and nowhere else.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use whimbrel_model::EventSink;
+use whimbrel_model::ports::{Catalogue, Log, LogError, LogTopics, Receipts, ReceiptsError};
+use whimbrel_storage::OpenError;
+
+use crate::embedded::{self, EmbeddedLog, FileCatalogue, LsmReceipts, ReceiptSettings};
+
+/// What the configuration says about engines.
+#[derive(Debug, Clone)]
+pub struct EngineSettings {
+    /// The data folder. Every engine of the log has one: the catalogue and the receipts are in it.
+    pub data: PathBuf,
+    pub log: LogEngine,
+    pub receipts: ReceiptSettings,
+}
+
+#[derive(Debug, Clone)]
+pub enum LogEngine {
+    Embedded(whimbrel_storage::Settings),
+    #[cfg(feature = "kafka")]
+    Kafka(crate::kafka::KafkaSettings),
+}
+
+/// Why the engines could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    #[error(transparent)]
+    Folder(#[from] OpenError),
+    #[error(transparent)]
+    Receipts(#[from] ReceiptsError),
+    #[cfg(feature = "kafka")]
+    #[error(transparent)]
+    Kafka(#[from] crate::kafka::KafkaStartError),
+}
+
+/// The ports, each with the engine that was chosen for it.
+pub struct Engines {
+    pub log: Arc<dyn Log>,
+    pub log_topics: Arc<dyn LogTopics>,
+    pub catalogue: Arc<dyn Catalogue>,
+    pub receipts: Arc<dyn Receipts>,
+    /// What was found at the start, in a sentence for the banner.
+    pub description: String,
+    opened: Opened,
+}
+
+enum Opened {
+    Embedded(EmbeddedLog),
+    #[cfg(feature = "kafka")]
+    Kafka(Arc<crate::kafka::KafkaLog>),
+}
+
+impl Engines {
+    /// Why nothing would be accepted now, where that is so.
+    pub fn refusal(&self) -> Option<LogError> {
+        match &self.opened {
+            Opened::Embedded(log) => log.refusal(),
+            #[cfg(feature = "kafka")]
+            Opened::Kafka(_) => None,
+        }
+    }
+
+    /// Ends the engines: what was accepted is durable already, this makes the next start quick.
+    pub async fn close(&self) {
+        match &self.opened {
+            Opened::Embedded(log) => log.close().await,
+            #[cfg(feature = "kafka")]
+            Opened::Kafka(log) => log.close().await,
+        }
+    }
+}
+
+/// Opens the engines that the settings name.
+pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engines, EngineError> {
+    let folder = embedded::open_folder(&settings.data)?;
+    let catalogue = Arc::new(FileCatalogue::open(folder.clone())?);
+    let receipts_path = settings.data.join("receipts");
+    match settings.log {
+        LogEngine::Embedded(log_settings) => {
+            let (log, recovered) = EmbeddedLog::open(folder, log_settings, events)?;
+            let listed = log.clone();
+            let shared: Arc<dyn Log> = Arc::new(log.clone());
+            let list = Box::new(move || listed.partitions());
+            let receipts = LsmReceipts::open(&receipts_path, settings.receipts, shared.clone(), list)?;
+            Ok(Engines {
+                log: shared,
+                log_topics: Arc::new(log.clone()),
+                catalogue,
+                receipts: Arc::new(receipts),
+                description: describe(&recovered),
+                opened: Opened::Embedded(log),
+            })
+        }
+        #[cfg(feature = "kafka")]
+        LogEngine::Kafka(kafka_settings) => {
+            let description = format!("kafka at {}", kafka_settings.bootstrap);
+            let log = crate::kafka::KafkaLog::connect(kafka_settings, events).await?;
+            let listed = log.clone();
+            let list = Box::new(move || listed.partitions());
+            let receipts = LsmReceipts::open(&receipts_path, settings.receipts, log.clone(), list)?;
+            Ok(Engines {
+                log: log.clone(),
+                log_topics: log.clone(),
+                catalogue,
+                receipts: Arc::new(receipts),
+                description,
+                opened: Opened::Kafka(log),
+            })
+        }
+    }
+}
+
+fn describe(recovered: &whimbrel_storage::Recovered) -> String {
+    let mut text = format!("embedded ({} partitions", recovered.partitions);
+    if recovered.frames_replayed > 0 {
+        text.push_str(&format!(", {} frames replayed", recovered.frames_replayed));
+    }
+    if recovered.torn_tail_cut {
+        text.push_str(", a torn tail cut");
+    }
+    if !recovered.damage.is_empty() {
+        text.push_str(&format!(", {} DAMAGED PLACES", recovered.damage.len()));
+    }
+    text.push(')');
+    text
+}
