@@ -5,5 +5,6 @@
 
 pub mod admin;
 pub mod events;
+pub mod figures;
 pub mod receive;
 pub mod topics;

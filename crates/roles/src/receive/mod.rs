@@ -1,23 +1,43 @@
 //! The stateless door: HTTP and gRPC, validation, limits, durable append, and the compatible doors of older systems.
 //!
-//! One file per endpoint, all of the same shape. The door knows the ports and never an engine; it answers a publish only when the
-//! log has it, and keeps nothing that a restart would lose.
+//! One file per endpoint, all of the same shape: the handler with its part of the API document, then what it needs. The door knows
+//! the ports and never an engine; it answers a publish only when the log has it, and keeps nothing that a restart would lose.
 
-mod figures;
+mod accept;
+mod answer;
+mod attributes;
+mod batch;
+mod body;
+mod claims;
+pub mod documents;
+mod door;
+mod draft;
+mod entry;
 mod keys;
+mod load;
+mod message_json;
 mod problem;
+mod publish;
+mod query;
+mod read;
 mod settings;
+mod split;
+mod topics;
+mod undisturbed;
 
 use std::sync::Arc;
 
 use axum::Router;
-use axum::routing::get;
-use whimbrel_model::Clock;
+use axum::routing::{get, post};
+use tokio::task::JoinHandle;
 use whimbrel_model::ports::{Catalogue, Log, LogTopics, Receipts};
+use whimbrel_model::{Clock, EVENTS_TOPIC};
 
 use crate::events::Events;
+use crate::topics::TopicError;
+use door::Door;
 
-pub use figures::NAMES as METRIC_NAMES;
+pub use crate::figures::NAMES as METRIC_NAMES;
 pub use keys::{ApiKey, Scope, Secret};
 pub use problem::{Code, Problem};
 pub use settings::{PageInfo, ReceiveSettings};
@@ -32,37 +52,49 @@ pub struct Ports {
     pub clock: Arc<dyn Clock>,
 }
 
-/// Why the door could not open.
+/// Why the door could not open: the catalogue or the log could not be used.
 #[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    #[error("the catalogue cannot be used: {0}")]
-    Catalogue(#[from] whimbrel_model::ports::CatalogueError),
-    #[error("the log cannot be used: {0}")]
-    Log(#[from] whimbrel_model::ports::LogError),
-    #[error("the catalogue's entry `{key}` cannot be read: {why}")]
-    MalformedEntry { key: String, why: String },
-}
+#[error(transparent)]
+pub struct StartError(#[from] pub TopicError);
 
 /// The open door.
 pub struct Receive {
-    ports: Ports,
-    settings: ReceiveSettings,
-    events: Arc<Events>,
+    door: Arc<Door>,
+    tasks: Vec<JoinHandle<()>>,
 }
 
 impl Receive {
     /// Reconciles the catalogue with the log, then starts the background tasks (the writer of events, the watch on the catalogue)
-    /// on the runtime that it is called in. They end with `settings.shutdown`.
+    /// on the runtime that it is called in. They end with `settings.shutdown`. A recorder of metrics must be installed before.
     pub async fn start(ports: Ports, settings: ReceiveSettings, events: Arc<Events>) -> Result<Self, StartError> {
-        Ok(Self { ports, settings, events })
+        let shutdown = settings.shutdown.clone();
+        let door = Arc::new(Door::open(ports, settings, &events).await?);
+        let events_topic = door.registry.get(EVENTS_TOPIC).ok_or(TopicError::Unknown(EVENTS_TOPIC.to_owned()))?;
+        let (log, mint, partition) = (Arc::clone(&door.ports.log), Arc::clone(&door.mint), events_topic.partition(0));
+        let ends = shutdown.clone();
+        let writer = tokio::spawn(async move { events.run(log, mint, partition, ends).await });
+        let watching = Arc::clone(&door);
+        let watcher = tokio::spawn(async move { watching.registry.watch(shutdown).await });
+        Ok(Self { door, tasks: vec![writer, watcher] })
     }
 
     /// Everything that is served: HTTP, gRPC, the page at `/`, the API document. Add `/metrics` beside it.
     pub fn router(&self) -> Router {
-        let _ = (&self.ports, &self.settings, &self.events);
-        Router::new().route("/healthz", get(|| async { "ok" }))
+        Router::new()
+            .route("/healthz", get(|| async { "ok" }))
+            .route("/v1/topics", get(topics::list_topics))
+            .route("/v1/topics/{topic}", get(topics::get_topic).put(topics::put_topic).delete(topics::delete_topic))
+            .route("/v1/topics/{topic}/messages", post(publish::publish).get(read::read))
+            .route("/v1/topics/{topic}/batch", post(batch::publish_batch))
+            .with_state(Arc::clone(&self.door))
     }
 
     /// Waits for the background tasks, after `settings.shutdown` was cancelled.
-    pub async fn close(self) {}
+    pub async fn close(self) {
+        for task in self.tasks {
+            if let Err(error) = task.await {
+                tracing::error!(%error, "a background task of the door ended badly");
+            }
+        }
+    }
 }

@@ -14,6 +14,8 @@ use serde_json::{Map, Value};
 use whimbrel_model::NameError;
 use whimbrel_model::ports::{CatalogueError, LogError, ReceiptsError};
 
+use crate::topics::TopicError;
+
 macro_rules! codes {
     ($($variant:ident $status:literal $word:literal $title:literal,)+) => {
         /// What went wrong, as a stable word.
@@ -149,7 +151,7 @@ impl Problem {
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let code = self.code();
-        metrics::counter!(super::figures::REFUSALS, "code" => code.word()).increment(1);
+        metrics::counter!(crate::figures::REFUSALS, "code" => code.word()).increment(1);
         let mut response = Response::new(Body::from(self.to_json().to_string()));
         *response.status_mut() = StatusCode::from_u16(code.status()).expect("the list of codes has real statuses");
         let headers = response.headers_mut();
@@ -208,6 +210,23 @@ impl From<CatalogueError> for Problem {
             CatalogueError::Unavailable(_) => Code::Unavailable,
         };
         Self::new(code, error.to_string())
+    }
+}
+
+impl From<TopicError> for Problem {
+    fn from(error: TopicError) -> Self {
+        let detail = error.to_string();
+        match error {
+            TopicError::Unknown(_) => Self::new(Code::UnknownTopic, detail),
+            TopicError::Shrink { .. } => Self::new(Code::CannotShrink, detail),
+            TopicError::Partitions(_) => Self::new(Code::BadParameter, detail),
+            TopicError::Copies { .. } => Self::new(Code::Unsupported, detail),
+            TopicError::TooMany(_) => Self::new(Code::TooManyTopics, detail),
+            TopicError::Growing(_) => Self::new(Code::TopicGrowing, detail),
+            TopicError::Malformed { .. } => Self::new(Code::Unavailable, detail),
+            TopicError::Log(error) => error.into(),
+            TopicError::Catalogue(error) => error.into(),
+        }
     }
 }
 

@@ -1,1 +1,17 @@
-//! The registry of topics.
+//! The registry of topics: names → number, partitions, retention, growths. Kept in the catalogue, cached, watched.
+//!
+//! The catalogue is the truth about what topics there are; the log follows it. The hot path reads an immutable map; whoever changes
+//! topics does so one at a time, catalogue and log together, and swaps the map when both agree. The registry must never hand out
+//! a mapping of keys to partitions that the catalogue does not have (see [`gate`] and [`growth`]).
+
+pub mod gate;
+pub mod growth;
+pub mod rates;
+pub mod registry;
+pub mod stored;
+pub mod topic;
+
+pub use gate::Pass;
+pub use growth::Growth;
+pub use registry::{PutOutcome, Registry, RegistryPorts, TopicChange, TopicDefaults, TopicError};
+pub use topic::Topic;

@@ -1,0 +1,188 @@
+//! `POST /v1/topics/{topic}/batch`: many messages, as a JSON array or as NDJSON.
+//!
+//! Entries are parsed while the body arrives, and each piece of the body is let go when it was read: the raw body and its messages
+//! are never both held whole. A batch with a bad entry is refused whole, with that entry's index.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, StatusCode};
+use serde_json::Value;
+use whimbrel_model::ports::LogError;
+
+use super::accept::{Accepted, accept_many, append_problem};
+use super::answer::{ANSWER_BYTES_TYPICAL, json_response, write_answer};
+use super::attributes::{check_user_topic, topic_in_path};
+use super::body::{announced_length, next_chunk};
+use super::documents::{BatchAnswer, NewMessageDocument};
+use super::door::Door;
+use super::draft::Draft;
+use super::entry::EntryReader;
+use super::keys::Scope;
+use super::load::Load;
+use super::problem::{Code, Problem};
+use super::query::Query;
+use super::split::{Form, NotOfItsForm, Splitter};
+
+/// What one message of a batch takes in its body, about.
+const ENTRY_BYTES_TYPICAL: usize = 128;
+
+/// Publish many messages
+///
+/// A JSON array, or NDJSON (`application/x-ndjson`). The answers are in the order of the entries and come when all are durable. A
+/// batch with a bad entry is refused whole, with the entry's `index`; where only some could be taken, the problem
+/// `partly_appended` has `messages`, each a place or an error.
+#[utoipa::path(
+    post, path = "/v1/topics/{topic}/batch", tag = "messages", operation_id = "publish_batch",
+    params(("topic" = String, Path, description = "1 to 200 of `A-Za-z0-9._-`, not starting with `_`")),
+    request_body(content(
+        (Vec<NewMessageDocument> = "application/json"),
+        (NewMessageDocument = "application/x-ndjson"),
+    )),
+    responses(
+        (status = 200, description = "All messages are durable", body = BatchAnswer, content_type = "application/json"),
+        (status = "4XX", description = "`bad_json`, `bad_entry` and what a single publish refuses, with the entry's `index`; `batch_too_large`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+        (status = "5XX", description = "`partly_appended`, `not_yet`, `disk_full`, `log_closed`, `unavailable`, `topic_growing`, `outcome_unknown`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn publish_batch(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
+    let (parts, body) = request.into_parts();
+    let topic = topic_in_path(parts.uri.path())?;
+    let caller = door.keys.caller(&parts.headers)?;
+    check_user_topic(&topic)?;
+    caller.require_topic(Scope::Publish, &topic)?;
+    Query::parse(parts.uri.query())?.end()?;
+    if parts.headers.contains_key("idempotency-key") {
+        let detail = "a batch is made safe to repeat by an `id` in each entry, not by one key for all";
+        return Err(Problem::new(Code::BadParameter, detail));
+    }
+    let mut load = door.in_flight.begin();
+    let drafts = read_drafts(&door, body, &parts.headers, &mut load).await?;
+    let begun = Instant::now();
+    door.figures.batch_messages.record(drafts.len() as f64);
+    if drafts.is_empty() {
+        return Ok(json_response(StatusCode::OK, r#"{"messages":[]}"#));
+    }
+    let outcomes = accept_many(&door, &topic, caller.owner(), drafts, load)
+        .await
+        .map_err(|refusal| at_index(refusal.problem, refusal.index))?;
+    door.figures.publish_seconds.record(begun.elapsed());
+    answer(outcomes, &topic)
+}
+
+async fn read_drafts(door: &Door, mut body: Body, headers: &HeaderMap, load: &mut Load) -> Result<Vec<Draft>, Problem> {
+    let settings = &door.settings;
+    let announced = announced_length(headers);
+    let too_large = || too_large("bytes", settings.batch_bytes_max);
+    if announced.is_some_and(|length| length > settings.batch_bytes_max) {
+        return Err(too_large());
+    }
+    let expected = announced.unwrap_or_default();
+    let mut drafts: Vec<Draft> = Vec::with_capacity((expected / ENTRY_BYTES_TYPICAL).min(settings.batch_messages_max));
+    let mut reader = EntryReader::new(settings, door.ports.clock.now(), expected);
+    let mut splitter = Splitter::new(form_of(headers));
+    let mut each = |entry: &[u8]| -> Result<(), BadBatch> {
+        if drafts.len() == settings.batch_messages_max {
+            return Err(BadBatch::Problem(too_large_count(settings.batch_messages_max)));
+        }
+        let draft = reader.read(entry).map_err(|problem| BadBatch::Problem(at_index(problem, drafts.len())))?;
+        drafts.push(draft);
+        Ok(())
+    };
+    let mut received = 0;
+    let split = loop {
+        let Some(piece) = next_chunk(&mut body).await? else { break splitter.finish(&mut each) };
+        received += piece.len();
+        if received > settings.batch_bytes_max {
+            return Err(too_large());
+        }
+        load.grow(piece.len())?;
+        if let Err(bad) = splitter.feed(&piece, &mut each) {
+            break Err(bad);
+        }
+    };
+    match split {
+        Ok(()) => Ok(drafts),
+        Err(BadBatch::Problem(problem)) => Err(problem),
+        Err(BadBatch::Form(why)) => Err(at_index(Problem::new(Code::BadJson, why.to_string()), drafts.len())),
+    }
+}
+
+/// Why a batch is refused while it is read.
+enum BadBatch {
+    Problem(Problem),
+    Form(NotOfItsForm),
+}
+
+impl From<NotOfItsForm> for BadBatch {
+    fn from(why: NotOfItsForm) -> Self {
+        Self::Form(why)
+    }
+}
+
+fn form_of(headers: &HeaderMap) -> Form {
+    let content_type = headers.get(CONTENT_TYPE).map(|value| value.as_bytes()).unwrap_or_default();
+    let media_type = content_type.split(|b| *b == b';').next().unwrap_or_default().trim_ascii();
+    let lines = ["application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines"];
+    if lines.iter().any(|name| media_type.eq_ignore_ascii_case(name.as_bytes())) { Form::Lines } else { Form::Array }
+}
+
+pub(super) fn at_index(problem: Problem, index: usize) -> Problem {
+    problem.with("index", index)
+}
+
+fn too_large(of: &str, limit: usize) -> Problem {
+    Problem::new(Code::BatchTooLarge, format!("a batch has at most {limit} {of}")).with("limit", limit)
+}
+
+pub(super) fn too_large_count(limit: usize) -> Problem {
+    too_large("messages", limit)
+}
+
+fn answer(outcomes: Vec<Result<Accepted, LogError>>, topic: &str) -> Result<Response, Problem> {
+    if outcomes.iter().any(Result::is_err) {
+        return Err(partly(outcomes, topic));
+    }
+    let mut json = Vec::with_capacity(16 + outcomes.len() * (ANSWER_BYTES_TYPICAL + topic.len()));
+    json.extend_from_slice(b"{\"messages\":[");
+    for (index, accepted) in outcomes.iter().flatten().enumerate() {
+        if index > 0 {
+            json.push(b',');
+        }
+        write_answer(&mut json, accepted, topic);
+    }
+    json.extend_from_slice(b"]}");
+    Ok(json_response(StatusCode::OK, json))
+}
+
+/// Not all were taken. Where none was, and for one reason, that reason is the answer.
+pub(super) fn partly(outcomes: Vec<Result<Accepted, LogError>>, topic: &str) -> Problem {
+    let (total, taken) = (outcomes.len(), outcomes.iter().filter(|outcome| outcome.is_ok()).count());
+    let unknown = outcomes.iter().any(|outcome| matches!(outcome, Err(LogError::Unknown(_))));
+    let problems = |outcome: Result<Accepted, LogError>| outcome.map_err(|error| append_problem(error, topic));
+    if taken == 0 && !unknown {
+        let codes: Vec<Code> =
+            outcomes.iter().flat_map(|o| o.as_ref().err()).map(|e| append_problem(e.clone(), topic).code()).collect();
+        if codes.iter().all(|code| *code == codes[0]) {
+            let first = outcomes.into_iter().map(problems).find_map(Result::err);
+            return first.expect("none was taken");
+        }
+    }
+    let messages: Vec<Value> = outcomes
+        .into_iter()
+        .map(|outcome| match problems(outcome) {
+            Ok(accepted) => {
+                let mut json = Vec::with_capacity(ANSWER_BYTES_TYPICAL + topic.len());
+                write_answer(&mut json, &accepted, topic);
+                serde_json::from_slice(&json).expect("an answer is JSON")
+            }
+            Err(problem) => serde_json::json!({ "error": problem.to_json() }),
+        })
+        .collect();
+    let detail = format!("{taken} of {total} messages were taken; `messages` says which");
+    Problem::new(Code::PartlyAppended, detail).with("messages", messages)
+}

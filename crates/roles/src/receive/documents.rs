@@ -1,0 +1,142 @@
+//! What bodies and answers look like, for the API document. The answers themselves are written by hand where they are hot; a test
+//! reads them back by these types, so that the two cannot drift apart.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+/// A problem, as RFC 9457 writes it.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = Problem)]
+pub struct ProblemDocument {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub title: String,
+    pub status: u16,
+    pub detail: String,
+    /// A stable word that programs branch on.
+    pub code: String,
+    /// In a batch: the entry that is wrong.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub index: Option<u64>,
+    /// `damaged`: where reading can go on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resume_at: Option<u64>,
+    /// `offset_out_of_range`: the first offset that is kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_offset: Option<u64>,
+    /// `offset_out_of_range`: the offset that the next message will have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_offset: Option<u64>,
+    /// What the limit is, where one was passed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u64>,
+    /// `partly_appended`: for each message its place, or an `error` that is a problem.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub messages: Option<Vec<Value>>,
+    /// `not_ready`: why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasons: Option<Vec<String>>,
+    /// `method_not_allowed`: what the path takes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allow: Option<String>,
+}
+
+/// Where a message is.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PublishAnswer {
+    pub id: String,
+    pub topic: String,
+    pub partition: u32,
+    pub offset: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BatchAnswer {
+    /// One answer each, in order.
+    pub messages: Vec<PublishAnswer>,
+}
+
+/// An entry of a batch. It has exactly one of `payload`, `payload_base64` and `json`.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = NewMessage)]
+pub struct NewMessageDocument {
+    /// A payload that is text.
+    pub payload: Option<String>,
+    /// A payload that is not.
+    pub payload_base64: Option<String>,
+    /// A payload that is JSON; its content type is then `application/json`.
+    pub json: Option<Value>,
+    pub key: Option<String>,
+    /// An id of the publisher's own: a repeat returns the first answer.
+    pub id: Option<String>,
+    pub headers: Option<BTreeMap<String, String>>,
+    pub content_type: Option<String>,
+    /// Answers 501 `not_yet` in this version.
+    pub delay: Option<String>,
+    /// Answers 501 `not_yet` in this version.
+    pub deliver_at: Option<String>,
+}
+
+/// A message as it is read.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = Message)]
+pub struct MessageDocument {
+    pub id: String,
+    pub topic: String,
+    pub partition: u32,
+    pub offset: u64,
+    /// Absent where the message has no key.
+    #[serde(default)]
+    pub key: Option<String>,
+    /// The key, where it is not UTF-8 text.
+    #[serde(default)]
+    pub key_base64: Option<String>,
+    pub headers: BTreeMap<String, String>,
+    #[serde(default)]
+    pub content_type: Option<String>,
+    pub published_at: String,
+    /// A payload that is text.
+    #[serde(default)]
+    pub payload: Option<String>,
+    /// A payload that is not.
+    #[serde(default)]
+    pub payload_base64: Option<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReadAnswer {
+    pub messages: Vec<MessageDocument>,
+    /// Where to read on.
+    pub next_offset: u64,
+}
+
+/// A message and what became of it.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct MessageState {
+    /// `published`
+    pub state: String,
+    #[serde(flatten)]
+    pub message: MessageDocument,
+    /// What each subscription did with it.
+    pub subscriptions: Vec<Value>,
+}
+
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SearchAnswer {
+    pub messages: Vec<MessageDocument>,
+    /// How many records were looked at.
+    pub scanned: u64,
+    /// Whether everything that was asked about has been looked at.
+    pub complete: bool,
+    /// Where to look on, where it is not complete.
+    #[serde(default)]
+    pub cursor: Option<String>,
+}

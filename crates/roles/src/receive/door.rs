@@ -1,0 +1,99 @@
+//! What all endpoints share: the ports, the registry, the keys, the bounds. Stateless but for counters and caches.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use whimbrel_model::ports::LogError;
+use whimbrel_model::{EVENTS_TOPIC, IdMint, Retention};
+
+use super::keys::KeyRing;
+use super::load::InFlight;
+use super::settings::ReceiveSettings;
+use super::{Ports, StartError};
+use crate::events::Events;
+use crate::figures::DoorFigures;
+use crate::topics::{Registry, RegistryPorts, TopicChange, TopicDefaults};
+
+/// How long `/readyz` waits for the log.
+const READY_WITHIN: Duration = Duration::from_secs(1);
+
+pub(crate) struct Door {
+    pub(crate) ports: Ports,
+    pub(crate) settings: ReceiveSettings,
+    pub(crate) registry: Registry,
+    pub(crate) mint: Arc<IdMint>,
+    pub(crate) keys: KeyRing,
+    pub(crate) in_flight: Arc<InFlight>,
+    pub(crate) tails: Arc<Semaphore>,
+    pub(crate) figures: DoorFigures,
+    /// Why the log takes nothing more, once it said so. Only a restart mends it.
+    poisoned: OnceLock<String>,
+}
+
+impl Door {
+    pub(super) async fn open(ports: Ports, settings: ReceiveSettings, events: &Events) -> Result<Self, StartError> {
+        let defaults = TopicDefaults {
+            auto_create: settings.auto_create_topics,
+            partitions: settings.default_partitions,
+            retention: Retention { time: settings.default_retention, bytes: settings.default_retention_bytes },
+            replicas: settings.default_replicas,
+            min_insync: settings.default_min_insync,
+            topics_max: settings.topics_max,
+        };
+        let registry_ports = RegistryPorts {
+            log: Arc::clone(&ports.log),
+            log_topics: Arc::clone(&ports.log_topics),
+            catalogue: Arc::clone(&ports.catalogue),
+            clock: Arc::clone(&ports.clock),
+            events: events.sink(),
+        };
+        let registry = Registry::open(registry_ports, defaults).await?;
+        if registry.get(EVENTS_TOPIC).is_none() {
+            registry.put(EVENTS_TOPIC, TopicChange { partitions: Some(1), ..TopicChange::default() }).await?;
+        }
+        // A hasher's random seed is as good a beginning for the counter of ids as any, and costs no dependency.
+        let start = RandomState::new().hash_one(ports.clock.now()) as u32;
+        Ok(Self {
+            mint: Arc::new(IdMint::new(settings.node, start)),
+            keys: KeyRing::new(&settings.keys),
+            in_flight: InFlight::new(settings.in_flight_bytes_max),
+            tails: Arc::new(Semaphore::new(settings.tails_max.min(Semaphore::MAX_PERMITS))),
+            figures: DoorFigures::new(),
+            poisoned: OnceLock::new(),
+            ports,
+            settings,
+            registry,
+        })
+    }
+
+    /// Remembers what an append said of the log itself.
+    pub(crate) fn note_failure(&self, error: &LogError) {
+        if let LogError::Poisoned(why) = error {
+            self.poisoned.get_or_init(|| why.clone());
+        }
+    }
+
+    /// Why this process should get no requests now: nothing, where it should.
+    pub(crate) async fn reasons_not_ready(&self) -> Vec<String> {
+        let mut reasons = Vec::new();
+        if self.settings.shutdown.is_cancelled() {
+            reasons.push("the server is ending".to_owned());
+        }
+        if let Some(why) = self.poisoned.get() {
+            reasons.push(format!("the log is closed for writing until a restart: {why}"));
+        }
+        let Some(events) = self.registry.get(EVENTS_TOPIC) else {
+            reasons.push("the system's topics are not there".to_owned());
+            return reasons;
+        };
+        match tokio::time::timeout(READY_WITHIN, self.ports.log.bounds(events.partition(0))).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => reasons.push(error.to_string()),
+            Err(_) => reasons.push("the log does not answer".to_owned()),
+        }
+        reasons
+    }
+}

@@ -1,0 +1,64 @@
+//! A topic as the catalogue keeps it: JSON under `topics/<name>`. The last number given is under `topic_numbers`.
+//!
+//! Fields are only ever added, with a default, so that an older entry stays readable.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use whimbrel_model::{Retention, Timestamp, TopicNumber, TopicSpec};
+
+use super::Growth;
+
+/// What the keys of topics start with.
+pub const TOPIC_PREFIX: &str = "topics/";
+/// Where the last number given is kept, as decimal digits.
+pub const LAST_NUMBER_KEY: &str = "topic_numbers";
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredTopic {
+    pub number: TopicNumber,
+    pub partitions: u32,
+    /// `None`: without that bound, or the engine's own for a topic that others made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retention_ms: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retention_bytes: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_insync: Option<u32>,
+    pub created_at_ms: i64,
+    /// Made by others in the engine, and found there.
+    #[serde(default)]
+    pub adopted: bool,
+    /// Being deleted: the log may or may not have it still. Whoever finds this finishes it.
+    #[serde(default)]
+    pub deleting: bool,
+    #[serde(default)]
+    pub growths: Vec<Growth>,
+}
+
+impl StoredTopic {
+    pub fn spec(&self, name: &str) -> TopicSpec {
+        TopicSpec {
+            number: self.number,
+            name: name.to_owned(),
+            partitions: self.partitions,
+            retention: self.retention(),
+            replicas: self.replicas,
+            min_insync: self.min_insync,
+        }
+    }
+
+    pub fn retention(&self) -> Retention {
+        Retention { time: self.retention_ms.map(Duration::from_millis), bytes: self.retention_bytes }
+    }
+
+    pub fn created_at(&self) -> Timestamp {
+        Timestamp::from_millis(self.created_at_ms)
+    }
+}
+
+pub fn key_of(name: &str) -> String {
+    format!("{TOPIC_PREFIX}{name}")
+}

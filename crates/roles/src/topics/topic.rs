@@ -1,0 +1,131 @@
+//! One topic as the door sees it: an immutable picture of the catalogue's entry, and what runs along with the topic.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use whimbrel_model::partitioner::partition_of;
+use whimbrel_model::{PartitionId, TopicNumber};
+
+use super::gate::Gate;
+use super::rates::Meter;
+use super::stored::StoredTopic;
+use crate::figures::TopicFigures;
+
+/// A topic. Replaced by a new one when the catalogue's entry changes; whoever holds the old one sees the old picture.
+#[derive(Debug)]
+pub struct Topic {
+    pub name: Arc<str>,
+    pub stored: StoredTopic,
+    /// The version of the catalogue's entry.
+    pub version: u64,
+    /// Belongs to the mapping of keys: shared with the next picture unless the partitions changed.
+    pub(crate) gate: Arc<Gate>,
+    /// Lives as long as the topic does, over all its pictures.
+    pub(crate) running: Arc<Running>,
+}
+
+/// What counts and turns while messages pass.
+pub(crate) struct Running {
+    next_partition: AtomicU32,
+    pub(crate) published: Meter,
+    pub(crate) figures: TopicFigures,
+}
+
+impl std::fmt::Debug for Running {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Running")
+    }
+}
+
+impl Topic {
+    pub(crate) fn new(name: &str, stored: StoredTopic, version: u64) -> Self {
+        let running =
+            Running { next_partition: AtomicU32::new(0), published: Meter::default(), figures: TopicFigures::of(name) };
+        Self { name: name.into(), stored, version, gate: Arc::default(), running: Arc::new(running) }
+    }
+
+    /// The next picture of the same topic.
+    pub(crate) fn succeeded_by(&self, stored: StoredTopic, version: u64) -> Self {
+        let gate = if stored.partitions == self.stored.partitions { Arc::clone(&self.gate) } else { Arc::default() };
+        Self { name: Arc::clone(&self.name), stored, version, gate, running: Arc::clone(&self.running) }
+    }
+
+    pub fn number(&self) -> TopicNumber {
+        self.stored.number
+    }
+
+    pub fn partitions(&self) -> u32 {
+        self.stored.partitions
+    }
+
+    pub fn partition(&self, index: u32) -> PartitionId {
+        PartitionId::new(self.stored.number, index)
+    }
+
+    pub fn all_partitions(&self) -> impl Iterator<Item = PartitionId> + use<> {
+        let number = self.stored.number;
+        (0..self.stored.partitions).map(move |index| PartitionId::new(number, index))
+    }
+
+    /// Where a message goes: by its key, or in turn where it has none.
+    pub fn place(&self, key: Option<&[u8]>) -> PartitionId {
+        let index = match key {
+            Some(key) => partition_of(key, self.stored.partitions),
+            None => self.running.next_partition.fetch_add(1, Ordering::Relaxed) % self.stored.partitions,
+        };
+        self.partition(index)
+    }
+
+    /// Every partition that a key can have been mapped to since the topic was made, without repeats.
+    pub fn places_ever(&self, key: &[u8]) -> Vec<u32> {
+        let counts = self.stored.growths.iter().map(|growth| growth.from).chain([self.stored.partitions]);
+        let mut places: Vec<u32> = counts.filter(|count| *count > 0).map(|count| partition_of(key, count)).collect();
+        places.sort_unstable();
+        places.dedup();
+        places
+    }
+
+    pub fn is_system(&self) -> bool {
+        self.name.starts_with('_')
+    }
+
+    #[cfg(test)]
+    pub(crate) fn for_tests(name: &str, partitions: u32) -> Arc<Self> {
+        let stored = StoredTopic {
+            number: TopicNumber(1),
+            partitions,
+            retention_ms: None,
+            retention_bytes: None,
+            replicas: None,
+            min_insync: None,
+            created_at_ms: 0,
+            adopted: false,
+            deleting: false,
+            growths: Vec::new(),
+        };
+        Arc::new(Self::new(name, stored, 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topics::Growth;
+
+    #[test]
+    fn messages_without_a_key_take_turns_and_keys_stay() {
+        let topic = Topic::for_tests("orders", 3);
+        let turns: Vec<u32> = (0..6).map(|_| topic.place(None).index).collect();
+        assert_eq!(turns, [0, 1, 2, 0, 1, 2]);
+        assert_eq!(topic.place(Some(b"abc")), topic.place(Some(b"abc")));
+    }
+
+    #[test]
+    fn a_key_is_looked_for_wherever_it_ever_was() {
+        let mut topic = Arc::into_inner(Topic::for_tests("orders", 64)).unwrap();
+        topic.stored.growths.push(Growth { at_ms: 0, from: 1, to: 64, ends: vec![9] });
+        let now = topic.place(Some(b"abc")).index;
+        assert_ne!(now, 0, "the key was chosen to move");
+        assert_eq!(topic.places_ever(b"abc"), [0, now]);
+    }
+}
