@@ -26,17 +26,6 @@ pub fn split_idempotency_header(value: &[u8]) -> Option<(&str, &str)> {
     std::str::from_utf8(value).ok()?.split_once('\0')
 }
 
-/// Writes an owner and its text as one: the owner's length in bytes, a colon, and both.
-pub fn join_owned(owner: &str, text: &str) -> String {
-    format!("{}:{owner}{text}", owner.len())
-}
-
-/// Reads what [`join_owned`] wrote.
-pub fn split_owned(joined: &str) -> Option<(&str, &str)> {
-    let (len, rest) = joined.split_once(':')?;
-    rest.split_at_checked(len.parse().ok()?)
-}
-
 /// One record, on its way into a log or out of it. Cloning shares the bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
@@ -175,11 +164,6 @@ mod tests {
     }
 
     proptest! {
-        #[test]
-        fn an_owner_and_its_text_come_apart_again(owner: String, text: String) {
-            prop_assert_eq!(split_owned(&join_owned(&owner, &text)), Some((&*owner, &*text)));
-        }
-
         #[test]
         fn bytes_that_are_no_headers_are_refused_and_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
             if let Ok(headers) = Headers::from_encoded(Bytes::from(bytes)) {

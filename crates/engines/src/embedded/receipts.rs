@@ -18,7 +18,7 @@ use fjall::{Database, Keyspace};
 use whimbrel_model::ports::{
     Answer, Begun, Claim, ClaimKind, Log, LogError, PortFuture, ReadLimits, Receipts, ReceiptsError,
 };
-use whimbrel_model::record::{HEADER_FINGERPRINT, HEADER_ID, HEADER_IDEMPOTENCY_KEY};
+use whimbrel_model::record::{HEADER_FINGERPRINT, HEADER_ID, HEADER_IDEMPOTENCY_KEY, split_idempotency_header};
 use whimbrel_model::{Clock, PartitionId, StoredRecord, SystemClock, Timestamp};
 
 use keys::{applied_key, claim_key, decode_answer, encode_answer, id_key, id_prefix};
@@ -215,14 +215,11 @@ impl Inner {
         let Some(id) = headers.get_str(HEADER_ID) else { return Ok(()) };
         let answer =
             Answer { id: id.to_owned(), partition, offset: stored.offset, answered_at: stored.record.timestamp };
-        // `owner` and key are one header, with the owner's length before it: `3:abckey`. Without a key the id was brought.
-        let (kind, owner, text) = match headers.get_str(HEADER_IDEMPOTENCY_KEY) {
-            Some(header) => match whimbrel_model::record::split_owned(header) {
-                Some((owner, "")) => (ClaimKind::Id, owner, id),
-                Some((owner, key)) => (ClaimKind::Key, owner, key),
-                None => return Ok(()),
-            },
-            None => (ClaimKind::Id, "", id),
+        // Without a key the id was brought.
+        let (kind, owner, text) = match headers.get(HEADER_IDEMPOTENCY_KEY).and_then(split_idempotency_header) {
+            Some((owner, "")) => (ClaimKind::Id, owner, id),
+            Some((owner, key)) => (ClaimKind::Key, owner, key),
+            None => return Ok(()),
         };
         let claim = Claim { owner: owner.to_owned(), kind, text: text.to_owned(), partition, fingerprint };
         self.keep(kind, text, claim_key(&claim), fingerprint, &answer)
