@@ -14,23 +14,25 @@ mod commit;
 mod keep;
 mod open;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::task::Waker;
 
 use crate::disk::Disk;
 use crate::error::{AppendError, Damage, ReadError};
 use crate::folder::DataFolder;
 use crate::journal::{Journal, Slots};
-use crate::partition::{Batches, Partition};
+use crate::partition::{Arrival, Batches, Partition};
 use crate::{PartitionKey, Settings};
 
 pub use commit::{Outcome, Part, Work};
 pub use keep::TopicRetention;
 pub use open::Recovered;
+
+/// Damaged places that are told of, each once; beyond, a disk is so broken that nobody needs more.
+const TOLD_MAX: usize = 1000;
 
 /// Something an operator wants to know.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,7 +65,12 @@ pub struct Core {
     bytes_since_checkpoint: AtomicU64,
     /// Held through a checkpoint or a retention pass: there is one keeper at a time.
     keeping: Mutex<()>,
+    /// Held while topics are made or deleted. A checkpoint need not wait for it: a partition that is made after its marks were
+    /// taken has only frames that come after it, and one that is deleted is not there when the marks are read.
+    changing_topics: Mutex<()>,
     refusal: Mutex<Option<Refusal>>,
+    /// Damage that was told of: a reader that comes back to it is no news.
+    told: Mutex<HashSet<(String, u64)>>,
     retention: RwLock<HashMap<u32, TopicRetention>>,
     on_event: OnEvent,
     /// Last, so that the lock on the folder goes when everything else is gone.
@@ -118,7 +125,7 @@ impl Core {
 
     /// Makes partitions `0..partitions` of a topic, those that are not there yet. Durable when it returns.
     pub fn create_partitions(&self, topic: u32, partitions: u32) -> io::Result<()> {
-        let _keeping = lock(&self.keeping);
+        let _changing = lock(&self.changing_topics);
         let folder = self.topic_folder(topic);
         let missing: Vec<PartitionKey> = {
             let known = self.partitions.read().unwrap_or_else(PoisonError::into_inner);
@@ -143,7 +150,7 @@ impl Core {
 
     /// Drops a topic with all its partitions. After a crash it is there whole or gone.
     pub fn delete_topic(&self, topic: u32) -> io::Result<()> {
-        let _keeping = lock(&self.keeping);
+        let _changing = lock(&self.changing_topics);
         let gone: Vec<Arc<Partition>> = {
             let mut known = self.partitions.write().unwrap_or_else(PoisonError::into_inner);
             let keys: Vec<PartitionKey> = known.keys().filter(|key| key.topic == topic).copied().collect();
@@ -195,14 +202,22 @@ impl Core {
     pub fn read(&self, key: PartitionKey, from: u64, max_bytes: usize) -> Result<Batches, ReadError> {
         let read = self.known_partition(key)?.read(from, max_bytes);
         if let Err(ReadError::Damaged(damage)) = &read {
-            (self.on_event)(Event::Damaged(damage.clone()));
+            self.tell_of(damage);
         }
         read
     }
 
-    /// Wakes `waker` when `from` is there to be read; `false` where it is already.
-    pub fn wait_for(&self, key: PartitionKey, from: u64, waker: &Waker) -> Result<bool, ReadError> {
-        Ok(self.known_partition(key)?.wait_for(from, waker))
+    fn tell_of(&self, damage: &Damage) {
+        let mut told = lock(&self.told);
+        if told.len() < TOLD_MAX && told.insert((damage.file.clone(), damage.position)) {
+            drop(told);
+            (self.on_event)(Event::Damaged(damage.clone()));
+        }
+    }
+
+    /// Resolves when `from` is there to be read, or will never be.
+    pub fn arrival(&self, key: PartitionKey, from: u64) -> Result<Arrival, ReadError> {
+        Ok(Arrival::new(self.known_partition(key)?, from))
     }
 
     /// First kept and next offset.

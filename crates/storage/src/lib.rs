@@ -27,7 +27,7 @@ pub use crate::core::{Core, Event, Outcome, Part, Recovered, TopicRetention, Wor
 pub use error::{AppendError, Damage, OpenError, ReadError};
 pub use folder::{DataFolder, FOLDER_FORMAT};
 pub use format::{Batch, Record};
-pub use partition::Batches;
+pub use partition::{Arrival, Batches};
 pub use settings::{FRAME_BYTES_MAX, Settings};
 pub use store::Store;
 pub use ticket::Ticket;

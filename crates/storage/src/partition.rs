@@ -4,9 +4,10 @@
 //! segments ([`Partition::spill`]); after that memory may let go of them ([`Partition::forget`]). A reader takes from memory what
 //! is there, shared and not copied, and the rest from the segments.
 
+mod arrival;
 mod read;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,6 +22,7 @@ use crate::format::Batch;
 use crate::segment::{IndexEntry, Segment};
 use crate::settings::Settings;
 
+pub use arrival::Arrival;
 pub use read::Batches;
 
 pub(crate) struct Partition {
@@ -50,7 +52,9 @@ struct State {
     active_begun_at: i64,
     /// Where the last index entry of the active segment points.
     indexed_upto: u64,
-    waiting: Vec<Waker>,
+    /// Those who wait for more, by the number that each was given.
+    waiting: HashMap<u64, Waker>,
+    next_waiting: u64,
     deleted: bool,
 }
 
@@ -91,7 +95,8 @@ impl Partition {
             active_max_timestamp: i64::MIN,
             active_begun_at: 0,
             indexed_upto: 0,
-            waiting: Vec::new(),
+            waiting: HashMap::new(),
+            next_waiting: 0,
             deleted: false,
         };
         Self { key, folder, disk, state: Mutex::new(state), writing: Mutex::new(()), dirty: AtomicBool::new(false) }
@@ -185,20 +190,8 @@ impl Partition {
             state.tail.push_back(TailBatch { batch, sequence });
             std::mem::take(&mut state.waiting)
         };
-        waiting.into_iter().for_each(Waker::wake);
+        waiting.into_values().for_each(Waker::wake);
         if self.dirty.swap(true, Ordering::AcqRel) { Published::Dirty } else { Published::NewlyDirty }
-    }
-
-    /// Registers somebody who waits for the offset `from` to be there; `false` where it already is.
-    pub fn wait_for(&self, from: u64, waker: &Waker) -> bool {
-        let mut state = self.state();
-        if state.next > from || state.first > from || state.deleted {
-            return false;
-        }
-        if !state.waiting.iter().any(|waiting| waiting.will_wake(waker)) {
-            state.waiting.push(waker.clone());
-        }
-        true
     }
 
     /// Lets go of batches of frames up to `sequence` that are in segments.
@@ -333,6 +326,9 @@ impl Partition {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let active_expired = {
             let state = self.state();
+            if state.deleted {
+                return Ok(false);
+            }
             state.active_len > 0 && not_before.is_some_and(|limit| state.active_max_timestamp < limit)
         };
         if active_expired {
@@ -404,7 +400,7 @@ impl Partition {
             let unsaved = unsaved.map(|tail| tail.batch.bytes.len() as u64).sum();
             (std::mem::take(&mut state.waiting), unsaved)
         };
-        waiting.into_iter().for_each(Waker::wake);
+        waiting.into_values().for_each(Waker::wake);
         unsaved
     }
 }

@@ -1,6 +1,7 @@
 //! The log with its two threads: the journal's, which commits what waits, and the keeper's, which keeps house behind it.
 
 use std::ops::Deref;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
@@ -84,7 +85,14 @@ impl Store {
         });
         let spawn = |name: &str, run: fn(&Shared)| {
             let shared = shared.clone();
-            let thread = thread::Builder::new().name(name.to_owned()).spawn(move || run(&shared));
+            let run = move || {
+                // Without its threads the log would take appends and never answer. Ending is safe at any moment; going on is not.
+                if catch_unwind(AssertUnwindSafe(|| run(&shared))).is_err() {
+                    tracing::error!("a thread of the log failed; ending, so that a restart can recover");
+                    std::process::abort();
+                }
+            };
+            let thread = thread::Builder::new().name(name.to_owned()).spawn(run);
             thread.map_err(OpenError::io(format!("starting the thread {name}")))
         };
         let threads = vec![spawn("journal", Shared::run_journal)?, spawn("keeper", Shared::run_keeper)?];

@@ -1,8 +1,7 @@
 //! The `Log` port on the storage crate.
 
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::sync::Arc;
-use std::task::Poll;
 
 use whimbrel_model::ports::{
     AppendOutcome, Bounds, CommitOutcome, Entry, Fence, Log, LogError, PortFuture, ReadBatch, ReadLimits,
@@ -149,15 +148,6 @@ impl EmbeddedLog {
         Ok(ReadBatch { records, next })
     }
 
-    /// Returns when there is something at `from`, or the partition is gone.
-    async fn arrival(&self, partition: PartitionId, from: u64) {
-        poll_fn(|context| match self.store.wait_for(key_of(partition), from, context.waker()) {
-            Ok(true) => Poll::Pending,
-            Ok(false) | Err(_) => Poll::Ready(()),
-        })
-        .await;
-    }
-
     /// Runs a call that may block on the disk where blocking does no harm.
     pub(super) async fn blocking<T: Send + 'static>(
         &self,
@@ -214,7 +204,8 @@ impl Log for EmbeddedLog {
             if !read.records.is_empty() || read.next > from || limits.wait.is_zero() {
                 return Ok(read);
             }
-            match tokio::time::timeout(limits.wait, self.arrival(partition, from)).await {
+            let arrival = self.store.arrival(key_of(partition), from).map_err(read_error)?;
+            match tokio::time::timeout(limits.wait, arrival).await {
                 Ok(()) => self.read_records(partition, from, limits).await,
                 Err(_) => Ok(read),
             }

@@ -141,7 +141,6 @@ impl Core {
 
     /// Makes `before` the first kept offset of a partition.
     pub fn trim(&self, key: PartitionKey, before: u64) -> Result<(), ReadError> {
-        let _keeping = lock(&self.keeping);
         let partition = self.known_partition(key)?;
         let failed = |error: io::Error| ReadError::Io { file: key.to_string(), why: error.to_string() };
         Partition::trim(&partition, before).map_err(failed)

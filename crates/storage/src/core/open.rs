@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, RwLock};
 
 use bytes::{Buf, Bytes};
 
-use super::{Core, Event, JournalState, OnEvent, Recent, RecentFrame, lock};
+use super::{Core, JournalState, OnEvent, Recent, RecentFrame, lock};
 use crate::checkpoint::{Checkpoint, PartitionMark};
 use crate::disk::Disk;
 use crate::error::{Damage, OpenError};
@@ -71,7 +71,9 @@ impl Core {
             unsaved_bytes: AtomicI64::new(0),
             bytes_since_checkpoint: AtomicU64::new(0),
             keeping: Mutex::new(()),
+            changing_topics: Mutex::new(()),
             refusal: Mutex::new(None),
+            told: Mutex::default(),
             retention: RwLock::default(),
             on_event,
             settings,
@@ -82,7 +84,7 @@ impl Core {
         core.replay(&journal_folder, generation, sequence, now, &mut recovered)?;
         core.begin_generation(now)?;
         recovered.partitions = core.all_partitions().len();
-        recovered.damage.iter().for_each(|damage| (core.on_event)(Event::Damaged(damage.clone())));
+        recovered.damage.iter().for_each(|damage| core.tell_of(damage));
         Ok((core, recovered))
     }
 
