@@ -25,4 +25,4 @@ pub use client::{Client, ReadFrom, TailFrom};
 pub use error::{ClientError, Problem};
 pub use message::{Accepted, Held, Message, NewMessage, Position, Published, ReadPage};
 pub use tail::Tail;
-pub use topic::{PartitionInfo, TopicInfo, TopicSettings};
+pub use topic::{PartitionInfo, Rates, TopicInfo, TopicSettings};

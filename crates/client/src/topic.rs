@@ -18,18 +18,51 @@ pub struct TopicSettings {
     pub retention_bytes: Option<u64>,
 }
 
-/// A topic. `partition_list` is there where one topic was asked for.
+/// A topic as the server shows it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TopicInfo {
-    #[serde(alias = "name")]
     pub topic: String,
-    /// Whatever the server says of it.
+    pub partitions: u32,
+    /// A duration such as `7d`; nothing: kept until `retention_bytes` drops it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retention: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retention_bytes: Option<u64>,
+    #[serde(default)]
+    pub messages: u64,
+    #[serde(default)]
+    pub rates: Rates,
+    /// Each partition, where one topic was asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub partition_list: Vec<PartitionInfo>,
+    /// Whatever else the server says of it: when it was made, how it grew, what a change did.
     #[serde(flatten)]
     pub more: serde_json::Map<String, serde_json::Value>,
 }
 
+/// How much is published to a topic.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Rates {
+    #[serde(default)]
+    pub published_per_s_10s: f64,
+    #[serde(default)]
+    pub published_per_s_60s: f64,
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PartitionInfo {
-    #[serde(flatten)]
-    pub more: serde_json::Map<String, serde_json::Value>,
+    pub partition: u32,
+    pub first_offset: u64,
+    pub next_offset: u64,
+    #[serde(default)]
+    pub messages: u64,
+    #[serde(default)]
+    pub leader: Option<i32>,
+    #[serde(default)]
+    pub replicas: Vec<i32>,
+    #[serde(default)]
+    pub in_sync: Vec<i32>,
+    /// Bytes on disk, where the engine knows.
+    #[serde(default)]
+    pub bytes: Option<u64>,
 }

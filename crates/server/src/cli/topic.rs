@@ -3,13 +3,12 @@
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
-use serde_json::Value;
 use whimbrel_client::{Client, ClientError, TopicInfo, TopicSettings};
 
 use super::Failure;
 use super::connect::{ConnectArgs, converse};
 use super::output::{print_json, print_line, table};
-use crate::config::parse_bytes;
+use crate::config::{format_bytes, parse_bytes};
 
 #[derive(Debug, clap::Args)]
 pub struct TopicArgs {
@@ -170,10 +169,10 @@ fn list(topics: &[TopicInfo], json: bool) -> Result<ExitCode, Failure> {
     for topic in topics {
         shown.add_row([
             topic.topic.clone(),
-            member(topic, "partitions"),
-            member(topic, "retention"),
-            member(topic, "messages"),
-            member(topic, "rate"),
+            topic.partitions.to_string(),
+            retention(topic),
+            topic.messages.to_string(),
+            format!("{:.1}", topic.rates.published_per_s_10s),
         ]);
     }
     print_line(&shown.to_string())?;
@@ -185,23 +184,48 @@ fn show(topic: &TopicInfo, json: bool) -> Result<ExitCode, Failure> {
         print_json(topic)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let mut shown = table(["", ""]);
-    shown.add_row(["topic", &topic.topic]);
-    for (name, value) in &topic.more {
-        shown.add_row([name, &plain(value)]);
+    print_line(&format!(
+        "{}: {} partitions, retention {}, {} messages, {:.1} per second",
+        topic.topic,
+        topic.partitions,
+        retention(topic),
+        topic.messages,
+        topic.rates.published_per_s_10s
+    ))?;
+    // What the server says beyond the figures: what a change did, above all.
+    for (name, value) in topic.more.iter().filter(|(_, value)| value.is_string()) {
+        print_line(&format!("{name}: {}", value.as_str().unwrap_or_default()))?;
+    }
+    if topic.partition_list.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut shown = table(["partition", "first", "next", "messages", "leader", "replicas", "in sync", "bytes"]);
+    for partition in &topic.partition_list {
+        shown.add_row([
+            partition.partition.to_string(),
+            partition.first_offset.to_string(),
+            partition.next_offset.to_string(),
+            partition.messages.to_string(),
+            partition.leader.map_or(String::new(), |leader| leader.to_string()),
+            numbers(&partition.replicas),
+            numbers(&partition.in_sync),
+            partition.bytes.map_or(String::new(), |bytes| bytes.to_string()),
+        ]);
     }
     print_line(&shown.to_string())?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn member(topic: &TopicInfo, name: &str) -> String {
-    topic.more.get(name).map_or(String::new(), plain)
+fn retention(topic: &TopicInfo) -> String {
+    let bytes = topic.retention_bytes.map(|bytes| format!("{} per partition", format_bytes(bytes)));
+    match (&topic.retention, bytes) {
+        (Some(time), Some(bytes)) => format!("{time}, {bytes}"),
+        (Some(time), None) => time.clone(),
+        (None, Some(bytes)) => bytes,
+        (None, None) => "forever".to_owned(),
+    }
 }
 
-fn plain(value: &Value) -> String {
-    match value {
-        Value::Null => String::new(),
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
-    }
+fn numbers(numbers: &[i32]) -> String {
+    numbers.iter().map(i32::to_string).collect::<Vec<_>>().join(" ")
 }

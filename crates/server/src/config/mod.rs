@@ -12,10 +12,12 @@ mod value;
 use std::path::{Path, PathBuf};
 
 pub use keys::KeyEntry;
+#[cfg(test)]
+pub use keys::SCOPES;
 pub use raw::{Findings, Source};
 pub use resolved::{Config, LogEngineName, TelemetryFormat};
 pub use settings::{SETTINGS, example};
-pub use value::{Value, parse_bytes};
+pub use value::{Value, format_bytes, parse_bytes};
 
 /// The file that is read where no other is named, if it is there.
 pub const FILE_DEFAULT: &str = "whimbrel.toml";

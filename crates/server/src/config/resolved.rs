@@ -27,7 +27,7 @@ pub struct Config {
     pub kafka: KafkaConfig,
     pub limits: LimitsConfig,
     pub topics: TopicsConfig,
-    pub receipts_window: Duration,
+    pub receipts: ReceiptsConfig,
     pub telemetry_level: String,
     pub telemetry_format: TelemetryFormat,
     pub keys: Vec<KeyEntry>,
@@ -67,6 +67,8 @@ pub struct KafkaConfig {
     pub bootstrap: String,
     pub message_timeout: Duration,
     pub transaction_timeout: Duration,
+    pub request_timeout: Duration,
+    pub linger: Duration,
     pub transactional_prefix: String,
     pub options: BTreeMap<String, String>,
 }
@@ -91,6 +93,13 @@ pub struct TopicsConfig {
     pub replicas: Option<u32>,
     pub min_insync: Option<u32>,
     pub auto_create: bool,
+}
+
+#[derive(Debug, Clone)]
+pub struct ReceiptsConfig {
+    pub window: Duration,
+    pub id_window: Duration,
+    pub lease: Duration,
 }
 
 /// Turns values into the checked form, and adds what does not fit together to the findings.
@@ -126,6 +135,8 @@ pub fn resolve(settings: &Settings, findings: &mut Findings) -> Config {
             bootstrap: take.text("kafka.bootstrap"),
             message_timeout: take.time("kafka.message_timeout"),
             transaction_timeout: take.time("kafka.transaction_timeout"),
+            request_timeout: take.time("kafka.request_timeout"),
+            linger: take.time("kafka.linger"),
             transactional_prefix: take.text("kafka.transactional_prefix"),
             options: take.options("kafka.options"),
         },
@@ -147,7 +158,11 @@ pub fn resolve(settings: &Settings, findings: &mut Findings) -> Config {
             min_insync: take.count("topics.min_insync").map(|copies| copies as u32),
             auto_create: take.flag("topics.auto_create_topics"),
         },
-        receipts_window: take.time("receipts.window"),
+        receipts: ReceiptsConfig {
+            window: take.time("receipts.window"),
+            id_window: take.time("receipts.id_window"),
+            lease: take.time("receipts.lease"),
+        },
         telemetry_level: take.text("telemetry.level"),
         telemetry_format: match take.text("telemetry.format").as_str() {
             "json" => TelemetryFormat::Json,
@@ -207,6 +222,9 @@ fn check(config: &Config, settings: &Settings, findings: &mut Findings) {
     }
     if config.log.engine == LogEngineName::Kafka && config.kafka.bootstrap.trim().is_empty() {
         wrong(format!("{} is empty: name at least one broker as host:port", at("kafka.bootstrap")));
+    }
+    if config.log.engine == LogEngineName::Kafka && config.receipts.lease <= config.kafka.message_timeout {
+        wrong(format!("{} must be longer than {}", at("receipts.lease"), at("kafka.message_timeout")));
     }
     if let Err(error) = config.telemetry_level.parse::<tracing_subscriber::filter::Targets>() {
         wrong(format!("{}: `{}` is not a level: {error}", at("telemetry.level"), config.telemetry_level));

@@ -198,19 +198,31 @@ pub const SETTINGS: &[Setting] = &[
     setting(
         "kafka.message_timeout",
         duration(SECOND, Duration::from_secs(3600)),
-        Text("30s"),
+        Text("10s"),
         "After this long without an acknowledgement a publish answers that its outcome is not known.",
     ),
     setting(
         "kafka.transaction_timeout",
         duration(SECOND, Duration::from_secs(900)),
-        Text("10s"),
+        Text("15s"),
         "After this long the brokers undo a decision that was not completed.",
+    ),
+    setting(
+        "kafka.request_timeout",
+        duration(SECOND, Duration::from_secs(600)),
+        Text("10s"),
+        "How long a question to the brokers may take, and how long a start waits for them.",
+    ),
+    setting(
+        "kafka.linger",
+        duration(Duration::ZERO, SECOND),
+        Text("0s"),
+        "How long a message may wait in memory for company on its way to the brokers.",
     ),
     setting(
         "kafka.transactional_prefix",
         Kind::Text,
-        Text("whimbrel"),
+        Text("whimbrel/"),
         "What the names of this installation's transactions begin with. Two that share brokers want different ones.",
     ),
     setting(
@@ -293,6 +305,18 @@ pub const SETTINGS: &[Setting] = &[
         duration(SECOND, YEAR),
         Millis(limits::RECEIPT_WINDOW_DEFAULT_MS),
         "How long the first answer to an Idempotency-Key or an id of the publisher's own is remembered.",
+    ),
+    setting(
+        "receipts.id_window",
+        duration(SECOND, YEAR),
+        Millis(limits::RETENTION_DEFAULT_MS),
+        "How long a message is found again by an id of the publisher's own.",
+    ),
+    setting(
+        "receipts.lease",
+        duration(SECOND, Duration::from_secs(3600)),
+        Text("1m"),
+        "After this long a publish that began and never ended may be taken up by a repeat. Longer than any publish takes.",
     ),
     setting(
         "telemetry.level",

@@ -1,5 +1,6 @@
 //! What the server says about itself: lines on standard error, and figures for Prometheus.
 
+use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
@@ -22,10 +23,11 @@ const COUNT_BUCKETS: [f64; 8] = [1.0, 2.0, 5.0, 10.0, 100.0, 1000.0, 10_000.0, 1
 pub fn start_lines(config: &Config) {
     // The configuration was checked; where it changed its mind, silence is worse than the default.
     let filter = config.telemetry_level.parse().unwrap_or_else(|_| Targets::new().with_default(tracing::Level::INFO));
-    let registry = tracing_subscriber::registry().with(filter);
+    let registry = tracing_subscriber::registry().with(quieted(filter, &config.telemetry_level));
     let outcome = match config.telemetry_format {
         TelemetryFormat::Text => {
-            let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+            let is_terminal = std::io::stderr().is_terminal();
+            let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(is_terminal);
             registry.with(lines).try_init()
         }
         TelemetryFormat::Json => {
@@ -35,6 +37,16 @@ pub fn start_lines(config: &Config) {
     if let Err(error) = outcome {
         eprintln!("warning: nothing is logged: {error}");
     }
+}
+
+/// The filter, with libraries that tell of their own inner life at `info` heard from `warn` on, unless they are named.
+fn quieted(filter: Targets, level: &str) -> Targets {
+    let chatty = ["fjall", "lsm_tree"].into_iter().filter(|name| !level.contains(name));
+    let levels = filter.default_level();
+    if levels.is_none_or(|level| level < tracing::level_filters::LevelFilter::INFO) {
+        return filter;
+    }
+    filter.with_targets(chatty.map(|name| (name, tracing::Level::WARN)))
 }
 
 /// Figures, from here on; must come before the first of them is touched.

@@ -1,0 +1,185 @@
+//! From the configuration to what engines and roles take. Which engine serves which port is decided in `whimbrel_engines::resolve`; here
+//! values only change their types.
+
+use tokio_util::sync::CancellationToken;
+use whimbrel_engines::embedded::ReceiptSettings;
+use whimbrel_engines::resolve::{EngineError, EngineSettings, Engines, LogEngine, resolve};
+use whimbrel_model::EventSink;
+use whimbrel_roles::receive::{ApiKey, PageInfo, ReceiveSettings, Scope, Secret};
+use whimbrel_storage::OpenError;
+
+use crate::cli::Failure;
+use crate::config::{Config, KeyEntry, LogEngineName};
+
+/// Opens the engines that the configuration names.
+pub async fn open_engines(config: &Config, events: EventSink) -> Result<Engines, Failure> {
+    let settings =
+        EngineSettings { data: config.data.clone(), log: log_engine(config)?, receipts: receipt_settings(config) };
+    resolve(settings, events).await.map_err(|error| {
+        let failure = Failure::new(error.to_string());
+        match hint_for(&error) {
+            Some(hint) => failure.with_hint(hint),
+            None => failure,
+        }
+    })
+}
+
+/// What to do about engines that do not open.
+fn hint_for(error: &EngineError) -> Option<&'static str> {
+    match error {
+        EngineError::Folder(OpenError::InUse(_)) => {
+            Some("end the other server, or take another folder: whimbrel serve --data DIR")
+        }
+        EngineError::Folder(OpenError::NotOurs(_)) => {
+            Some("name an empty folder, or one that Whimbrel made, with --data")
+        }
+        EngineError::Folder(OpenError::OtherFormat { .. }) => {
+            Some("run the version that wrote it, or a newer one; nothing was changed")
+        }
+        EngineError::Folder(OpenError::Io { .. }) => Some("is the folder there, and may this user write to it?"),
+        _ => None,
+    }
+}
+
+fn log_engine(config: &Config) -> Result<LogEngine, Failure> {
+    match config.log.engine {
+        LogEngineName::Embedded => Ok(LogEngine::Embedded(log_settings(config))),
+        LogEngineName::Kafka => kafka_engine(config),
+    }
+}
+
+fn log_settings(config: &Config) -> whimbrel_storage::Settings {
+    let log = &config.log;
+    whimbrel_storage::Settings {
+        journal_file_bytes: log.journal_file_bytes,
+        journal_bytes_max: log.journal_bytes,
+        checkpoint_bytes: log.checkpoint_bytes,
+        checkpoint_interval: log.checkpoint_interval,
+        segment_bytes: log.segment_bytes,
+        segment_age: log.segment_age,
+        tail_bytes: log.tail_bytes,
+        unsaved_bytes_max: log.unsaved_bytes,
+        queue_bytes_max: log.queue_bytes,
+        disk_reserve_bytes: log.disk_reserve_bytes,
+        ..whimbrel_storage::Settings::default()
+    }
+}
+
+#[cfg(feature = "kafka")]
+fn kafka_engine(config: &Config) -> Result<LogEngine, Failure> {
+    Ok(LogEngine::Kafka(kafka_settings(config)))
+}
+
+#[cfg(not(feature = "kafka"))]
+fn kafka_engine(_: &Config) -> Result<LogEngine, Failure> {
+    Err(Failure::new("`log.engine` is \"kafka\", and this binary was built without it")
+        .with_hint("build with --features kafka, or take log.engine = \"embedded\""))
+}
+
+#[cfg(feature = "kafka")]
+fn kafka_settings(config: &Config) -> whimbrel_engines::kafka::KafkaSettings {
+    let (kafka, limits) = (&config.kafka, &config.limits);
+    whimbrel_engines::kafka::KafkaSettings {
+        client: kafka.options.clone(),
+        message_timeout: kafka.message_timeout,
+        transaction_timeout: kafka.transaction_timeout,
+        request_timeout: kafka.request_timeout,
+        linger: kafka.linger,
+        record_bytes_max: limits.payload_bytes
+            + whimbrel_model::limits::KEY_MAX_BYTES
+            + limits.headers * limits.header_bytes,
+        transactional_prefix: kafka.transactional_prefix.clone(),
+        ..whimbrel_engines::kafka::KafkaSettings::new(kafka.bootstrap.clone())
+    }
+}
+
+fn receipt_settings(config: &Config) -> ReceiptSettings {
+    let receipts = &config.receipts;
+    ReceiptSettings {
+        window: receipts.window,
+        id_window: receipts.id_window,
+        lease: receipts.lease,
+        ..ReceiptSettings::default()
+    }
+}
+
+/// What `receive` takes.
+pub fn receive_settings(
+    config: &Config,
+    address: String,
+    engines: Vec<String>,
+    shutdown: &CancellationToken,
+) -> ReceiveSettings {
+    let limits = &config.limits;
+    ReceiveSettings {
+        payload_bytes_max: limits.payload_bytes,
+        batch_messages_max: limits.batch_messages,
+        batch_bytes_max: limits.batch_bytes,
+        headers_max: limits.headers,
+        header_bytes_max: limits.header_bytes,
+        read_bytes_max: limits.read_bytes,
+        in_flight_bytes_max: limits.in_flight_bytes,
+        search_scan_max_records: limits.search_records,
+        topics_max: limits.topics,
+        tails_max: limits.tails,
+        auto_create_topics: config.topics.auto_create,
+        default_partitions: config.topics.partitions,
+        default_retention: config.log.retention,
+        default_retention_bytes: config.log.retention_bytes,
+        default_replicas: config.topics.replicas,
+        default_min_insync: config.topics.min_insync,
+        node: config.node,
+        keys: config.keys.iter().map(api_key).collect(),
+        page: PageInfo {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            data_folder: config.data.display().to_string(),
+            engines,
+            address,
+        },
+        shutdown: shutdown.clone(),
+    }
+}
+
+fn api_key(entry: &KeyEntry) -> ApiKey {
+    ApiKey {
+        name: entry.name.clone(),
+        secret: entry.digest().map_or_else(|| Secret::Plain(entry.secret.clone()), Secret::Sha256),
+        scopes: entry.scopes.iter().filter_map(|word| Scope::from_word(word)).collect(),
+        topics: entry.topics.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{SCOPES, Sources, load};
+
+    fn defaults() -> Config {
+        load(&Sources::default()).config.unwrap()
+    }
+
+    #[test]
+    fn the_defaults_of_the_configuration_are_those_of_the_engines() {
+        assert_eq!(log_settings(&defaults()), whimbrel_storage::Settings::default());
+        assert_eq!(receipt_settings(&defaults()), ReceiptSettings::default());
+        #[cfg(feature = "kafka")]
+        assert_eq!(
+            kafka_settings(&defaults()),
+            whimbrel_engines::kafka::KafkaSettings::new(defaults().kafka.bootstrap)
+        );
+    }
+
+    #[test]
+    fn the_defaults_of_the_configuration_are_those_of_receive() {
+        let ours = receive_settings(&defaults(), String::new(), Vec::new(), &CancellationToken::new());
+        let theirs = ReceiveSettings { page: ours.page.clone(), shutdown: ours.shutdown.clone(), ..Default::default() };
+        assert_eq!(format!("{ours:?}"), format!("{theirs:?}"));
+    }
+
+    #[test]
+    fn every_scope_of_a_key_is_known_to_receive() {
+        for word in SCOPES {
+            assert!(Scope::from_word(word).is_some(), "{word}");
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! The commands that talk to a server, as a user types them.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
+use std::process::{Output, Stdio};
+
+use serde_json::Value;
+
+use super::server::{Server, run, stderr_of, stdout_of, whimbrel};
+
+/// Runs a command against the server; `--server` stands last, so that subcommands can come first.
+fn on(server: &Server, folder: &Path, arguments: &[&str]) -> Output {
+    run(folder, &[arguments, &["--server", &server.url]].concat())
+}
+
+fn json_of(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", stderr_of(output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn what_is_published_can_be_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &[]);
+    let published = json_of(&on(
+        &server,
+        folder.path(),
+        &["publish", "orders", "héllo", "-k", "customer-7", "-H", "color: blue", "--json"],
+    ));
+    let partition = published["partition"].to_string();
+    let page = json_of(&on(&server, folder.path(), &["read", "orders", "-p", &partition, "--json"]));
+    let message = &page["messages"][0];
+    assert_eq!((&message["payload"], &message["key"]), (&"héllo".into(), &"customer-7".into()));
+    assert_eq!(message["headers"]["color"], "blue");
+    let table = stdout_of(&on(&server, folder.path(), &["read", "orders", "-p", &partition]));
+    assert!(table.contains("héllo") && table.contains("read on with --from 1"), "{table}");
+}
+
+#[test]
+fn a_payload_is_taken_from_standard_input() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &[]);
+    let mut publish = whimbrel(folder.path())
+        .args(["publish", "orders", "-", "--json", "--server", &server.url])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    publish.stdin.take().unwrap().write_all(&[0, 255, 10]).unwrap();
+    let published = json_of(&publish.wait_with_output().unwrap());
+    let partition = published["partition"].to_string();
+    let page = json_of(&on(&server, folder.path(), &["read", "orders", "-p", &partition, "--json"]));
+    assert_eq!(page["messages"][0]["payload_base64"], "AP8K");
+}
+
+#[test]
+fn a_file_is_published_whole_and_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &[]);
+    let lines: String = (0..2500).map(|n| format!("{{\"payload\":\"{n}\",\"key\":\"k\"}}\n")).collect();
+    std::fs::write(folder.path().join("x.ndjson"), lines).unwrap();
+    let output = on(&server, folder.path(), &["publish", "orders", "--file", "x.ndjson", "--json"]);
+    assert_eq!(json_of(&output)["published"], 2500);
+    let topic = json_of(&on(&server, folder.path(), &["topic", "show", "orders", "--json"]));
+    let partition = topic["partition_list"].as_array().unwrap().iter().find(|one| one["messages"] == 2500).unwrap();
+    let partition = partition["partition"].to_string();
+    let read = ["read", "orders", "-p", &partition, "--limit", "10000", "--json"];
+    let page = json_of(&on(&server, folder.path(), &read));
+    let payloads: Vec<&str> =
+        page["messages"].as_array().unwrap().iter().map(|one| one["payload"].as_str().unwrap()).collect();
+    let expected: Vec<String> = (0..2500).map(|n| n.to_string()).collect();
+    assert_eq!(payloads, expected);
+}
+
+#[test]
+fn a_bad_line_of_a_file_is_named_by_its_number() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &[]);
+    std::fs::write(folder.path().join("x.ndjson"), "{\"payload\":\"a\"}\n{\"payload\":\"b\"}\n{\"pay\n").unwrap();
+    let output = on(&server, folder.path(), &["publish", "orders", "--file", "x.ndjson", "--batch", "2"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = stderr_of(&output);
+    assert!(said.contains("x.ndjson: line 3:") && said.contains("the 2 messages before"), "{said}");
+}
+
+#[test]
+fn a_tail_shows_messages_as_they_come() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &[]);
+    assert!(on(&server, folder.path(), &["publish", "orders", "before"]).status.success());
+    let mut tail = whimbrel(folder.path())
+        .args(["tail", "orders", "--from", "earliest", "--limit", "2", "--json", "--server", &server.url])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(tail.stdout.take().unwrap()).lines();
+    let payload = |line: String| serde_json::from_str::<Value>(&line).unwrap()["payload"].clone();
+    assert_eq!(payload(lines.next().unwrap().unwrap()), "before");
+    assert!(on(&server, folder.path(), &["publish", "orders", "after"]).status.success());
+    assert_eq!(payload(lines.next().unwrap().unwrap()), "after");
+    assert!(tail.wait().unwrap().success());
+}
+
+#[test]
+fn a_topic_is_made_shown_grown_and_deleted() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &[]);
+    let topic = |arguments: &[&str]| on(&server, folder.path(), &[&["topic"], arguments].concat());
+    let made = json_of(&topic(&["create", "orders", "--partitions", "2", "--retention", "3d", "--json"]));
+    assert_eq!((&made["partitions"], &made["retention"]), (&2.into(), &"3d".into()));
+    let again = topic(&["create", "orders"]);
+    assert!(stderr_of(&again).contains("there already"), "{}", stderr_of(&again));
+    assert_eq!(json_of(&topic(&["alter", "orders", "--partitions", "5", "--json"]))["partitions"], 5);
+    let shrunk = topic(&["alter", "orders", "--partitions", "1"]);
+    assert_eq!(shrunk.status.code(), Some(1));
+    assert!(stdout_of(&topic(&["list"])).contains("orders"));
+    let unasked = topic(&["delete", "orders"]);
+    assert!(stderr_of(&unasked).contains("--yes"), "{}", stderr_of(&unasked));
+    assert!(topic(&["delete", "orders", "--yes"]).status.success());
+    let gone = topic(&["show", "orders"]);
+    assert!(stderr_of(&gone).contains("(unknown_topic)"), "{}", stderr_of(&gone));
+    let altered = topic(&["alter", "orders", "--partitions", "5"]);
+    assert!(stderr_of(&altered).contains("(unknown_topic)"), "{}", stderr_of(&altered));
+}
+
+#[test]
+fn a_message_for_later_shows_the_servers_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &[]);
+    let output = on(&server, folder.path(), &["publish", "orders", "x", "--delay", "10m"]);
+    assert!(stderr_of(&output).contains("(not_yet)"), "{}", stderr_of(&output));
+}
+
+#[test]
+fn a_server_that_is_not_there_is_said_with_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = run(folder.path(), &["topic", "list", "--server", "http://127.0.0.1:1"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = stderr_of(&output);
+    assert!(said.contains("no connection to http://127.0.0.1:1") && said.contains("hint: is it running?"), "{said}");
+}
+
+#[test]
+fn completions_know_the_commands() {
+    let folder = tempfile::tempdir().unwrap();
+    for shell in ["bash", "zsh", "fish"] {
+        let output = run(folder.path(), &["completions", shell]);
+        assert!(stdout_of(&output).contains("publish"), "{shell}");
+    }
+}
+
+#[test]
+fn a_quick_bench_measures_everything_and_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let report = json_of(&run(folder.path(), &["bench", "publish", "--quick", "--json"]));
+    let rows = report["rows"].as_array().unwrap();
+    let named = |word: &str| rows.iter().filter(|row| row["measured"].as_str().unwrap().contains(word)).count();
+    assert!(named("device") >= 3 && named("healthz") == 3 && named("batches") == 3, "{report}");
+    assert_eq!(report["remarks"], serde_json::json!([]));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}

@@ -1,0 +1,364 @@
+//! The crash test: the real binary is killed with SIGKILL at random moments while many connections publish, and started again on the
+//! same folder. Whatever was acknowledged must be at its partition and offset with its payload, in its publisher's order, once.
+//!
+//! Randomness comes from one seed, which is printed; `WHIMBREL_CRASH_SEED` replays its choices (not the scheduler's), and
+//! `WHIMBREL_CRASH_KILLS` says how often to kill.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use whimbrel_client::{Accepted, Client, ClientError, Message, NewMessage, Position, ReadFrom, TopicSettings};
+
+use super::server::Server;
+
+const KILLS_DEFAULT: u64 = 30;
+const CONNECTIONS: u64 = 16;
+const TOPICS: [(&str, u32); 3] = [("crash-one", 1), ("crash-few", 4), ("crash-many", 16)];
+const BATCH_MAX: u64 = 40;
+const FILLER_BYTES_MAX: u64 = 2000;
+/// How long publishing goes on before a kill, at most.
+const PUBLISHING_MS_MAX: u64 = 400;
+/// One start of so many is killed before it is known to be ready.
+const KILL_DURING_START_ONE_IN: u64 = 5;
+const START_MS_MAX: u64 = 40;
+
+#[test]
+fn nothing_acknowledged_is_lost_moved_or_doubled_by_kills() {
+    let number =
+        |name: &str, default: u64| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default);
+    let kills = number("WHIMBREL_CRASH_KILLS", KILLS_DEFAULT);
+    let seed = number("WHIMBREL_CRASH_SEED", u64::from(std::process::id()));
+    println!("seed {seed}, {kills} kills");
+    let folder = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let mut random = Random(seed);
+    let mut ledger = Ledger::default();
+    let mut repeats = Vec::new();
+
+    let server = Server::start(folder.path(), &settings(&mut random).each());
+    runtime.block_on(make_topics(&server.client()));
+    server.kill();
+    for round in 0..kills {
+        let settings = settings(&mut random);
+        if random.below(KILL_DURING_START_ONE_IN) == 0 {
+            let starting = Server::spawn(folder.path(), &settings.each());
+            std::thread::sleep(Duration::from_millis(random.below(START_MS_MAX)));
+            starting.kill();
+        }
+        let server = Server::start(folder.path(), &settings.each());
+        runtime.block_on(ledger.check_new(&server.client(), round));
+        let publishing = Publishing::begin(&runtime, &server.url, round, std::mem::take(&mut repeats), &mut random);
+        std::thread::sleep(Duration::from_millis(random.below(PUBLISHING_MS_MAX)));
+        server.kill();
+        repeats = publishing.end(&runtime, &mut ledger);
+    }
+    let server = Server::start(folder.path(), &settings(&mut random).each());
+    runtime.block_on(ledger.check_new(&server.client(), kills));
+    runtime.block_on(ledger.check_all(&server.client()));
+    println!("{}", ledger.summary());
+    assert!(ledger.acknowledged.len() as u64 > kills, "too little was published to have tested anything");
+    assert_folder_is_small(folder.path());
+}
+
+/// Settings that make checkpoints, new journal files and new segments happen within a round.
+fn settings(random: &mut Random) -> StartSettings {
+    StartSettings(vec![
+        format!("log.checkpoint_interval={}ms", 100 + random.below(400)),
+        format!("log.checkpoint_bytes={}", 1 << 20),
+        format!("log.segment_bytes={}", 64 << (10 + random.below(4))),
+    ])
+}
+
+struct StartSettings(Vec<String>);
+
+impl StartSettings {
+    fn each(&self) -> Vec<&str> {
+        self.0.iter().flat_map(|setting| ["--set", setting.as_str()]).collect()
+    }
+}
+
+async fn make_topics(client: &Client) {
+    for (topic, partitions) in TOPICS {
+        let settings = TopicSettings { partitions: Some(partitions), ..TopicSettings::default() };
+        client.put_topic(topic, &settings).await.unwrap();
+    }
+}
+
+/// Retention must not have been what kept the folder small or large by accident: it only guards against a test that fills a disk.
+fn assert_folder_is_small(folder: &Path) {
+    let mut folders = vec![folder.to_owned()];
+    let mut bytes = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+            match entry.metadata().unwrap() {
+                metadata if metadata.is_dir() => folders.push(entry.path()),
+                metadata => bytes += metadata.len(),
+            }
+        }
+    }
+    assert!(bytes < 20 << 30, "{bytes} bytes");
+}
+
+/// One message of one publisher: who, and its number. The payload is made from it, so that it can be checked to the byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Name {
+    publisher: u64,
+    number: u64,
+}
+
+impl Name {
+    fn payload(self) -> String {
+        let mut random = Random(self.publisher << 32 ^ self.number);
+        let filler: String =
+            (0..random.below(FILLER_BYTES_MAX)).map(|_| (b'a' + random.below(26) as u8) as char).collect();
+        format!("{} {} {filler}", self.publisher, self.number)
+    }
+
+    fn read(payload: &str) -> Self {
+        let mut words = payload.split(' ').map(|word| word.parse().unwrap());
+        Self { publisher: words.next().unwrap(), number: words.next().unwrap() }
+    }
+
+    fn id(self) -> String {
+        format!("crash-{}-{}", self.publisher, self.number)
+    }
+
+    /// A publisher's messages of one topic share a key, so that they share a partition and have an order in it.
+    fn message(self, with_id: bool) -> NewMessage {
+        let message = NewMessage::text(self.payload()).key(format!("publisher-{}", self.publisher));
+        if with_id { message.id(self.id()) } else { message }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Place {
+    topic: String,
+    partition: u32,
+    offset: u64,
+}
+
+/// A request whose answer never came. It is sent again after the restart: with ids it must not double, without it may.
+struct Repeat {
+    topic: &'static str,
+    names: Vec<Name>,
+    with_ids: bool,
+}
+
+/// What one publisher knows at its end.
+#[derive(Default)]
+struct Told {
+    acknowledged: Vec<(Name, Place)>,
+    repeated: Vec<Name>,
+    unanswered: Option<Repeat>,
+}
+
+struct Publishing {
+    publishers: Vec<tokio::task::JoinHandle<Told>>,
+    ended: Arc<AtomicBool>,
+}
+
+impl Publishing {
+    fn begin(
+        runtime: &tokio::runtime::Runtime,
+        url: &str,
+        round: u64,
+        repeats: Vec<Repeat>,
+        random: &mut Random,
+    ) -> Self {
+        let ended = Arc::new(AtomicBool::new(false));
+        let mut repeats = repeats.into_iter();
+        let publishers = (0..CONNECTIONS).map(|connection| {
+            let client = Client::new(url).unwrap();
+            let (random, ended) = (Random(random.next()), Arc::clone(&ended));
+            let publisher = round * CONNECTIONS + connection;
+            runtime.spawn(publish_until_killed(client, publisher, repeats.next(), random, ended))
+        });
+        Self { publishers: publishers.collect(), ended }
+    }
+
+    /// Takes what the publishers were told. They end by themselves: their server is gone.
+    fn end(self, runtime: &tokio::runtime::Runtime, ledger: &mut Ledger) -> Vec<Repeat> {
+        self.ended.store(true, Ordering::Relaxed);
+        let mut repeats = Vec::new();
+        for publisher in self.publishers {
+            let told = runtime.block_on(publisher).unwrap();
+            ledger.may_double.extend(told.repeated.iter().map(|name| (*name, ())));
+            for (name, place) in told.acknowledged {
+                let earlier = ledger.acknowledged.insert(name, place.clone());
+                assert!(earlier.is_none(), "{name:?} was acknowledged at {earlier:?} and at {place:?}");
+            }
+            repeats.extend(told.unanswered);
+        }
+        repeats
+    }
+}
+
+async fn publish_until_killed(
+    client: Client,
+    publisher: u64,
+    repeat: Option<Repeat>,
+    mut random: Random,
+    ended: Arc<AtomicBool>,
+) -> Told {
+    let mut told = Told::default();
+    if let Some(repeat) = repeat {
+        if !repeat.with_ids {
+            told.repeated.extend(&repeat.names);
+        }
+        if !send(&client, repeat, &mut told).await {
+            return told;
+        }
+    }
+    let mut number = 0;
+    while !ended.load(Ordering::Relaxed) {
+        let (topic, _) = TOPICS[random.below(TOPICS.len() as u64) as usize];
+        let count = if random.below(2) == 0 { 1 } else { 1 + random.below(BATCH_MAX) };
+        let names = (number..number + count).map(|number| Name { publisher, number }).collect();
+        number += count;
+        if !send(&client, Repeat { topic, names, with_ids: random.below(3) == 0 }, &mut told).await {
+            break;
+        }
+    }
+    told
+}
+
+/// Sends one request. False: the server is gone, and the request's outcome is not known.
+async fn send(client: &Client, request: Repeat, told: &mut Told) -> bool {
+    let messages: Vec<NewMessage> = request.names.iter().map(|name| name.message(request.with_ids)).collect();
+    let outcome = match messages.as_slice() {
+        [one] => client.publish(request.topic, one).await.map(|accepted| vec![accepted]),
+        many => client.publish_batch(request.topic, many).await,
+    };
+    match outcome {
+        Ok(accepted) => {
+            assert_eq!(accepted.len(), request.names.len());
+            for (name, accepted) in request.names.into_iter().zip(accepted) {
+                let Accepted::Published(place) = accepted else { panic!("{accepted:?}") };
+                let place = Place { topic: place.topic, partition: place.partition, offset: place.offset };
+                told.acknowledged.push((name, place));
+            }
+            true
+        }
+        Err(ClientError::Problem(problem)) => panic!("refused: {problem:?}"),
+        Err(_) => {
+            told.unanswered = Some(request);
+            false
+        }
+    }
+}
+
+/// What was acknowledged, and what was found.
+#[derive(Default)]
+struct Ledger {
+    acknowledged: HashMap<Name, Place>,
+    /// Sent again without an id, because no answer came: may be there twice.
+    may_double: HashMap<Name, ()>,
+    /// Up to where each partition was read after an earlier restart.
+    read_to: HashMap<(&'static str, u32), u64>,
+    found: HashMap<Name, Vec<Place>>,
+    doubled: u64,
+    unacknowledged_found: u64,
+}
+
+impl Ledger {
+    /// Reads on from where the last restart ended, and checks everything that was acknowledged so far against what was ever found.
+    async fn check_new(&mut self, client: &Client, round: u64) {
+        for (topic, partitions) in TOPICS {
+            for partition in 0..partitions {
+                let from = self.read_to.get(&(topic, partition)).copied().unwrap_or_default();
+                let (messages, next) = read_all(client, topic, partition, from).await;
+                self.read_to.insert((topic, partition), next);
+                for message in messages {
+                    let place = Place { topic: topic.to_owned(), partition, offset: message.offset };
+                    self.found.entry(name_of(&message)).or_default().push(place);
+                }
+            }
+        }
+        for (name, place) in &self.acknowledged {
+            let found = self.found.get(name).map_or(&[][..], Vec::as_slice);
+            assert!(found.contains(place), "round {round}: {name:?} was acknowledged at {place:?} and is at {found:?}");
+        }
+    }
+
+    /// Reads everything from the beginning: what was there once must still be there, in order, and only once.
+    async fn check_all(&mut self, client: &Client) {
+        let mut found: HashMap<Name, Vec<Place>> = HashMap::new();
+        for (topic, partitions) in TOPICS {
+            for partition in 0..partitions {
+                let mut last_of: HashMap<u64, u64> = HashMap::new();
+                for message in read_all(client, topic, partition, 0).await.0 {
+                    let name = name_of(&message);
+                    let last = last_of.insert(name.publisher, name.number);
+                    let is_repeat = self.may_double.contains_key(&name);
+                    assert!(
+                        is_repeat || last.is_none_or(|last| last < name.number),
+                        "{name:?} stands behind {last:?} at offset {} of {topic}/{partition}",
+                        message.offset
+                    );
+                    let place = Place { topic: topic.to_owned(), partition, offset: message.offset };
+                    found.entry(name).or_default().push(place);
+                }
+            }
+        }
+        assert!(found == self.found, "a later restart shows something else than an earlier one did");
+        for (name, places) in &found {
+            let may_double = self.may_double.contains_key(name);
+            assert!(places.len() == 1 || may_double, "{name:?} is at {places:?}");
+            self.doubled += u64::from(places.len() > 1);
+            self.unacknowledged_found += u64::from(!self.acknowledged.contains_key(name));
+        }
+    }
+
+    fn summary(&self) -> String {
+        format!(
+            "{} messages acknowledged and found; {} found that were never acknowledged; {} of {} repeated without an id are there twice",
+            self.acknowledged.len(),
+            self.unacknowledged_found,
+            self.doubled,
+            self.may_double.len()
+        )
+    }
+}
+
+fn name_of(message: &Message) -> Name {
+    let payload = message.payload.as_deref().unwrap();
+    let name = Name::read(payload);
+    assert!(payload == name.payload(), "the payload of {name:?} is not what was published");
+    name
+}
+
+async fn read_all(client: &Client, topic: &str, partition: u32, from: u64) -> (Vec<Message>, u64) {
+    let mut messages: Vec<Message> = Vec::new();
+    let mut next = from;
+    loop {
+        let from = ReadFrom { partition, position: Position::Offset(next), limit: Some(10_000), wait: None };
+        let page = client.read(topic, &from).await.unwrap();
+        assert!(page.messages.iter().map(|message| message.offset).is_sorted_by(|one, other| one < other));
+        let is_end = page.messages.is_empty() && page.next_offset == next;
+        messages.extend(page.messages);
+        next = page.next_offset;
+        if is_end {
+            return (messages, next);
+        }
+    }
+}
+
+/// SplitMix64: enough for choices, and the same everywhere.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+}

@@ -1,0 +1,142 @@
+//! A server under test: this build's binary with a folder and a port of its own, ended with the test.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use whimbrel_client::Client;
+
+/// How long anything that must happen may take, on a slow and busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+
+pub struct Server {
+    process: Child,
+    stdout: Option<BufReader<ChildStdout>>,
+    pub banner: String,
+    pub url: String,
+}
+
+/// The binary, deaf to whatever variables the tests themselves run under.
+pub fn whimbrel(folder: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_whimbrel"));
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("WHIMBREL_")) {
+        command.env_remove(name);
+    }
+    command.current_dir(folder).stdin(Stdio::null());
+    command
+}
+
+/// Runs a command to its end.
+pub fn run(folder: &Path, arguments: &[&str]) -> Output {
+    whimbrel(folder).args(arguments).output().unwrap()
+}
+
+pub fn stdout_of(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+pub fn stderr_of(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+impl Server {
+    /// Starts it in `folder` and waits for its banner.
+    pub fn start(folder: &Path, arguments: &[&str]) -> Self {
+        let mut server = Self::spawn(folder, arguments);
+        server.wait_for_banner();
+        server
+    }
+
+    /// Starts it and waits for nothing.
+    pub fn spawn(folder: &Path, arguments: &[&str]) -> Self {
+        let mut process = whimbrel(folder)
+            .args(["serve", "--listen", "127.0.0.1:0", "--set", "telemetry.level=warn"])
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdout = process.stdout.take().map(BufReader::new);
+        Self { process, stdout, banner: String::new(), url: String::new() }
+    }
+
+    fn wait_for_banner(&mut self) {
+        let stdout = self.stdout.as_mut().unwrap();
+        while !self.banner.contains("\n  try ") {
+            let read = stdout.read_line(&mut self.banner).unwrap();
+            assert!(read > 0, "the server ended before its banner: {}", self.banner);
+        }
+        let address = self.banner.lines().find_map(|line| line.trim().strip_prefix("address")).unwrap();
+        self.url = address.trim().to_owned();
+    }
+
+    pub fn client(&self) -> Client {
+        Client::new(&self.url).unwrap()
+    }
+
+    /// `127.0.0.1:…`
+    pub fn address(&self) -> &str {
+        self.url.strip_prefix("http://").unwrap()
+    }
+
+    pub fn interrupt(&self) {
+        kill_process(Pid::from_child(&self.process), Signal::INT).unwrap();
+    }
+
+    /// SIGKILL: the end without a chance to tidy up.
+    pub fn kill(mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    /// Ctrl-C, and waits for the end.
+    pub fn end(mut self) -> ExitStatus {
+        self.interrupt();
+        self.wait()
+    }
+
+    pub fn wait(&mut self) -> ExitStatus {
+        let began = Instant::now();
+        loop {
+            if let Some(status) = self.process.try_wait().unwrap() {
+                return status;
+            }
+            assert!(began.elapsed() < PATIENCE, "the server does not end");
+            std::thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.process.try_wait().unwrap().is_none()
+    }
+
+    /// What it printed after its banner, once it has ended.
+    pub fn rest_of_output(&mut self) -> String {
+        let mut rest = String::new();
+        self.stdout.as_mut().unwrap().read_to_string(&mut rest).unwrap();
+        rest
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Waits for something to become true.
+pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < PATIENCE, "{what} did not happen");
+        std::thread::sleep(POLL_INTERVAL);
+    }
+}
+
+/// Runs a conversation with a server on a runtime of its own.
+pub fn converse<T>(conversation: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(conversation)
+}

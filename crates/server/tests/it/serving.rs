@@ -1,0 +1,151 @@
+//! A server's life: what it answers, what a restart keeps, how it ends.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::Command;
+
+use whimbrel_client::{Accepted, NewMessage, Published, ReadFrom};
+
+use super::server::{PATIENCE, Server, converse, eventually};
+
+fn published(accepted: Accepted) -> Published {
+    match accepted {
+        Accepted::Published(place) => place,
+        Accepted::Held(held) => panic!("{held:?}"),
+    }
+}
+
+fn get(server: &Server, path: &str) -> String {
+    let mut stream = TcpStream::connect(server.address()).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn the_lines_that_the_banner_says_to_try_do_what_they_say() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &[]);
+    let line = server.banner.lines().find_map(|line| line.trim().strip_prefix("try")).unwrap();
+    let tried = Command::new("sh").args(["-c", &format!("{} -sS", line.trim())]).output().unwrap();
+    let answer: Published = serde_json::from_slice(&tried.stdout).expect("curl is needed for this test");
+    assert_eq!((answer.topic.as_str(), answer.offset), ("greetings", 0));
+}
+
+#[test]
+fn what_operators_ask_for_is_answered() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &[]);
+    converse(async { server.client().publish("orders", &NewMessage::text("x")).await.unwrap() });
+    for (path, word) in [
+        ("/healthz", "ok"),
+        ("/readyz", ""),
+        ("/metrics", "whimbrel_published_messages_total{topic=\"orders\"} 1"),
+        ("/openapi.json", "\"openapi\""),
+        ("/", "<html"),
+    ] {
+        let answer = get(&server, path);
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.contains(word), "{path}: {answer}");
+    }
+}
+
+#[test]
+fn a_restart_keeps_what_was_published() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &[]);
+    let message = NewMessage::text("kept").key("k").header("color", "blue").id("my-own-id");
+    let place = converse(async { published(server.client().publish("orders", &message).await.unwrap()) });
+    assert!(server.end().success());
+
+    let server = Server::start(folder.path(), &[]);
+    converse(async {
+        let client = server.client();
+        let page =
+            client.read("orders", &ReadFrom { partition: place.partition, ..ReadFrom::default() }).await.unwrap();
+        let read = &page.messages[0];
+        assert_eq!((read.offset, read.bytes(), read.key.as_deref()), (place.offset, Some(b"kept".into()), Some("k")));
+        assert_eq!(read.headers["color"], "blue");
+        assert_eq!(client.message("my-own-id").await.unwrap().offset, place.offset);
+        // A repeat under the same id is the same publish, also after a restart.
+        assert_eq!(published(client.publish("orders", &message).await.unwrap()), place);
+    });
+}
+
+/// A publish whose body is only half sent, known to be in the handler's hands.
+fn half_sent_publish(server: &Server) -> TcpStream {
+    let mut stream = TcpStream::connect(server.address()).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let head =
+        "POST /v1/topics/orders/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\nexpect: 100-continue\r\n\r\n";
+    stream.write_all(head.as_bytes()).unwrap();
+    let mut go_on = [0; 25];
+    stream.read_exact(&mut go_on).unwrap();
+    assert_eq!(&go_on, b"HTTP/1.1 100 Continue\r\n\r\n");
+    stream.write_all(b"hello").unwrap();
+    stream
+}
+
+#[test]
+fn ctrl_c_finishes_what_is_under_way_and_ends_with_success() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut server = Server::start(folder.path(), &[]);
+    let mut stream = half_sent_publish(&server);
+    server.interrupt();
+    eventually("refusing new connections", || TcpStream::connect(server.address()).is_err());
+    assert!(server.is_running());
+    stream.write_all(b"world").unwrap();
+    let mut answer = [0; 12];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 201");
+    assert!(server.wait().success());
+}
+
+#[test]
+fn a_second_ctrl_c_ends_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut server = Server::start(folder.path(), &["--set", "shutdown_wait=10m"]);
+    let _stream = half_sent_publish(&server);
+    server.interrupt();
+    eventually("refusing new connections", || TcpStream::connect(server.address()).is_err());
+    server.interrupt();
+    assert_eq!(server.wait().code(), Some(130));
+}
+
+#[test]
+fn an_open_tail_does_not_keep_the_server_from_ending() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &["--set", "shutdown_wait=10m"]);
+    converse(async {
+        let client = server.client();
+        client.publish("orders", &NewMessage::text("x")).await.unwrap();
+        let _tail = client.tail("orders", &whimbrel_client::TailFrom::default()).await.unwrap();
+        assert!(server.end().success());
+    });
+}
+
+#[test]
+fn a_key_is_asked_for_where_keys_are_configured() {
+    let folder = tempfile::tempdir().unwrap();
+    let keys =
+        "[[keys]]\nname = \"shop\"\nsecret = \"0123456789abcdef\"\nscopes = [\"publish\"]\ntopics = [\"orders\"]\n";
+    std::fs::write(folder.path().join("whimbrel.toml"), keys).unwrap();
+    let server = Server::start(folder.path(), &[]);
+    converse(async {
+        let message = NewMessage::text("x");
+        let stranger = server.client();
+        let refused = stranger.publish("orders", &message).await.unwrap_err();
+        assert!(
+            matches!(&refused, whimbrel_client::ClientError::Problem(problem) if problem.status == 401),
+            "{refused:?}"
+        );
+        let shop = server.client().with_api_key("0123456789abcdef").unwrap();
+        shop.publish("orders", &message).await.unwrap();
+        let refused = shop.publish("secrets", &message).await.unwrap_err();
+        assert!(
+            matches!(&refused, whimbrel_client::ClientError::Problem(problem) if problem.status == 403),
+            "{refused:?}"
+        );
+    });
+}

@@ -1,0 +1,132 @@
+//! Starts that go wrong: one clear line, what to do about it, exit code 1, and no word of Rust.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Output;
+
+use super::server::{Server, run, stderr_of, stdout_of};
+
+fn refused(folder: &Path, arguments: &[&str]) -> String {
+    let output = run(folder, arguments);
+    let said = stderr_of(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.starts_with("error: ") || said.contains("\nerror: "), "{said}");
+    for word in ["panicked", "Err(", "unwrap", "RUST_BACKTRACE"] {
+        assert!(!said.contains(word), "{said}");
+    }
+    said
+}
+
+#[test]
+fn an_address_in_use_is_said_and_nothing_is_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let said = refused(folder.path(), &["serve", "--listen", &address]);
+    assert!(said.contains(&format!("{address} is in use")) && said.contains("hint: "), "{said}");
+    assert!(!folder.path().join("whimbrel-data").exists());
+}
+
+#[test]
+fn a_data_folder_in_use_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let _first = Server::start(folder.path(), &[]);
+    let said = refused(folder.path(), &["serve", "--listen", "127.0.0.1:0"]);
+    assert!(said.contains("in use by another process") && said.contains("hint: "), "{said}");
+}
+
+#[test]
+fn a_folder_that_is_not_ours_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("thesis.doc"), "precious").unwrap();
+    let said = refused(folder.path(), &["serve", "--listen", "127.0.0.1:0", "--data", "."]);
+    assert!(said.contains("not Whimbrel's") && said.contains("hint: "), "{said}");
+    let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["thesis.doc"]);
+}
+
+#[test]
+fn a_folder_of_a_newer_format_is_left_to_a_newer_version() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(Server::start(folder.path(), &[]).end().success());
+    let format = folder.path().join("whimbrel-data/FORMAT");
+    let now = std::fs::read_to_string(&format).unwrap();
+    let newer = now.replace(|c: char| c.is_ascii_digit(), "9");
+    assert_ne!(newer, now);
+    std::fs::write(&format, newer).unwrap();
+    let said = refused(folder.path(), &["serve", "--listen", "127.0.0.1:0"]);
+    assert!(said.contains("format") && said.contains("hint: "), "{said}");
+}
+
+#[test]
+fn an_unknown_key_is_answered_with_the_one_that_was_meant() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("whimbrel.toml"), "[log]\nretension = \"3d\"\n").unwrap();
+    let said = refused(folder.path(), &["serve", "--listen", "127.0.0.1:0"]);
+    assert!(said.contains("unknown key `log.retension` at line 2: did you mean `log.retention`?"), "{said}");
+}
+
+#[test]
+fn all_problems_of_a_configuration_are_told_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("w.toml"), "lissen = 1\nworkers = 0\n").unwrap();
+    let said = refused(folder.path(), &["serve", "--config", "w.toml", "--set", "node=5000"]);
+    for word in ["3 problems", "did you mean `listen`", "`workers` at line 2", "--set node"] {
+        assert!(said.contains(word), "{word} is missing in: {said}");
+    }
+}
+
+#[test]
+fn listening_to_the_world_without_keys_is_refused_unless_insecure() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = refused(folder.path(), &["serve", "--listen", "0.0.0.0:0"]);
+    assert!(said.contains("--insecure") && said.contains("[[keys]]"), "{said}");
+}
+
+#[test]
+fn an_unreachable_kafka_is_said_with_its_address() {
+    let folder = tempfile::tempdir().unwrap();
+    // A port that nobody listens on: it was free a moment ago.
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let bootstrap = format!("kafka.bootstrap={free}");
+    let arguments = ["serve", "--listen", "127.0.0.1:0", "--log-engine", "kafka", "--set", &bootstrap];
+    let said = refused(folder.path(), &[&arguments[..], &["--set", "kafka.request_timeout=1s"]].concat());
+    assert!(said.contains(&free) || said.contains("without it"), "{said}");
+}
+
+fn checked(folder: &Path, arguments: &[&str]) -> Output {
+    run(folder, &[&["check"], arguments].concat())
+}
+
+#[test]
+fn check_shows_every_setting_with_its_source() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("whimbrel.toml"), "node = 7\n").unwrap();
+    let output = checked(folder.path(), &["--json", "--set", "log.retention=3d"]);
+    assert!(output.status.success());
+    let shown: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let setting = |name: &str| {
+        let settings = shown["settings"].as_array().unwrap();
+        let found = settings.iter().find(|one| one["setting"] == name).unwrap();
+        (found["value"].as_str().unwrap().to_owned(), found["source"].as_str().unwrap().to_owned())
+    };
+    assert_eq!(setting("node"), ("7".into(), "whimbrel.toml:1".into()));
+    assert_eq!(setting("log.retention"), ("\"3d\"".into(), "--set log.retention".into()));
+    assert_eq!(setting("listen"), ("\"127.0.0.1:7600\"".into(), "default".into()));
+}
+
+#[test]
+fn check_says_what_is_wrong_and_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = checked(folder.path(), &["--set", "workers=0"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stdout_of(&output).contains("error: --set workers"), "{}", stdout_of(&output));
+}
+
+#[test]
+fn the_commented_defaults_that_check_prints_are_a_configuration_to_start_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let example = checked(folder.path(), &["--example"]);
+    std::fs::write(folder.path().join("whimbrel.toml"), example.stdout).unwrap();
+    assert!(Server::start(folder.path(), &[]).end().success());
+}
