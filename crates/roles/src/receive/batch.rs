@@ -77,7 +77,7 @@ pub(super) async fn publish_batch(State(door): State<Arc<Door>>, request: Reques
 async fn read_drafts(door: &Door, mut body: Body, headers: &HeaderMap, load: &mut Load) -> Result<Vec<Draft>, Problem> {
     let settings = &door.settings;
     let announced = announced_length(headers);
-    let too_large = || too_large("bytes", settings.batch_bytes_max);
+    let too_large = || too_large_bytes(settings.batch_bytes_max);
     if announced.is_some_and(|length| length > settings.batch_bytes_max) {
         return Err(too_large());
     }
@@ -139,6 +139,10 @@ fn too_large(of: &str, limit: usize) -> Problem {
     Problem::new(Code::BatchTooLarge, format!("a batch has at most {limit} {of}")).with("limit", limit)
 }
 
+pub(super) fn too_large_bytes(limit: usize) -> Problem {
+    too_large("bytes", limit)
+}
+
 pub(super) fn too_large_count(limit: usize) -> Problem {
     too_large("messages", limit)
 }
@@ -160,7 +164,7 @@ fn answer(outcomes: Vec<Result<Accepted, LogError>>, topic: &str) -> Result<Resp
 }
 
 /// Not all were taken. Where none was, and for one reason, that reason is the answer.
-pub(super) fn partly(outcomes: Vec<Result<Accepted, LogError>>, topic: &str) -> Problem {
+fn partly(outcomes: Vec<Result<Accepted, LogError>>, topic: &str) -> Problem {
     let (total, taken) = (outcomes.len(), outcomes.iter().filter(|outcome| outcome.is_ok()).count());
     let unknown = outcomes.iter().any(|outcome| matches!(outcome, Err(LogError::Unknown(_))));
     let problems = |outcome: Result<Accepted, LogError>| outcome.map_err(|error| append_problem(error, topic));

@@ -39,9 +39,6 @@ pub struct ProblemDocument {
     /// `not_ready`: why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasons: Option<Vec<String>>,
-    /// `method_not_allowed`: what the path takes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub allow: Option<String>,
 }
 
 /// Where a message is.
@@ -139,4 +136,9 @@ pub struct SearchAnswer {
     /// Where to look on, where it is not complete.
     #[serde(default)]
     pub cursor: Option<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct Ready {
+    pub ready: bool,
 }

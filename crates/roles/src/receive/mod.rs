@@ -10,25 +10,33 @@ mod batch;
 mod body;
 mod claims;
 pub mod documents;
-mod door;
+pub(crate) mod door;
 mod draft;
 mod entry;
+pub mod grpc;
 mod keys;
 mod load;
 mod message_json;
+mod messages;
+mod mqproxy;
+pub mod openapi;
+mod operating;
 mod problem;
 mod publish;
 mod query;
 mod read;
-mod settings;
+mod routes;
+mod scan;
+mod search;
+pub(crate) mod settings;
 mod split;
-mod topics;
+mod tail;
+pub(crate) mod topics;
 mod undisturbed;
 
 use std::sync::Arc;
 
 use axum::Router;
-use axum::routing::{get, post};
 use tokio::task::JoinHandle;
 use whimbrel_model::ports::{Catalogue, Log, LogTopics, Receipts};
 use whimbrel_model::{Clock, EVENTS_TOPIC};
@@ -41,6 +49,11 @@ pub use crate::figures::NAMES as METRIC_NAMES;
 pub use keys::{ApiKey, Scope, Secret};
 pub use problem::{Code, Problem};
 pub use settings::{PageInfo, ReceiveSettings};
+
+/// Every path that is served over HTTP, with its methods in lower case: for whoever documents or measures them.
+pub fn served_paths() -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
+    routes::routes().into_iter().map(|route| (route.path, route.methods))
+}
 
 /// What the door works with.
 #[derive(Clone)]
@@ -80,12 +93,14 @@ impl Receive {
 
     /// Everything that is served: HTTP, gRPC, the page at `/`, the API document. Add `/metrics` beside it.
     pub fn router(&self) -> Router {
-        Router::new()
-            .route("/healthz", get(|| async { "ok" }))
-            .route("/v1/topics", get(topics::list_topics))
-            .route("/v1/topics/{topic}", get(topics::get_topic).put(topics::put_topic).delete(topics::delete_topic))
-            .route("/v1/topics/{topic}/messages", post(publish::publish).get(read::read))
-            .route("/v1/topics/{topic}/batch", post(batch::publish_batch))
+        let mut router = Router::new();
+        for route in routes::routes() {
+            router = router.route(route.path, route.serve);
+        }
+        router
+            .route_service(grpc::PATH, grpc::service(&self.door))
+            .fallback(operating::unknown_path)
+            .method_not_allowed_fallback(operating::method_not_allowed)
             .with_state(Arc::clone(&self.door))
     }
 

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
-use http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, StatusCode};
 use serde_json::{Map, Value};
 use whimbrel_model::NameError;
@@ -161,9 +161,6 @@ impl IntoResponse for Problem {
         }
         if code.status() == 401 {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-        }
-        if let (Code::MethodNotAllowed, Some(Value::String(allowed))) = (code, self.member("allow")) {
-            headers.extend(HeaderValue::from_str(allowed).ok().map(|allowed| (ALLOW, allowed)));
         }
         response
     }

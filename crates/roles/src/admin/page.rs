@@ -1,0 +1,187 @@
+//! `GET /`: a small page for people, until the console comes: what runs, topics with their rates, a line to try.
+//!
+//! Rendered on the server, without a script or anything from elsewhere. Whatever it shows is escaped by the template. Where the
+//! server has keys, topics are shown to a request that carries one.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use http::HeaderValue;
+use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use whimbrel_model::format_duration;
+
+use crate::receive::door::Door;
+use crate::receive::settings::PageInfo;
+use crate::receive::topics::count_messages;
+use crate::topics::Topic;
+
+/// Topics that the page lists at most; `/v1/topics` has them all.
+const TOPICS_SHOWN_MAX: usize = 100;
+
+const STYLE: &str = include_str!("page.css");
+
+/// The page for people
+#[utoipa::path(
+    get, path = "/", tag = "operating", operation_id = "page",
+    responses((status = 200, description = "What runs here, for people", body = String, content_type = "text/html")),
+)]
+pub(crate) async fn page(State(door): State<Arc<Door>>, request: Request) -> Response {
+    let caller = door.keys.caller(request.headers()).ok();
+    let visible = |topic: &Arc<Topic>| caller.as_ref().is_some_and(|caller| caller.sees(&topic.name));
+    let all: Vec<Arc<Topic>> = door.registry.all().into_iter().filter(visible).collect();
+    let now = door.ports.clock.now();
+    let mut rows = Vec::new();
+    for topic in all.iter().take(TOPICS_SHOWN_MAX) {
+        rows.push(Row {
+            name: topic.name.to_string(),
+            partitions: topic.partitions(),
+            messages: count_messages(&door, topic).await,
+            per_second: topic.running.published.per_second(now, 10),
+            retention: topic.stored.retention().time.map(format_duration),
+        });
+    }
+    let reasons = door.reasons_not_ready().await;
+    let view = View {
+        info: &door.settings.page,
+        rows,
+        left_out: all.len().saturating_sub(TOPICS_SHOWN_MAX),
+        reasons,
+        needs_key: caller.is_none(),
+        has_keys: !door.keys.is_empty(),
+    };
+    let mut response = Response::new(view.render().into_string().into());
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(
+        CONTENT_SECURITY_POLICY,
+        HeaderValue::from_static("default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
+    );
+    response
+}
+
+struct Row {
+    name: String,
+    partitions: u32,
+    messages: Option<u64>,
+    per_second: f64,
+    retention: Option<String>,
+}
+
+struct View<'a> {
+    info: &'a PageInfo,
+    rows: Vec<Row>,
+    left_out: usize,
+    reasons: Vec<String>,
+    needs_key: bool,
+    has_keys: bool,
+}
+
+impl View<'_> {
+    fn render(&self) -> Markup {
+        html! {
+            (DOCTYPE)
+            html lang="en" {
+                head {
+                    meta charset="utf-8";
+                    meta name="viewport" content="width=device-width, initial-scale=1";
+                    meta name="color-scheme" content="light dark";
+                    title { "Whimbrel" }
+                    style { (PreEscaped(STYLE)) }
+                }
+                body {
+                    header { h1 { "Whimbrel" } p { "Messages, delivered now, later, to services, and to people." } }
+                    main { (self.what_runs()) (self.topics()) (self.to_try()) }
+                    footer { a href="/openapi.json" { "API document" } " · " a href="/readyz" { "readiness" } " · " a href="/metrics" { "metrics" } }
+                }
+            }
+        }
+    }
+
+    fn what_runs(&self) -> Markup {
+        html! {
+            section {
+                h2 { "What runs here" }
+                dl {
+                    dt { "State" }
+                    @if self.reasons.is_empty() { dd class="well" { "ready" } }
+                    @else { @for reason in &self.reasons { dd class="ill" { (reason) } } }
+                    dt { "Version" } dd { (self.info.version) }
+                    dt { "Address" } dd { (self.info.address) }
+                    dt { "Data" } dd { (self.info.data_folder) }
+                    dt { "Engines" } @for engine in &self.info.engines { dd { (engine) } }
+                }
+            }
+        }
+    }
+
+    fn topics(&self) -> Markup {
+        html! {
+            section {
+                h2 { "Topics" }
+                @if self.needs_key { p { "This server has keys: topics are shown to requests that carry one." } }
+                @else if self.rows.is_empty() { p { "None yet. The first publish makes one." } }
+                @else {
+                    table {
+                        thead { tr { th { "Topic" } th { "Partitions" } th { "Messages" } th { "Published/s" } th { "Kept for" } } }
+                        tbody {
+                            @for row in &self.rows {
+                                tr {
+                                    td { (row.name) }
+                                    td { (row.partitions) }
+                                    td { @match row.messages { Some(count) => { (count) }, None => { "?" } } }
+                                    td { (format!("{:.1}", row.per_second)) }
+                                    td { (row.retention.as_deref().unwrap_or("ever")) }
+                                }
+                            }
+                        }
+                    }
+                    @if self.left_out > 0 { p { "and " (self.left_out) " more: see " code { "/v1/topics" } } }
+                }
+            }
+        }
+    }
+
+    fn to_try(&self) -> Markup {
+        let address = &self.info.address;
+        let key = if self.has_keys { " -H 'Authorization: Bearer <key>'" } else { "" };
+        html! {
+            section {
+                h2 { "A line to try" }
+                pre { "curl" (key) " -d 'hello' '" (address) "/v1/topics/greetings/messages?key=me'" }
+                pre { "curl" (key) " -N '" (address) "/v1/topics/greetings/tail?offset=earliest'" }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_the_page_shows_is_escaped() {
+        let evil = "<script>alert('x')</script>";
+        let info = PageInfo {
+            version: evil.into(),
+            data_folder: evil.into(),
+            engines: vec![evil.into()],
+            address: evil.into(),
+        };
+        let row =
+            Row { name: evil.into(), partitions: 1, messages: None, per_second: 0.0, retention: Some(evil.into()) };
+        let view = View {
+            info: &info,
+            rows: vec![row],
+            left_out: 0,
+            reasons: vec![evil.into()],
+            needs_key: false,
+            has_keys: false,
+        };
+        let html = view.render().into_string();
+        assert!(!html.contains("<script"), "{html}");
+        assert!(html.contains("&lt;script&gt;"));
+    }
+}

@@ -1,0 +1,276 @@
+//! `whimbrel.v1.Messages`: the same door over gRPC. Every call ends in the functions that HTTP uses; nothing is decided here.
+//!
+//! A problem becomes a status: its code's word is in the metadata `whimbrel-code`, the index of a bad entry in `whimbrel-index`, the
+//! seconds to wait in `retry-after`. Holds are in the protocol and answer `UNIMPLEMENTED` with `not_yet` until there are any.
+
+use std::sync::Arc;
+
+use tonic::metadata::{MetadataMap, MetadataValue};
+use tonic::{Request, Response, Status};
+use whimbrel_model::record::HEADER_CONTENT_TYPE;
+use whimbrel_model::{StoredRecord, Timestamp};
+
+use super::accept::{Accepted, accept_many, accept_one, append_problem};
+use super::attributes::check_user_topic;
+use super::batch::{at_index, too_large_bytes, too_large_count};
+use super::door::Door;
+use super::draft::{Brought, ContentType, Draft, OwnHeaders, check_key, check_later, check_payload_size};
+use super::keys::{Caller, Scope};
+use super::message_json::{id_of, is_own_header};
+use super::problem::{Code, Problem};
+use super::read::{Ask, Start, check_limit, check_wait, read_on, start_of_time, start_of_word};
+use super::settings::ReceiveSettings;
+use crate::topics::Topic;
+use protocol::messages_server::{Messages, MessagesServer};
+use protocol::{
+    BatchAnswer, ExtendRequest, ExtendResponse, FireRequest, FireResponse, Header, HoldRequest, HoldResponse, Message,
+    NewMessage, PublishBatchRequest, PublishBatchResponse, PublishRequest, PublishResponse, ReadRequest, ReadResponse,
+    WithdrawRequest, WithdrawResponse, batch_answer, read_request,
+};
+
+/// What the protocol's own framing of a batch may take beside the payloads.
+const FRAMING_BYTES_MAX: usize = 4 << 20;
+
+/// The generated types and the client, for whoever speaks the protocol.
+pub mod protocol {
+    tonic::include_proto!("whimbrel.v1");
+}
+
+/// Where the router finds the service.
+pub(super) const PATH: &str = "/whimbrel.v1.Messages/{*method}";
+
+pub(super) fn service(door: &Arc<Door>) -> MessagesServer<MessagesDoor> {
+    let settings = &door.settings;
+    let largest = settings.batch_bytes_max.max(settings.payload_bytes_max).saturating_add(FRAMING_BYTES_MAX);
+    MessagesServer::new(MessagesDoor { door: Arc::clone(door) }).max_decoding_message_size(largest)
+}
+
+pub(super) struct MessagesDoor {
+    door: Arc<Door>,
+}
+
+#[tonic::async_trait]
+impl Messages for MessagesDoor {
+    async fn publish(&self, request: Request<PublishRequest>) -> Result<Response<PublishResponse>, Status> {
+        let (metadata, _, request) = request.into_parts();
+        Ok(Response::new(self.do_publish(metadata, request).await?))
+    }
+
+    async fn publish_batch(
+        &self,
+        request: Request<PublishBatchRequest>,
+    ) -> Result<Response<PublishBatchResponse>, Status> {
+        let (metadata, _, request) = request.into_parts();
+        Ok(Response::new(self.do_publish_batch(metadata, request).await?))
+    }
+
+    async fn read(&self, request: Request<ReadRequest>) -> Result<Response<ReadResponse>, Status> {
+        let (metadata, _, request) = request.into_parts();
+        Ok(Response::new(self.do_read(metadata, request).await?))
+    }
+
+    async fn hold(&self, _: Request<HoldRequest>) -> Result<Response<HoldResponse>, Status> {
+        Err(not_yet())
+    }
+
+    async fn extend(&self, _: Request<ExtendRequest>) -> Result<Response<ExtendResponse>, Status> {
+        Err(not_yet())
+    }
+
+    async fn withdraw(&self, _: Request<WithdrawRequest>) -> Result<Response<WithdrawResponse>, Status> {
+        Err(not_yet())
+    }
+
+    async fn fire(&self, _: Request<FireRequest>) -> Result<Response<FireResponse>, Status> {
+        Err(not_yet())
+    }
+}
+
+impl MessagesDoor {
+    fn caller(&self, metadata: MetadataMap) -> Result<Caller, Problem> {
+        self.door.keys.caller(&metadata.into_headers())
+    }
+
+    async fn do_publish(&self, metadata: MetadataMap, request: PublishRequest) -> Result<PublishResponse, Problem> {
+        let PublishRequest { topic, message, idempotency_key } = request;
+        let caller = self.caller(metadata)?;
+        check_user_topic(&topic)?;
+        caller.require_topic(Scope::Publish, &topic)?;
+        let message = message.unwrap_or_default();
+        let draft = draft_of(message, idempotency_key.as_deref(), &self.door.settings, self.door.ports.clock.now())?;
+        let mut load = self.door.in_flight.begin();
+        load.grow(draft.payload.len())?;
+        let accepted = accept_one(&self.door, &topic, caller.owner(), draft, load).await?;
+        Ok(published(&accepted, &topic))
+    }
+
+    async fn do_publish_batch(
+        &self,
+        metadata: MetadataMap,
+        request: PublishBatchRequest,
+    ) -> Result<PublishBatchResponse, Problem> {
+        let PublishBatchRequest { topic, messages } = request;
+        let caller = self.caller(metadata)?;
+        check_user_topic(&topic)?;
+        caller.require_topic(Scope::Publish, &topic)?;
+        let settings = &self.door.settings;
+        if messages.len() > settings.batch_messages_max {
+            return Err(too_large_count(settings.batch_messages_max));
+        }
+        let bytes: usize = messages.iter().map(|message| message.payload.len()).sum();
+        if bytes > settings.batch_bytes_max {
+            return Err(too_large_bytes(settings.batch_bytes_max));
+        }
+        let mut load = self.door.in_flight.begin();
+        load.grow(bytes)?;
+        let now = self.door.ports.clock.now();
+        let drafts = messages.into_iter().enumerate();
+        let drafts: Vec<Draft> = drafts
+            .map(|(index, message)| draft_of(message, None, settings, now).map_err(|problem| at_index(problem, index)))
+            .collect::<Result<_, _>>()?;
+        if drafts.is_empty() {
+            return Ok(PublishBatchResponse::default());
+        }
+        self.door.figures.batch_messages.record(drafts.len() as f64);
+        let outcomes = accept_many(&self.door, &topic, caller.owner(), drafts, load)
+            .await
+            .map_err(|refusal| at_index(refusal.problem, refusal.index))?;
+        let partly_appended = outcomes.iter().any(Result::is_err);
+        let answers = outcomes.into_iter().map(|outcome| match outcome {
+            Ok(accepted) => batch_answer::Outcome::Published(published(&accepted, &topic)),
+            Err(error) => {
+                let problem = append_problem(error, &topic);
+                let (code, detail) = (problem.code().word().to_owned(), problem.detail().to_owned());
+                batch_answer::Outcome::Problem(protocol::Problem { code, detail })
+            }
+        });
+        let messages = answers.map(|outcome| BatchAnswer { outcome: Some(outcome) }).collect();
+        Ok(PublishBatchResponse { messages, partly_appended })
+    }
+
+    async fn do_read(&self, metadata: MetadataMap, request: ReadRequest) -> Result<ReadResponse, Problem> {
+        let caller = self.caller(metadata)?;
+        caller.require_topic(Scope::Consume, &request.topic)?;
+        let start = match &request.start {
+            None => Start::Earliest,
+            Some(read_request::Start::Offset(offset)) => Start::Offset(*offset),
+            Some(read_request::Start::Position(word)) => start_of_word(word)?,
+            Some(read_request::Start::Since(time)) => start_of_time(time)?,
+        };
+        let limit = check_limit(request.limit.map(|limit| limit as usize))?;
+        let wait = check_wait(request.wait.as_deref())?;
+        let topic = self.door.registry.find(&request.topic).await?;
+        let batch = read_on(&self.door, &topic, Ask { partition: request.partition, start, limit, wait }).await?;
+        let messages = batch.records.iter().map(|stored| message_of(&topic, request.partition, stored)).collect();
+        Ok(ReadResponse { messages, next_offset: batch.next })
+    }
+}
+
+fn draft_of(
+    message: NewMessage,
+    idempotency_key: Option<&str>,
+    settings: &ReceiveSettings,
+    now: Timestamp,
+) -> Result<Draft, Problem> {
+    check_payload_size(message.payload.len(), settings)?;
+    if let Some(key) = &message.key {
+        check_key(key.as_bytes())?;
+    }
+    let content_type = match &message.content_type {
+        Some(text) => ContentType::checked(text.as_bytes(), settings)?,
+        None => ContentType::Absent,
+    };
+    let mut own = OwnHeaders::new(settings);
+    for Header { name, value } in &message.headers {
+        own.push(name, value)?;
+    }
+    let brought = Brought::checked(message.id.as_deref(), idempotency_key)?;
+    check_later(message.delay.as_deref(), message.deliver_at.as_deref(), now)?;
+    let key = message.key.map(|key| key.into_bytes().into());
+    Ok(Draft { key, payload: message.payload, content_type, headers: own.take(), brought })
+}
+
+fn published(accepted: &Accepted, topic: &str) -> PublishResponse {
+    PublishResponse {
+        id: accepted.id.with_text(|id| String::from_utf8_lossy(id).into_owned()),
+        topic: topic.to_owned(),
+        partition: accepted.partition,
+        offset: accepted.offset,
+    }
+}
+
+fn message_of(topic: &Topic, partition: u32, stored: &StoredRecord) -> Message {
+    let record = &stored.record;
+    let own = record.headers.iter().filter(|(name, _)| is_own_header(name));
+    let header = |(name, value): (&str, &[u8])| Header { name: name.to_owned(), value: value.to_vec().into() };
+    Message {
+        id: id_of(topic, partition, stored),
+        topic: topic.name.to_string(),
+        partition,
+        offset: stored.offset,
+        key: record.key.clone(),
+        headers: own.map(header).collect(),
+        content_type: record.headers.get_str(HEADER_CONTENT_TYPE).map(str::to_owned),
+        published_at: record.timestamp.to_string(),
+        payload: record.value.clone(),
+    }
+}
+
+fn not_yet() -> Status {
+    Problem::new(Code::NotYet, "holds come with a later version").into()
+}
+
+impl From<Problem> for Status {
+    fn from(problem: Problem) -> Self {
+        let code = problem.code();
+        metrics::counter!(crate::figures::REFUSALS, "code" => code.word()).increment(1);
+        let mut metadata = MetadataMap::new();
+        metadata.insert("whimbrel-code", MetadataValue::from_static(code.word()));
+        if let Some(index) = problem.member("index").and_then(serde_json::Value::as_u64) {
+            metadata.insert("whimbrel-index", MetadataValue::from(index));
+        }
+        if let Some(seconds) = code.retry_after_s() {
+            metadata.insert("retry-after", MetadataValue::from(seconds));
+        }
+        Self::with_metadata(grpc_code(code), problem.detail(), metadata)
+    }
+}
+
+fn grpc_code(code: Code) -> tonic::Code {
+    match code {
+        Code::KeyMissing | Code::KeyUnknown => tonic::Code::Unauthenticated,
+        Code::Forbidden => tonic::Code::PermissionDenied,
+        Code::UnknownPath | Code::MethodNotAllowed | Code::NotYet => tonic::Code::Unimplemented,
+        Code::UnknownTopic | Code::UnknownPartition | Code::UnknownMessage => tonic::Code::NotFound,
+        Code::InProgress | Code::Conflict => tonic::Code::Aborted,
+        Code::Damaged => tonic::Code::DataLoss,
+        Code::OffsetOutOfRange => tonic::Code::OutOfRange,
+        Code::Overloaded | Code::TooManyTopics => tonic::Code::ResourceExhausted,
+        Code::CannotShrink | Code::Unsupported => tonic::Code::FailedPrecondition,
+        Code::DifferentBody => tonic::Code::AlreadyExists,
+        Code::DiskFull
+        | Code::LogClosed
+        | Code::Unavailable
+        | Code::TopicGrowing
+        | Code::PartlyAppended
+        | Code::NotReady => tonic::Code::Unavailable,
+        // The deadline that passed is the log's, not the caller's, but it means the same: whether it happened is open.
+        Code::OutcomeUnknown => tonic::Code::DeadlineExceeded,
+        Code::BadBody
+        | Code::PayloadTooLarge
+        | Code::BatchTooLarge
+        | Code::BadName
+        | Code::ReservedName
+        | Code::BadId
+        | Code::BadKey
+        | Code::BadParameter
+        | Code::BadDuration
+        | Code::BadTime
+        | Code::BadHeader
+        | Code::ReservedHeader
+        | Code::TooManyHeaders
+        | Code::HeaderTooLarge
+        | Code::BadJson
+        | Code::BadEntry => tonic::Code::InvalidArgument,
+    }
+}

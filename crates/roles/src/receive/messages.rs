@@ -1,0 +1,133 @@
+//! `GET /v1/messages/{id}`: where a message is, by its id alone.
+//!
+//! Ids that publishers brought are in an index. A minted id knows its place: topic, partition and time are in it, so the partition is
+//! looked through from that moment on, bounded. An id made from a place (`at-…`) leads there. Whatever is found must carry the id.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use http::StatusCode;
+use whimbrel_model::id::place_from_id;
+use whimbrel_model::record::HEADER_ID;
+use whimbrel_model::{MessageId, PartitionId, StoredRecord, Timestamp};
+
+use super::answer::json_response;
+use super::attributes::path_part;
+use super::documents::MessageState;
+use super::door::Door;
+use super::keys::{Caller, Scope};
+use super::message_json::{id_of, write_members};
+use super::problem::{Code, Problem};
+use super::query::{Query, shown};
+use super::scan::{CLOCK_SKEW, Go, look_through};
+use crate::topics::Topic;
+
+/// Records that are looked at from the moment a minted id names.
+const LOOK_RECORDS_MAX: usize = 1_000_000;
+
+/// Find a message by its id
+#[utoipa::path(
+    get, path = "/v1/messages/{id}", tag = "messages", operation_id = "get_message",
+    params(
+        ("id" = String, Path, description = "The message's id"),
+        ("topic" = Option<String>, Query, description = "Only in this topic: publishers may bring the same id to several"),
+    ),
+    responses(
+        (status = 200, description = "The message and what became of it", body = MessageState, content_type = "application/json"),
+        (status = "4XX", description = "`unknown_message`, `bad_parameter`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+        (status = "5XX", description = "`unavailable`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn get_message(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
+    let id = path_part(request.uri().path(), "/v1/messages/")?;
+    let caller = door.keys.caller(request.headers())?;
+    caller.require(Scope::Consume)?;
+    let mut query = Query::parse(request.uri().query())?;
+    let within = query.take("topic")?;
+    query.end()?;
+    let look = Look { door: &door, caller: &caller, within: within.as_deref(), id: &id };
+    let Some((topic, partition, stored)) = look.find().await? else {
+        return Err(Problem::new(Code::UnknownMessage, format!("no message that is kept has the id `{}`", shown(&id))));
+    };
+    let mut json = Vec::with_capacity(stored.record.size() * 2 + 256);
+    json.extend_from_slice(b"{\"state\":\"published\",");
+    write_members(&mut json, &topic, partition, &stored);
+    json.extend_from_slice(b",\"subscriptions\":[]}");
+    Ok(json_response(StatusCode::OK, json))
+}
+
+type Found = (Arc<Topic>, u32, StoredRecord);
+
+struct Look<'a> {
+    door: &'a Door,
+    caller: &'a Caller,
+    within: Option<&'a str>,
+    id: &'a str,
+}
+
+impl Look<'_> {
+    async fn find(&self) -> Result<Option<Found>, Problem> {
+        for answer in self.door.ports.receipts.find(self.id).await? {
+            if let Some(found) = self.at(answer.partition, answer.offset).await? {
+                return Ok(Some(found));
+            }
+        }
+        if let Some(place) = self.id.parse::<MessageId>().ok().and_then(MessageId::place) {
+            if let Some(index) = place.partition {
+                return self.from(PartitionId::new(place.topic, index), place.minted_at).await;
+            }
+        }
+        match place_from_id(self.id) {
+            Some((partition, offset)) => self.at(partition, offset).await,
+            None => Ok(None),
+        }
+    }
+
+    /// The topic of that number, where it is there and this caller may see it.
+    fn topic(&self, partition: PartitionId) -> Option<Arc<Topic>> {
+        self.door.registry.by_number(partition.topic).filter(|topic| {
+            partition.index < topic.partitions()
+                && self.caller.sees(&topic.name)
+                && self.within.is_none_or(|within| within == &*topic.name)
+        })
+    }
+
+    /// The message at that very place, if it carries the id.
+    async fn at(&self, partition: PartitionId, offset: u64) -> Result<Option<Found>, Problem> {
+        let Some(topic) = self.topic(partition) else { return Ok(None) };
+        let mut found = None;
+        look_through(self.door, partition, offset, offset.saturating_add(1), 1, |stored| {
+            if stored.offset == offset && id_of(&topic, partition.index, stored) == self.id {
+                found = Some(stored.clone());
+            }
+            Go::Stop
+        })
+        .await?;
+        Ok(found.map(|stored| (topic, partition.index, stored)))
+    }
+
+    /// The message somewhere after that time, as far as one may look.
+    async fn from(&self, partition: PartitionId, minted_at: Timestamp) -> Result<Option<Found>, Problem> {
+        let Some(topic) = self.topic(partition) else { return Ok(None) };
+        // The mint's clock is the record's; the time index may round, and a neighbour may be a moment older.
+        let from = self.door.ports.log.offset_at(partition, minted_at.saturating_sub(CLOCK_SKEW)).await?;
+        let exact = self.door.ports.log.offset_at(partition, minted_at).await?;
+        for (from, until) in [(exact, u64::MAX), (from, exact)] {
+            let mut found = None;
+            look_through(self.door, partition, from, until, LOOK_RECORDS_MAX, |stored| {
+                // A record is stamped with the very moment its id was minted at, so one a skew later is past it.
+                let past = stored.record.timestamp.saturating_sub(CLOCK_SKEW) > minted_at;
+                if stored.record.headers.get(HEADER_ID) == Some(self.id.as_bytes()) {
+                    found = Some(stored.clone());
+                }
+                if found.is_some() || past { Go::Stop } else { Go::On }
+            })
+            .await?;
+            if let Some(stored) = found {
+                return Ok(Some((topic, partition.index, stored)));
+            }
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,88 @@
+//! `GET /openapi.json`: the contract for programs, generated from the handlers' own descriptions.
+//!
+//! The router and this document are held together by a test: a path that one has and the other has not fails the build's tests.
+
+use std::sync::LazyLock;
+
+use axum::response::Response;
+use bytes::Bytes;
+use http::StatusCode;
+use utoipa::openapi::schema::Schema;
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::openapi::{OpenApi as Document, RefOr, SecurityRequirement};
+use utoipa::{Modify, OpenApi};
+
+use super::answer::json_response;
+use super::problem::Code;
+use super::{batch, messages, mqproxy, operating, publish, read, search, tail, topics};
+use crate::admin::page;
+
+/// The document, made once.
+static DOCUMENT: LazyLock<Bytes> =
+    LazyLock::new(|| document().to_json().expect("the document is plain data").into_bytes().into());
+
+/// This document
+#[utoipa::path(
+    get, path = "/openapi.json", tag = "operating", operation_id = "openapi",
+    responses((status = 200, description = "The API document", body = Object, content_type = "application/json")),
+)]
+pub(super) async fn openapi() -> Response {
+    json_response(StatusCode::OK, DOCUMENT.clone())
+}
+
+/// The API document of everything that the door serves over HTTP.
+pub fn document() -> Document {
+    WhimbrelApi::openapi()
+}
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Whimbrel",
+        description = "Delivers messages: now, later, to services, and to people. Errors are `application/problem+json` with a stable `code`. Times are RFC 3339 in UTC with milliseconds; durations are strings such as `250ms`, `30s`, `1h30m`.",
+        license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0"),
+    ),
+    paths(
+        publish::publish,
+        batch::publish_batch,
+        read::read,
+        tail::tail,
+        messages::get_message,
+        search::search,
+        topics::put_topic,
+        topics::list_topics,
+        topics::get_topic,
+        topics::delete_topic,
+        mqproxy::produce,
+        operating::healthz,
+        operating::readyz,
+        openapi,
+        page::page,
+    ),
+    modifiers(&CodesAndKeys),
+)]
+struct WhimbrelApi;
+
+/// Adds what the handlers cannot say each for itself: the list of codes, and the key that requests carry.
+struct CodesAndKeys;
+
+impl Modify for CodesAndKeys {
+    fn modify(&self, document: &mut Document) {
+        let components = document.components.get_or_insert_default();
+        let bearer = HttpBuilder::new()
+            .scheme(HttpAuthScheme::Bearer)
+            .description(Some("Needed where the server has keys. Scopes: publish, consume, push, admin."))
+            .build();
+        components.add_security_scheme("key", SecurityScheme::Http(bearer));
+        if let Some(RefOr::T(Schema::Object(problem))) = components.schemas.get_mut("Problem") {
+            if let Some(RefOr::T(Schema::Object(code))) = problem.properties.get_mut("code") {
+                code.enum_values = Some(Code::ALL.iter().map(|code| code.word().into()).collect());
+                let lines =
+                    Code::ALL.iter().map(|code| format!("- `{}` ({}): {}", code.word(), code.status(), code.title()));
+                code.description = Some(lines.collect::<Vec<_>>().join("\n"));
+            }
+        }
+        document.security =
+            Some(vec![SecurityRequirement::default(), SecurityRequirement::new("key", std::iter::empty::<String>())]);
+    }
+}

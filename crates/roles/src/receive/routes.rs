@@ -1,0 +1,91 @@
+//! Every path that is served over HTTP, with the methods that it takes. The API document is compared with this list.
+
+use std::sync::Arc;
+
+use axum::routing::{MethodRouter, get, post};
+
+use super::door::Door;
+use super::{batch, messages, mqproxy, openapi, operating, publish, read, search, tail, topics};
+use crate::admin::page;
+
+pub(super) struct Route {
+    pub(super) path: &'static str,
+    /// In lower case, as the API document has them.
+    pub(super) methods: &'static [&'static str],
+    pub(super) serve: MethodRouter<Arc<Door>>,
+}
+
+pub(super) fn routes() -> Vec<Route> {
+    let route = |path, methods, serve| Route { path, methods, serve };
+    vec![
+        route("/v1/topics/{topic}/messages", &["get", "post"], post(publish::publish).get(read::read)),
+        route("/v1/topics/{topic}/batch", &["post"], post(batch::publish_batch)),
+        route("/v1/topics/{topic}/tail", &["get"], get(tail::tail)),
+        route("/v1/topics", &["get"], get(topics::list_topics)),
+        route(
+            "/v1/topics/{topic}",
+            &["delete", "get", "put"],
+            get(topics::get_topic).put(topics::put_topic).delete(topics::delete_topic),
+        ),
+        route("/v1/messages", &["get"], get(search::search)),
+        route("/v1/messages/{id}", &["get"], get(messages::get_message)),
+        route("/produce", &["post"], post(mqproxy::produce)),
+        route("/healthz", &["get"], get(operating::healthz)),
+        route("/readyz", &["get"], get(operating::readyz)),
+        route("/openapi.json", &["get"], get(openapi::openapi)),
+        route("/", &["get"], get(page::page)),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn the_router_and_the_document_have_the_same_paths_and_methods() {
+        let served: BTreeSet<(String, String)> = routes()
+            .iter()
+            .flat_map(|route| route.methods.iter().map(|method| (route.path.to_owned(), (*method).to_owned())))
+            .collect();
+        let document = serde_json::to_value(openapi::document()).unwrap();
+        let documented: BTreeSet<(String, String)> = document["paths"]
+            .as_object()
+            .unwrap()
+            .iter()
+            .flat_map(|(path, item)| {
+                let methods = item.as_object().unwrap().keys().filter(|key| *key != "parameters");
+                methods.map(|method| (path.clone(), method.clone())).collect::<Vec<_>>()
+            })
+            .collect();
+        assert_eq!(served, documented);
+    }
+
+    #[test]
+    fn every_code_is_in_the_document() {
+        let document = serde_json::to_value(openapi::document()).unwrap();
+        let codes = document["components"]["schemas"]["Problem"]["properties"]["code"]["enum"].as_array().unwrap();
+        assert_eq!(codes.len(), super::super::Code::ALL.len());
+    }
+
+    #[test]
+    fn every_reference_of_the_document_leads_somewhere() {
+        let document = serde_json::to_value(openapi::document()).unwrap();
+        fn walk<'a>(value: &'a serde_json::Value, found: &mut Vec<&'a str>) {
+            match value {
+                serde_json::Value::Object(map) => {
+                    found.extend(map.get("$ref").and_then(|reference| reference.as_str()));
+                    map.values().for_each(|value| walk(value, found));
+                }
+                serde_json::Value::Array(values) => values.iter().for_each(|value| walk(value, found)),
+                _ => {}
+            }
+        }
+        let mut references = Vec::new();
+        walk(&document, &mut references);
+        assert!(!references.is_empty());
+        for reference in references {
+            assert!(document.pointer(reference.trim_start_matches('#')).is_some(), "{reference}");
+        }
+    }
+}
