@@ -54,6 +54,9 @@ impl Door {
         if registry.get(EVENTS_TOPIC).is_none() {
             registry.put(EVENTS_TOPIC, TopicChange { partitions: Some(1), ..TopicChange::default() }).await?;
         }
+        // The log knows its topics now, and nothing is accepted yet: what a crash cut off from the receipts is made good from it.
+        let partitions: Vec<_> = registry.all().iter().flat_map(|topic| topic.all_partitions()).collect();
+        ports.receipts.recover(&partitions).await?;
         // A hasher's random seed is as good a beginning for the counter of ids as any, and costs no dependency.
         let start = RandomState::new().hash_one(ports.clock.now()) as u32;
         Ok(Self {

@@ -38,7 +38,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use tokio::task::JoinHandle;
-use whimbrel_model::ports::{Catalogue, Log, LogTopics, Receipts};
+use whimbrel_model::ports::{Catalogue, Log, LogTopics, Receipts, ReceiptsError};
 use whimbrel_model::{Clock, EVENTS_TOPIC};
 
 use crate::events::Events;
@@ -65,10 +65,13 @@ pub struct Ports {
     pub clock: Arc<dyn Clock>,
 }
 
-/// Why the door could not open: the catalogue or the log could not be used.
+/// Why the door could not open: the catalogue, the log or the receipts could not be used.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
-pub struct StartError(#[from] pub TopicError);
+pub enum StartError {
+    Topics(#[from] TopicError),
+    Receipts(#[from] ReceiptsError),
+}
 
 /// The open door.
 pub struct Receive {

@@ -20,7 +20,7 @@ use whimbrel_client::{Client, TopicSettings};
 use self::device::{Device, Probe};
 use self::load::{Load, Outcome, Pace};
 use self::report::Report;
-use crate::cli::{BenchPublishArgs, Failure, print_json};
+use crate::cli::{BenchPublishArgs, BenchRound, Failure, print_json};
 
 const SINGLE_BYTES: usize = 256;
 const BATCH_MESSAGES: usize = 1000;
@@ -61,7 +61,7 @@ pub fn publish(args: &BenchPublishArgs) -> Result<ExitCode, Failure> {
     if let Some(server) = &server {
         report_idle(server, args.quick, &mut report);
     }
-    let mut bench = Bench::new(args, address)?;
+    let bench = Bench::new(args, address)?;
     bench.make_topics()?;
     let outcome = bench.run_rounds(&mut device, &mut report);
     bench.progress.finish_and_clear();
@@ -112,6 +112,8 @@ struct Bench {
     /// Lines that every request has.
     headers: Vec<String>,
     threads: usize,
+    /// The rounds that run; all of them where it is empty.
+    only: Vec<BenchRound>,
     measure_for: Duration,
     partitions_for: Duration,
     warmup: Duration,
@@ -135,6 +137,7 @@ impl Bench {
             runtime: tokio::runtime::Builder::new_current_thread().enable_all().build()?,
             headers: args.key.iter().map(|key| format!("authorization: Bearer {key}")).collect(),
             threads: args.threads.into(),
+            only: args.only.clone(),
             measure_for,
             partitions_for,
             warmup: (measure_for / 10).min(Duration::from_millis(500)),
@@ -163,44 +166,79 @@ impl Bench {
         })
     }
 
-    fn run_rounds(&mut self, device: &mut Device, report: &mut Report) -> Result<(), Failure> {
-        let healthz = wire::request("GET", "/healthz", &self.address.to_string(), &[], &[]);
-        let single = self.single(TOPIC_SINGLES);
-        for (connections, goal) in [(1, None), (64, Some(0.6)), (256, Some(0.75))] {
-            let probe = self.probe(device, report)?;
-            let (health, published) = self.in_turns(&healthz, &single, connections, self.measure_for)?;
-            report.rate(&format!("GET /healthz, {connections} connections"), &health, 1.0);
-            let name = format!("publish {SINGLE_BYTES} B, {connections} connections");
-            match goal {
-                Some(goal) => report.ratio(&name, &published, 1.0, ("/healthz", &health), goal),
-                None => {
-                    let sum = health.latency.quantile(0.5) + probe.p50 + Duration::from_micros(100);
-                    let because = "/healthz + device + 0.1 ms, under 1 ms";
-                    report.latency(&name, &published, 0.5, sum.min(Duration::from_millis(1)), because);
-                }
+    fn run_rounds(&self, device: &mut Device, report: &mut Report) -> Result<(), Failure> {
+        let singles = [
+            (BenchRound::Singles1, 1, None),
+            (BenchRound::Singles64, 64, Some(0.6)),
+            (BenchRound::Singles256, 256, Some(0.75)),
+        ];
+        for (round, connections, goal) in singles {
+            if self.runs(round) {
+                self.run_singles(device, report, connections, goal)?;
             }
         }
+        if self.runs(BenchRound::Steady) {
+            self.run_steady(device, report)?;
+        }
+        if self.runs(BenchRound::Partitions) {
+            let (one, many) = (self.single(TOPIC_ONE), self.single(TOPIC_MANY));
+            let (one, many) = self.in_turns(&one, &many, 64, self.partitions_for)?;
+            report.rate("publish, 1 partition, 64 connections", &one, 1.0);
+            report.ratio("publish, 1000 partitions", &many, 1.0, ("1 partition", &one), 0.8);
+            self.probe(device, report)?;
+        }
+        let messages = BATCH_MESSAGES as f64;
+        if self.runs(BenchRound::Batches) {
+            let batches = self.run(&self.batch(TOPIC_BATCHES), BATCH_CONNECTIONS, Pace::Saturate, self.measure_for)?;
+            let name = format!("batches of {BATCH_MESSAGES} × {BATCH_PAYLOAD_BYTES} B, messages");
+            report.rate_with_goal(&name, &batches, messages, 400_000.0);
+        }
+        if self.runs(BenchRound::Partitions) {
+            let (one, many) = (self.batch(TOPIC_ONE), self.batch(TOPIC_MANY));
+            let (one, many) = self.in_turns(&one, &many, BATCH_CONNECTIONS, self.partitions_for)?;
+            report.rate("batches, 1 partition, messages", &one, messages);
+            report.ratio("batches, 1000 partitions, messages", &many, messages, ("1 partition", &one), 0.8);
+        }
+        self.probe(device, report)?;
+        Ok(())
+    }
+
+    fn runs(&self, round: BenchRound) -> bool {
+        self.only.is_empty() || self.only.contains(&round)
+    }
+
+    fn run_singles(
+        &self,
+        device: &mut Device,
+        report: &mut Report,
+        connections: usize,
+        goal: Option<f64>,
+    ) -> Result<(), Failure> {
+        let healthz = wire::request("GET", "/healthz", &self.address.to_string(), &[], &[]);
+        let single = self.single(TOPIC_SINGLES);
+        let probe = self.probe(device, report)?;
+        let (health, published) = self.in_turns(&healthz, &single, connections, self.measure_for)?;
+        report.rate(&format!("GET /healthz, {connections} connections"), &health, 1.0);
+        let name = format!("publish {SINGLE_BYTES} B, {connections} connections");
+        match goal {
+            Some(goal) => report.ratio(&name, &published, 1.0, ("/healthz", &health), goal),
+            None => {
+                let sum = health.latency.quantile(0.5) + probe.p50 + Duration::from_micros(100);
+                let because = "/healthz + device + 0.1 ms, under 1 ms";
+                report.latency(&name, &published, 0.5, sum.min(Duration::from_millis(1)), because);
+            }
+        }
+        Ok(())
+    }
+
+    fn run_steady(&self, device: &mut Device, report: &mut Report) -> Result<(), Failure> {
+        let single = self.single(TOPIC_SINGLES);
         let before = self.probe(device, report)?;
-        let steady =
-            self.run(&single, STEADY_CONNECTIONS, Pace::Steady { per_second: STEADY_PER_SECOND }, self.measure_for)?;
+        let pace = Pace::Steady { per_second: STEADY_PER_SECOND };
+        let steady = self.run(&single, STEADY_CONNECTIONS, pace, self.measure_for)?;
         let after = self.probe(device, report)?;
         let goal = Duration::from_millis(1) + 2 * before.p99.max(after.p99);
         report.latency("publish, a steady 10 000 /s", &steady, 0.99, goal, "1 ms + twice the device's p99");
-
-        let (one, many) = self.in_turns(&self.single(TOPIC_ONE), &self.single(TOPIC_MANY), 64, self.partitions_for)?;
-        report.rate("publish, 1 partition, 64 connections", &one, 1.0);
-        report.ratio("publish, 1000 partitions", &many, 1.0, ("1 partition", &one), 0.8);
-        self.probe(device, report)?;
-
-        let messages = BATCH_MESSAGES as f64;
-        let batches = self.run(&self.batch(TOPIC_BATCHES), BATCH_CONNECTIONS, Pace::Saturate, self.measure_for)?;
-        let name = format!("batches of {BATCH_MESSAGES} × {BATCH_PAYLOAD_BYTES} B, messages");
-        report.rate_with_goal(&name, &batches, messages, 400_000.0);
-        let (one, many) =
-            self.in_turns(&self.batch(TOPIC_ONE), &self.batch(TOPIC_MANY), BATCH_CONNECTIONS, self.partitions_for)?;
-        report.rate("batches, 1 partition, messages", &one, messages);
-        report.ratio("batches, 1000 partitions, messages", &many, messages, ("1 partition", &one), 0.8);
-        self.probe(device, report)?;
         Ok(())
     }
 

@@ -37,6 +37,9 @@ pub struct BenchPublishArgs {
     /// Threads of the load generator
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub threads: u16,
+    /// Only this round with its probes of the device, as often as needed [default: all of them]
+    #[arg(long, value_name = "ROUND", value_enum)]
+    pub only: Vec<BenchRound>,
     /// A few seconds in all, to see that everything works
     #[arg(long)]
     pub quick: bool,
@@ -46,6 +49,26 @@ pub struct BenchPublishArgs {
     /// Print JSON for programs
     #[arg(long)]
     pub json: bool,
+}
+
+/// The rounds of `bench publish`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum BenchRound {
+    /// Single publishes over one connection, in turns with /healthz
+    #[value(name = "singles-1")]
+    Singles1,
+    /// Single publishes over 64 connections, in turns with /healthz
+    #[value(name = "singles-64")]
+    Singles64,
+    /// Single publishes over 256 connections, in turns with /healthz
+    #[value(name = "singles-256")]
+    Singles256,
+    /// A steady rate
+    Steady,
+    /// NDJSON batches
+    Batches,
+    /// One and a thousand partitions in turns, singles and batches
+    Partitions,
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

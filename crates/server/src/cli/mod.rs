@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-pub use bench::BenchPublishArgs;
+pub use bench::{BenchPublishArgs, BenchRound};
 pub use failure::Failure;
 pub use output::{print_json, table};
 pub use serve::ConfigArgs;

@@ -159,3 +159,12 @@ fn a_quick_bench_measures_everything_and_leaves_nothing_behind() {
     assert_eq!(report["remarks"], serde_json::json!([]));
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
+
+#[test]
+fn a_bench_of_one_round_measures_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let report = json_of(&run(folder.path(), &["bench", "publish", "--quick", "--json", "--only", "batches"]));
+    let rates = report["rows"].as_array().unwrap().iter().filter(|row| row["figures"]["per_second"].is_number());
+    let names: Vec<_> = rates.map(|row| row["measured"].as_str().unwrap()).collect();
+    assert_eq!(names, ["batches of 1000 × 100 B, messages"]);
+}

@@ -295,8 +295,9 @@ impl Ledger {
                     let is_repeat = self.may_double.contains_key(&name);
                     assert!(
                         is_repeat || last.is_none_or(|last| last < name.number),
-                        "{name:?} stands behind {last:?} at offset {} of {topic}/{partition}",
-                        message.offset
+                        "{name:?} stands behind {last:?} at offset {} of {topic}/{partition}, id {}",
+                        message.offset,
+                        message.id
                     );
                     let place = Place { topic: topic.to_owned(), partition, offset: message.offset };
                     found.entry(name).or_default().push(place);
