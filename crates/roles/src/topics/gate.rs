@@ -137,11 +137,13 @@ mod tests {
     async fn a_failed_growth_lets_those_who_waited_go_on() {
         let topic = Topic::for_tests("orders", 1);
         let closed = topic.gate.close(Duration::from_secs(1)).await.unwrap();
-        let waiting = topic.gate.settled(Duration::from_secs(1));
-        tokio::pin!(waiting);
-        assert!(futures_util::poll!(waiting.as_mut()).is_pending());
-        drop(closed);
-        assert_eq!(waiting.await, Ok(()));
+        {
+            let waiting = topic.gate.settled(Duration::from_secs(1));
+            tokio::pin!(waiting);
+            assert!(futures_util::poll!(waiting.as_mut()).is_pending());
+            drop(closed);
+            assert_eq!(waiting.await, Ok(()));
+        }
         assert!(Pass::enter(topic).is_ok());
     }
 }

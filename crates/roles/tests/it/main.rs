@@ -1,0 +1,17 @@
+//! The door as its callers see it: requests into the router, over honest in-memory ports. One binary, a file for each property's home.
+
+mod support;
+
+mod batch;
+mod claims;
+mod events;
+mod grpc;
+mod keys;
+mod messages;
+mod mqproxy;
+mod nonsense;
+mod operating;
+mod publish;
+mod read;
+mod tail;
+mod topics;

@@ -1,0 +1,89 @@
+//! The `Catalogue` port in memory.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use tokio::sync::watch;
+use whimbrel_model::ports::{Catalogue, CatalogueError, PortFuture, Versioned};
+
+#[derive(Default)]
+pub struct MemoryCatalogue {
+    entries: Mutex<BTreeMap<String, Versioned>>,
+    revision: watch::Sender<u64>,
+    /// Writes answer this instead, while it is there.
+    refuses: Mutex<Option<CatalogueError>>,
+}
+
+impl MemoryCatalogue {
+    pub fn refuse_writes(&self, error: Option<CatalogueError>) {
+        *self.refuses.lock().unwrap() = error;
+    }
+
+    /// Writes as another process would.
+    pub fn force(&self, key: &str, value: &str) {
+        let mut entries = self.entries.lock().unwrap();
+        let version = *self.revision.borrow() + 1;
+        entries.insert(key.to_owned(), Versioned { value: value.as_bytes().to_vec(), version });
+        drop(entries);
+        self.revision.send_replace(version);
+    }
+
+    pub fn value(&self, key: &str) -> Option<serde_json::Value> {
+        let entries = self.entries.lock().unwrap();
+        entries.get(key).map(|found| serde_json::from_slice(&found.value).unwrap())
+    }
+
+    fn write(&self, key: &str, value: Option<Vec<u8>>, expected: Option<u64>) -> Result<u64, CatalogueError> {
+        if let Some(error) = self.refuses.lock().unwrap().clone() {
+            return Err(error);
+        }
+        let mut entries = self.entries.lock().unwrap();
+        let found = entries.get(key).map(|found| found.version);
+        if found != expected {
+            return Err(CatalogueError::Conflict { key: key.to_owned(), found });
+        }
+        let version = *self.revision.borrow() + 1;
+        match value {
+            Some(value) => entries.insert(key.to_owned(), Versioned { value, version }),
+            None => entries.remove(key),
+        };
+        drop(entries);
+        self.revision.send_replace(version);
+        Ok(version)
+    }
+}
+
+impl Catalogue for MemoryCatalogue {
+    fn get<'a>(&'a self, key: &'a str) -> PortFuture<'a, Result<Option<Versioned>, CatalogueError>> {
+        Box::pin(async move { Ok(self.entries.lock().unwrap().get(key).cloned()) })
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str) -> PortFuture<'a, Result<Vec<(String, Versioned)>, CatalogueError>> {
+        Box::pin(async move {
+            let entries = self.entries.lock().unwrap();
+            let listed = entries.iter().filter(|(key, _)| key.starts_with(prefix));
+            Ok(listed.map(|(key, value)| (key.clone(), value.clone())).collect())
+        })
+    }
+
+    fn put<'a>(
+        &'a self,
+        key: &'a str,
+        value: Vec<u8>,
+        expected: Option<u64>,
+    ) -> PortFuture<'a, Result<u64, CatalogueError>> {
+        Box::pin(async move { self.write(key, Some(value), expected) })
+    }
+
+    fn remove<'a>(&'a self, key: &'a str, expected: u64) -> PortFuture<'a, Result<(), CatalogueError>> {
+        Box::pin(async move { self.write(key, None, Some(expected)).map(|_| ()) })
+    }
+
+    fn changed(&self, seen: u64) -> PortFuture<'_, Result<u64, CatalogueError>> {
+        Box::pin(async move {
+            let mut revision = self.revision.subscribe();
+            let revision = revision.wait_for(|revision| *revision > seen).await;
+            Ok(*revision.expect("the sender is here"))
+        })
+    }
+}

@@ -1,0 +1,290 @@
+//! The `Log` and `LogTopics` ports in memory: as honest as the contract asks, with handles for tests to fail it and to hold it up.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard};
+
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+use whimbrel_model::ports::{
+    AppendOutcome, Bounds, CommitOutcome, Entry, Fence, Log, LogError, LogTopics, PartitionStatus, PortFuture,
+    ReadBatch, ReadLimits, TopicStatus,
+};
+use whimbrel_model::{PartitionId, Record, StoredRecord, Timestamp, TopicNumber, TopicSpec};
+
+/// Called for each entry before it is kept; an error is that entry's outcome.
+type Judge = Box<dyn FnMut(&Entry) -> Result<(), LogError> + Send>;
+
+#[derive(Default)]
+pub struct MemoryLog {
+    state: Mutex<State>,
+    /// Grows with every append, so that readers at the tail wake.
+    appended: watch::Sender<u64>,
+    /// Appends wait while this is true.
+    held_up: watch::Sender<bool>,
+}
+
+#[derive(Default)]
+struct State {
+    topics: BTreeMap<TopicNumber, (TopicSpec, Vec<Partition>)>,
+    found: Vec<(String, u32)>,
+    judge: Option<Judge>,
+    /// What `create`, `alter` and the reading calls answer instead, while it is there.
+    refuses: Option<LogError>,
+    waiting_appends: usize,
+}
+
+#[derive(Default)]
+struct Partition {
+    first: u64,
+    records: Vec<Record>,
+    damaged: Option<(u64, u64)>,
+}
+
+impl MemoryLog {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    pub fn judge(&self, judge: impl FnMut(&Entry) -> Result<(), LogError> + Send + 'static) {
+        self.state().judge = Some(Box::new(judge));
+    }
+
+    pub fn judge_nothing(&self) {
+        self.state().judge = None;
+    }
+
+    pub fn refuse(&self, error: Option<LogError>) {
+        self.state().refuses = error;
+    }
+
+    pub fn has_topics_of_others(&self, found: &[(&str, u32)]) {
+        self.state().found = found.iter().map(|(name, partitions)| ((*name).to_owned(), *partitions)).collect();
+    }
+
+    /// Appends wait from now on, until they are let go.
+    pub fn hold_up(&self, held_up: bool) {
+        self.held_up.send_replace(held_up);
+    }
+
+    pub fn waiting_appends(&self) -> usize {
+        self.state().waiting_appends
+    }
+
+    /// Offsets of a partition from the first to before the second cannot be read.
+    pub fn damage(&self, partition: PartitionId, from: u64, resume_at: u64) {
+        self.state().partition(partition).unwrap().damaged = Some((from, resume_at));
+    }
+
+    pub fn drop_before(&self, partition: PartitionId, first: u64) {
+        self.state().partition(partition).unwrap().first = first;
+    }
+
+    pub fn number_of(&self, name: &str) -> Option<TopicNumber> {
+        self.state().topics.iter().find(|(_, (spec, _))| spec.name == name).map(|(number, _)| *number)
+    }
+
+    pub fn records(&self, partition: PartitionId) -> Vec<Record> {
+        self.state().partition(partition).unwrap().records.clone()
+    }
+
+    pub fn partitions_of(&self, number: TopicNumber) -> usize {
+        self.state().topics[&number].1.len()
+    }
+
+    /// Puts a record there as others would, around every door.
+    pub fn put(&self, partition: PartitionId, record: Record) {
+        self.state().partition(partition).unwrap().records.push(record);
+        self.appended.send_modify(|count| *count += 1);
+    }
+
+    fn keep(&self, entries: Vec<Entry>) -> AppendOutcome {
+        let mut state = self.state();
+        let mut outcome = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let mut judge = state.judge.take();
+            let judged = judge.as_mut().map_or(Ok(()), |judge| judge(&entry));
+            state.judge = judge;
+            outcome.push(judged.and_then(|()| {
+                let partition = state.partition(entry.partition)?;
+                partition.records.push(entry.record);
+                Ok(partition.records.len() as u64 - 1)
+            }));
+        }
+        drop(state);
+        self.appended.send_modify(|count| *count += 1);
+        outcome
+    }
+
+    fn read_now(&self, partition: PartitionId, from: u64, limits: ReadLimits) -> Result<ReadBatch, LogError> {
+        let mut state = self.state();
+        state.answering()?;
+        let partition = state.partition(partition)?;
+        let next = partition.records.len() as u64;
+        if from < partition.first {
+            return Err(LogError::Trimmed { asked: from, first: partition.first });
+        }
+        if from > next {
+            return Err(LogError::BeyondEnd { asked: from, next });
+        }
+        let mut until = next;
+        if let Some((damaged, resume_at)) = partition.damaged {
+            if (damaged..resume_at).contains(&from) {
+                let (what, file) = ("a bad checksum".to_owned(), "00000.log".to_owned());
+                return Err(LogError::Damaged { what, file, position: 7, resume_at });
+            }
+            if from < damaged {
+                until = damaged;
+            }
+        }
+        let mut records = Vec::new();
+        let mut bytes = 0;
+        for offset in from..until {
+            let record = &partition.records[offset as usize];
+            bytes += record.size();
+            if records.len() == limits.max_records || (!records.is_empty() && bytes > limits.max_bytes) {
+                break;
+            }
+            records.push(StoredRecord { offset, record: record.clone() });
+        }
+        let next = from + records.len() as u64;
+        Ok(ReadBatch { records, next })
+    }
+}
+
+impl State {
+    fn partition(&mut self, partition: PartitionId) -> Result<&mut Partition, LogError> {
+        let topic = self.topics.get_mut(&partition.topic);
+        topic
+            .and_then(|(_, partitions)| partitions.get_mut(partition.index as usize))
+            .ok_or(LogError::UnknownPartition(partition))
+    }
+
+    fn answering(&self) -> Result<(), LogError> {
+        self.refuses.clone().map_or(Ok(()), Err)
+    }
+}
+
+impl Log for MemoryLog {
+    fn append(&self, entries: Vec<Entry>) -> PortFuture<'_, AppendOutcome> {
+        Box::pin(async move {
+            let mut held_up = self.held_up.subscribe();
+            if *held_up.borrow() {
+                self.state().waiting_appends += 1;
+                held_up.wait_for(|held_up| !held_up).await.unwrap();
+                self.state().waiting_appends -= 1;
+            }
+            self.keep(entries)
+        })
+    }
+
+    fn fence<'a>(&'a self, name: &'a str, epoch: u64) -> PortFuture<'a, Result<Fence, LogError>> {
+        Box::pin(async move { Ok(Fence { name: name.into(), epoch, handle: std::sync::Arc::new(()) }) })
+    }
+
+    fn commit<'a>(&'a self, _: &'a Fence, _: Vec<Entry>) -> PortFuture<'a, CommitOutcome> {
+        Box::pin(async { CommitOutcome::NotNow(LogError::Unsupported("the door decides nothing".to_owned())) })
+    }
+
+    fn read(
+        &self,
+        partition: PartitionId,
+        from: u64,
+        limits: ReadLimits,
+    ) -> PortFuture<'_, Result<ReadBatch, LogError>> {
+        Box::pin(async move {
+            let deadline = Instant::now() + limits.wait;
+            let mut appended = self.appended.subscribe();
+            loop {
+                let batch = self.read_now(partition, from, limits)?;
+                if !batch.records.is_empty() || timeout_at(deadline, appended.changed()).await.is_err() {
+                    return Ok(batch);
+                }
+            }
+        })
+    }
+
+    fn bounds(&self, partition: PartitionId) -> PortFuture<'_, Result<Bounds, LogError>> {
+        Box::pin(async move {
+            let mut state = self.state();
+            state.answering()?;
+            let partition = state.partition(partition)?;
+            Ok(Bounds { first: partition.first, next: partition.records.len() as u64 })
+        })
+    }
+
+    fn offset_at(&self, partition: PartitionId, time: Timestamp) -> PortFuture<'_, Result<u64, LogError>> {
+        Box::pin(async move {
+            let mut state = self.state();
+            state.answering()?;
+            let partition = state.partition(partition)?;
+            let kept = partition.records.iter().enumerate().skip(partition.first as usize);
+            let found = kept.clone().find(|(_, record)| record.timestamp >= time);
+            Ok(found.map_or(partition.records.len(), |(offset, _)| offset) as u64)
+        })
+    }
+
+    fn trim(&self, partition: PartitionId, before: u64) -> PortFuture<'_, Result<(), LogError>> {
+        Box::pin(async move {
+            self.drop_before(partition, before);
+            Ok(())
+        })
+    }
+}
+
+impl LogTopics for MemoryLog {
+    fn create<'a>(&'a self, spec: &'a TopicSpec) -> PortFuture<'a, Result<u32, LogError>> {
+        Box::pin(async move {
+            let mut state = self.state();
+            state.answering()?;
+            if spec.replicas.is_some_and(|replicas| replicas > 1) {
+                return Err(LogError::Unsupported("this log has one copy of everything".to_owned()));
+            }
+            let (_, partitions) = state.topics.entry(spec.number).or_insert_with(|| (spec.clone(), Vec::new()));
+            while partitions.len() < spec.partitions as usize {
+                partitions.push(Partition::default());
+            }
+            Ok(partitions.len() as u32)
+        })
+    }
+
+    fn alter<'a>(&'a self, spec: &'a TopicSpec) -> PortFuture<'a, Result<(), LogError>> {
+        Box::pin(async move {
+            self.create(spec).await?;
+            self.state().topics.get_mut(&spec.number).unwrap().0 = spec.clone();
+            Ok(())
+        })
+    }
+
+    fn delete(&self, topic: TopicNumber) -> PortFuture<'_, Result<(), LogError>> {
+        Box::pin(async move {
+            self.state().answering()?;
+            self.state().topics.remove(&topic);
+            self.appended.send_modify(|count| *count += 1);
+            Ok(())
+        })
+    }
+
+    fn describe(&self, topic: TopicNumber) -> PortFuture<'_, Result<TopicStatus, LogError>> {
+        Box::pin(async move {
+            let state = self.state();
+            state.answering()?;
+            let unknown = LogError::UnknownPartition(PartitionId::new(topic, 0));
+            let (_, partitions) = state.topics.get(&topic).ok_or(unknown)?;
+            let status = |index| PartitionStatus {
+                index: index as u32,
+                leader: Some(0),
+                replicas: vec![0],
+                in_sync: vec![0],
+                bytes: Some(0),
+            };
+            Ok(TopicStatus { partitions: (0..partitions.len()).map(status).collect() })
+        })
+    }
+
+    fn found(&self) -> PortFuture<'_, Result<Vec<(String, u32)>, LogError>> {
+        Box::pin(async move {
+            self.state().answering()?;
+            Ok(self.state().found.clone())
+        })
+    }
+}

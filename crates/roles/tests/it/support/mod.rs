@@ -1,0 +1,185 @@
+//! The house that the tests live in: in-memory ports, a door over them, and few words to talk to it.
+
+pub mod catalogue;
+pub mod log;
+pub mod receipts;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use http::{HeaderMap, Method, Request, StatusCode};
+use http_body_util::BodyExt;
+use serde_json::Value;
+use tower::ServiceExt;
+use whimbrel_model::{Clock, Timestamp};
+use whimbrel_roles::events::Events;
+use whimbrel_roles::receive::{Ports, Receive, ReceiveSettings, StartError};
+
+use catalogue::MemoryCatalogue;
+use log::MemoryLog;
+use receipts::MemoryReceipts;
+
+/// A clock that stands still until it is told.
+pub struct StillClock(AtomicI64);
+
+impl StillClock {
+    pub fn forward(&self, ms: i64) {
+        self.0.fetch_add(ms, Ordering::SeqCst);
+    }
+}
+
+impl Clock for StillClock {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_millis(self.0.load(Ordering::SeqCst))
+    }
+}
+
+/// What outlives a door: a test closes one and opens the next over the same.
+pub struct World {
+    pub log: Arc<MemoryLog>,
+    pub catalogue: Arc<MemoryCatalogue>,
+    pub receipts: Arc<MemoryReceipts>,
+    pub clock: Arc<StillClock>,
+}
+
+/// An open door.
+pub struct House {
+    pub world: Arc<World>,
+    pub receive: Receive,
+    pub router: Router,
+    pub events: Arc<Events>,
+    pub settings: ReceiveSettings,
+}
+
+/// An answer, taken whole.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+}
+
+impl World {
+    pub fn new() -> Arc<Self> {
+        let clock = Arc::new(StillClock(AtomicI64::new(1_794_739_122_000)));
+        Arc::new(Self {
+            log: Arc::new(MemoryLog::default()),
+            catalogue: Arc::default(),
+            receipts: Arc::default(),
+            clock,
+        })
+    }
+
+    pub fn ports(&self) -> Ports {
+        Ports {
+            log: self.log.clone(),
+            log_topics: self.log.clone(),
+            catalogue: self.catalogue.clone(),
+            receipts: self.receipts.clone(),
+            clock: self.clock.clone(),
+        }
+    }
+
+    pub async fn try_open(self: &Arc<Self>, settings: ReceiveSettings) -> Result<House, StartError> {
+        let events = Events::new(self.clock.clone());
+        let receive = Receive::start(self.ports(), settings.clone(), events.clone()).await?;
+        Ok(House { world: Arc::clone(self), router: receive.router(), receive, events, settings })
+    }
+
+    pub async fn open(self: &Arc<Self>) -> House {
+        self.try_open(ReceiveSettings::default()).await.unwrap()
+    }
+}
+
+impl House {
+    pub async fn new() -> Self {
+        World::new().open().await
+    }
+
+    pub async fn with(settings: ReceiveSettings) -> Self {
+        World::new().try_open(settings).await.unwrap()
+    }
+
+    /// Ends this door, and gives back what outlives it.
+    pub async fn close(self) -> Arc<World> {
+        self.settings.shutdown.cancel();
+        drop(self.router);
+        self.receive.close().await;
+        self.world
+    }
+
+    pub async fn send(&self, request: Request<Body>) -> Answer {
+        let response = self.router.clone().oneshot(request).await.unwrap();
+        let (parts, body) = response.into_parts();
+        let body = body.collect().await.unwrap().to_bytes();
+        Answer { status: parts.status, headers: parts.headers, body }
+    }
+
+    pub async fn call(&self, method: Method, uri: &str, headers: &[(&str, &str)], body: impl Into<Body>) -> Answer {
+        let mut request = Request::builder().method(method).uri(uri);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        self.send(request.body(body.into()).unwrap()).await
+    }
+
+    pub async fn get(&self, uri: &str) -> Answer {
+        self.call(Method::GET, uri, &[], Body::empty()).await
+    }
+
+    pub async fn post(&self, uri: &str, body: impl Into<Body>) -> Answer {
+        self.call(Method::POST, uri, &[], body).await
+    }
+
+    pub async fn put(&self, uri: &str, body: Value) -> Answer {
+        self.call(Method::PUT, uri, &[("content-type", "application/json")], body.to_string()).await
+    }
+
+    pub async fn delete(&self, uri: &str) -> Answer {
+        self.call(Method::DELETE, uri, &[], Body::empty()).await
+    }
+
+    /// Every payload of a topic, partition by partition.
+    pub async fn payloads(&self, topic: &str) -> Vec<Vec<String>> {
+        let described = self.get(&format!("/v1/topics/{topic}")).await.ok(200);
+        let mut all = Vec::new();
+        for partition in 0..described["partitions"].as_u64().unwrap() {
+            let uri = format!("/v1/topics/{topic}/messages?partition={partition}&limit=10000");
+            let read = self.get(&uri).await.ok(200);
+            let messages = read["messages"].as_array().unwrap();
+            all.push(messages.iter().map(|message| message["payload"].as_str().unwrap().to_owned()).collect());
+        }
+        all
+    }
+}
+
+impl Answer {
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body)
+            .unwrap_or_else(|error| panic!("{error}: {} {}", self.status, String::from_utf8_lossy(&self.body)))
+    }
+
+    /// The JSON of an answer that must have this status.
+    #[track_caller]
+    pub fn ok(self, status: u16) -> Value {
+        assert_eq!(self.status.as_u16(), status, "{}", String::from_utf8_lossy(&self.body));
+        self.json()
+    }
+
+    /// The problem that this must be, with what every problem has.
+    #[track_caller]
+    pub fn problem(self, status: u16, code: &str) -> Value {
+        let json = self.json();
+        assert_eq!((self.status.as_u16(), json["code"].as_str()), (status, Some(code)), "{json}");
+        assert_eq!(self.headers["content-type"], "application/problem+json");
+        assert_eq!(json["status"], status);
+        assert!(json["detail"].as_str().is_some_and(|detail| !detail.is_empty()), "{json}");
+        if matches!(status, 429 | 503) {
+            assert!(self.headers.contains_key("retry-after"), "{json}");
+        }
+        json
+    }
+}

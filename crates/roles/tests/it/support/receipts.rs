@@ -1,0 +1,98 @@
+//! The `Receipts` port in memory. A claim lapses when a test says so.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use whimbrel_model::ports::{Answer, Begun, Claim, ClaimKind, PortFuture, Receipts, ReceiptsError};
+use whimbrel_model::{PartitionId, Timestamp, TopicNumber};
+
+type Name = (String, ClaimKind, String, TopicNumber);
+
+#[derive(Default)]
+pub struct MemoryReceipts {
+    claims: Mutex<HashMap<Name, Kept>>,
+    refuses: Mutex<bool>,
+}
+
+struct Kept {
+    fingerprint: u64,
+    partition: PartitionId,
+    from: u64,
+    lapsed: bool,
+    answer: Option<Answer>,
+}
+
+impl MemoryReceipts {
+    /// Every claim under way lapses, as after a crash.
+    pub fn lapse_all(&self) {
+        self.claims.lock().unwrap().values_mut().for_each(|kept| kept.lapsed = true);
+    }
+
+    pub fn refuse(&self, refuses: bool) {
+        *self.refuses.lock().unwrap() = refuses;
+    }
+
+    pub fn under_way(&self) -> usize {
+        self.claims.lock().unwrap().values().filter(|kept| kept.answer.is_none()).count()
+    }
+
+    fn answering(&self) -> Result<(), ReceiptsError> {
+        let refuses = *self.refuses.lock().unwrap();
+        if refuses { Err(ReceiptsError::Unavailable("the store is away".to_owned())) } else { Ok(()) }
+    }
+}
+
+fn name_of(claim: &Claim) -> Name {
+    (claim.owner.clone(), claim.kind, claim.text.clone(), claim.partition.topic)
+}
+
+impl Receipts for MemoryReceipts {
+    fn begin<'a>(&'a self, claim: &'a Claim, end: u64, _: Timestamp) -> PortFuture<'a, Result<Begun, ReceiptsError>> {
+        Box::pin(async move {
+            self.answering()?;
+            let mut claims = self.claims.lock().unwrap();
+            let Some(kept) = claims.get_mut(&name_of(claim)) else {
+                let (fingerprint, partition) = (claim.fingerprint, claim.partition);
+                claims.insert(name_of(claim), Kept { fingerprint, partition, from: end, lapsed: false, answer: None });
+                return Ok(Begun::New);
+            };
+            Ok(match &kept.answer {
+                _ if kept.fingerprint != claim.fingerprint => Begun::Different,
+                Some(answer) => Begun::Earlier(answer.clone()),
+                None if kept.lapsed => {
+                    kept.lapsed = false;
+                    Begun::Lapsed { partition: kept.partition, from: kept.from }
+                }
+                None => Begun::UnderWay,
+            })
+        })
+    }
+
+    fn finish<'a>(&'a self, claim: &'a Claim, answer: Answer) -> PortFuture<'a, Result<(), ReceiptsError>> {
+        Box::pin(async move {
+            self.answering()?;
+            let mut claims = self.claims.lock().unwrap();
+            claims.get_mut(&name_of(claim)).expect("a claim is begun before it is finished").answer = Some(answer);
+            Ok(())
+        })
+    }
+
+    fn abandon<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>> {
+        Box::pin(async move {
+            self.answering()?;
+            self.claims.lock().unwrap().remove(&name_of(claim));
+            Ok(())
+        })
+    }
+
+    fn find<'a>(&'a self, id: &'a str) -> PortFuture<'a, Result<Vec<Answer>, ReceiptsError>> {
+        Box::pin(async move {
+            self.answering()?;
+            let claims = self.claims.lock().unwrap();
+            let of_id = claims.iter().filter(|((_, kind, text, _), _)| *kind == ClaimKind::Id && text == id);
+            let mut answers: Vec<Answer> = of_id.filter_map(|(_, kept)| kept.answer.clone()).collect();
+            answers.sort_by_key(|answer| answer.answered_at);
+            Ok(answers)
+        })
+    }
+}

@@ -1,0 +1,270 @@
+use serde_json::json;
+use whimbrel_model::PartitionId;
+use whimbrel_model::partitioner::partition_of;
+use whimbrel_model::ports::{CatalogueError, LogError};
+use whimbrel_roles::receive::ReceiveSettings;
+
+use crate::support::{House, World};
+
+#[tokio::test]
+async fn a_topic_is_made_changed_looked_at_and_deleted() {
+    let house = House::new().await;
+    let made = house.put("/v1/topics/orders", json!({ "partitions": 2, "retention": "3d", "retention_bytes": 1000 }));
+    let made = made.await.ok(201);
+    assert_eq!((&made["topic"], &made["partitions"], &made["retention"]), (&json!("orders"), &json!(2), &json!("3d")));
+    let same = house.put("/v1/topics/orders", json!({ "partitions": 2 })).await.ok(200);
+    assert_eq!((&same["retention_bytes"], &same["number"]), (&json!(1000), &made["number"]));
+    let changed = house.put("/v1/topics/orders", json!({ "retention": null, "retention_bytes": 5 })).await.ok(200);
+    assert_eq!((changed.get("retention"), &changed["retention_bytes"]), (None, &json!(5)));
+    house.post("/v1/topics/orders/messages", "x").await.ok(201);
+    let one = house.get("/v1/topics/orders").await.ok(200);
+    assert_eq!(one["messages"], 1);
+    assert_eq!(
+        one["partition_list"][0],
+        json!({
+            "partition": 0, "first_offset": 0, "next_offset": 1, "messages": 1,
+            "leader": 0, "replicas": [0], "in_sync": [0], "bytes": 0,
+        })
+    );
+    let all = house.get("/v1/topics").await.ok(200);
+    let names: Vec<&str> = all["topics"].as_array().unwrap().iter().map(|t| t["topic"].as_str().unwrap()).collect();
+    assert_eq!(names, ["_events", "orders"]);
+    assert_eq!(house.delete("/v1/topics/orders").await.status, 204);
+    house.get("/v1/topics/orders").await.problem(404, "unknown_topic");
+    house.delete("/v1/topics/orders").await.problem(404, "unknown_topic");
+}
+
+#[tokio::test]
+async fn rates_are_of_the_last_seconds() {
+    let house = House::new().await;
+    for _ in 0..20 {
+        house.post("/v1/topics/orders/messages", "x").await.ok(201);
+    }
+    house.world.clock.forward(1000);
+    let topic = house.get("/v1/topics/orders").await.ok(200);
+    assert_eq!(topic["rates"]["published_per_s_10s"], 2.0);
+    house.world.clock.forward(100_000);
+    assert_eq!(house.get("/v1/topics/orders").await.ok(200)["rates"]["published_per_s_60s"], 0.0);
+}
+
+#[tokio::test]
+async fn a_topic_made_again_inherits_nothing() {
+    let house = House::new().await;
+    house.post("/v1/topics/orders/messages", "old").await.ok(201);
+    let old = house.get("/v1/topics/orders").await.ok(200)["number"].clone();
+    house.delete("/v1/topics/orders?holds=withdraw").await;
+    house.post("/v1/topics/orders/messages", "new").await.ok(201);
+    assert_ne!(house.get("/v1/topics/orders").await.ok(200)["number"], old);
+    assert_eq!(house.payloads("orders").await.concat(), ["new"]);
+}
+
+#[tokio::test]
+async fn what_cannot_be_is_told() {
+    let house = House::new().await;
+    house.put("/v1/topics/orders", json!({ "partitions": 4 })).await.ok(201);
+    for (body, code) in [
+        (json!({ "partitions": 3 }), "cannot_shrink"),
+        (json!({ "partitions": 0 }), "bad_parameter"),
+        (json!({ "partitions": 20000 }), "bad_parameter"),
+        (json!({ "partitions": -1 }), "bad_json"),
+        (json!({ "retension": "1d" }), "bad_json"),
+        (json!({ "retention": "soon" }), "bad_duration"),
+        (json!({ "retention": "0s" }), "bad_duration"),
+        (json!({ "retention_bytes": 0 }), "bad_parameter"),
+        (json!({ "replicas": 0 }), "bad_parameter"),
+        (json!({ "replicas": 3 }), "unsupported"),
+        (json!([]), "bad_json"),
+    ] {
+        house.put("/v1/topics/orders", body).await.problem(422, code);
+    }
+    house.put("/v1/topics/orders", json!({ "replicas": 1 })).await.ok(200);
+    house.put("/v1/topics/other", json!({ "replicas": 3 })).await.problem(422, "unsupported");
+    assert_eq!(house.world.catalogue.value("topics/other"), None, "what was never made is not kept");
+    house.put("/v1/topics/orders", json!({ "workers": {} })).await.problem(501, "not_yet");
+    house.put("/v1/topics/_mine", json!({})).await.problem(422, "reserved_name");
+    house.delete("/v1/topics/_events").await.problem(422, "reserved_name");
+    house.delete("/v1/topics/orders?holds=keep").await.problem(422, "bad_parameter");
+}
+
+#[tokio::test]
+async fn topics_are_bounded() {
+    let house = House::with(ReceiveSettings { topics_max: 2, ..ReceiveSettings::default() }).await;
+    house.post("/v1/topics/first/messages", "x").await.ok(201);
+    house.post("/v1/topics/second/messages", "x").await.problem(422, "too_many_topics");
+}
+
+#[tokio::test]
+async fn growing_keeps_barriers_and_says_that_keys_moved() {
+    let house = House::new().await;
+    house.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
+    for _ in 0..3 {
+        house.post("/v1/topics/orders/messages?key=k", "old").await.ok(201);
+    }
+    let grown = house.put("/v1/topics/orders", json!({ "partitions": 8 })).await.ok(200);
+    assert_eq!(grown["growths"][0]["barriers"], json!([3]));
+    assert_eq!((&grown["growths"][0]["from"], &grown["growths"][0]["to"]), (&json!(1), &json!(8)));
+    assert!(grown["note"].as_str().unwrap().contains("keys moved"));
+    let placed = house.post("/v1/topics/orders/messages?key=k", "new").await.ok(201);
+    assert_eq!(placed["partition"], partition_of(b"k", 8));
+    let events = house.get("/v1/topics/_events/messages?wait=10s").await.ok(200);
+    let event: serde_json::Value = serde_json::from_str(events["messages"][0]["payload"].as_str().unwrap()).unwrap();
+    assert_eq!(event["kind"], "topic_grown");
+    assert_eq!(event["fields"]["barriers"], "3");
+    let world = house.close().await;
+    let house = world.open().await;
+    let after = house.get("/v1/topics/orders").await.ok(200);
+    assert_eq!(after["growths"], grown["growths"], "barriers outlive a restart");
+}
+
+#[tokio::test]
+async fn growing_waits_for_publishes_by_the_old_mapping() {
+    let house = House::new().await;
+    house.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
+    house.world.log.hold_up(true);
+    let publish = house.post("/v1/topics/orders/messages?key=k", "old");
+    tokio::pin!(publish);
+    while house.world.log.waiting_appends() == 0 {
+        assert!(futures_util::poll!(publish.as_mut()).is_pending());
+    }
+    let grow = house.put("/v1/topics/orders", json!({ "partitions": 2 }));
+    tokio::pin!(grow);
+    let later = house.post("/v1/topics/orders/messages?key=k", "new");
+    tokio::pin!(later);
+    for _ in 0..100 {
+        assert!(futures_util::poll!(grow.as_mut()).is_pending(), "one by the old mapping is still under way");
+        assert!(futures_util::poll!(later.as_mut()).is_pending(), "nothing new while it grows");
+        tokio::task::yield_now().await;
+    }
+    house.world.log.hold_up(false);
+    assert_eq!(publish.await.ok(201)["partition"], 0);
+    assert_eq!(grow.await.ok(200)["growths"][0]["barriers"], json!([1]));
+    assert_eq!(later.await.ok(201)["partition"], partition_of(b"k", 2));
+}
+
+#[tokio::test]
+async fn a_publish_whose_caller_hung_up_is_below_the_barrier() {
+    let house = House::new().await;
+    house.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
+    house.world.log.hold_up(true);
+    {
+        let publish = house.post("/v1/topics/orders/messages?key=k", "old");
+        tokio::pin!(publish);
+        while house.world.log.waiting_appends() == 0 {
+            assert!(futures_util::poll!(publish.as_mut()).is_pending());
+        }
+    }
+    let grow = house.put("/v1/topics/orders", json!({ "partitions": 2 }));
+    tokio::pin!(grow);
+    assert!(futures_util::poll!(grow.as_mut()).is_pending());
+    house.world.log.hold_up(false);
+    assert_eq!(grow.await.ok(200)["growths"][0]["barriers"], json!([1]));
+}
+
+#[tokio::test]
+async fn a_growth_that_fails_leaves_the_old_mapping_in_use() {
+    let house = House::new().await;
+    house.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
+    house.world.catalogue.refuse_writes(Some(CatalogueError::Unavailable("away".into())));
+    house.put("/v1/topics/orders", json!({ "partitions": 2 })).await.problem(503, "unavailable");
+    assert_eq!(house.post("/v1/topics/orders/messages?key=k", "x").await.ok(201)["partition"], 0);
+    assert_eq!(house.get("/v1/topics/orders").await.ok(200)["partitions"], 1);
+    house.world.catalogue.refuse_writes(None);
+    let world = house.close().await;
+    let house = world.open().await;
+    let finished = house.get("/v1/topics/orders").await.ok(200);
+    assert_eq!(finished["partitions"], 2, "the next start finishes what the log already has");
+    assert_eq!(finished["growths"][0]["barriers"], json!([1]));
+}
+
+#[tokio::test]
+async fn topics_and_their_numbers_outlive_a_restart() {
+    let house = House::new().await;
+    house.post("/v1/topics/orders/messages?key=a", "x").await.ok(201);
+    let before = house.get("/v1/topics/orders").await.ok(200)["number"].clone();
+    let house = house.close().await.open().await;
+    assert_eq!(house.get("/v1/topics/orders").await.ok(200)["number"], before);
+    assert_eq!(house.payloads("orders").await.concat(), ["x"]);
+}
+
+#[tokio::test]
+async fn a_topic_that_the_log_could_not_make_yet_is_made_by_the_next_publish() {
+    let house = House::new().await;
+    house.world.log.refuse(Some(LogError::DiskFull("no room".into())));
+    house.post("/v1/topics/orders/messages", "x").await.problem(503, "disk_full");
+    assert!(house.world.catalogue.value("topics/orders").is_some(), "it is half made");
+    house.world.log.refuse(None);
+    house.post("/v1/topics/orders/messages", "x").await.ok(201);
+}
+
+#[tokio::test]
+async fn a_half_made_topic_is_finished_at_start() {
+    let house = House::new().await;
+    house.world.log.refuse(Some(LogError::DiskFull("no room".into())));
+    house.post("/v1/topics/orders/messages", "x").await.problem(503, "disk_full");
+    house.world.log.refuse(None);
+    let house = house.close().await.open().await;
+    assert_eq!(house.get("/v1/topics/orders").await.ok(200)["partitions"], 4);
+}
+
+#[tokio::test]
+async fn a_half_deleted_topic_is_gone_after_the_next_start() {
+    let house = House::new().await;
+    house.post("/v1/topics/orders/messages", "x").await.ok(201);
+    let number = house.world.log.number_of("orders").unwrap();
+    let mut entry = house.world.catalogue.value("topics/orders").unwrap();
+    let world = house.close().await;
+    entry["deleting"] = json!(true);
+    world.catalogue.force("topics/orders", &entry.to_string());
+    let house = world.open().await;
+    house.get("/v1/topics/orders").await.problem(404, "unknown_topic");
+    assert_eq!(world.catalogue.value("topics/orders"), None);
+    assert_ne!(world.log.number_of("orders"), Some(number));
+}
+
+#[tokio::test]
+async fn topics_that_others_made_are_taken_in() {
+    let world = World::new();
+    world.log.has_topics_of_others(&[("theirs", 3), ("__consumer_offsets", 50), ("bad name", 1)]);
+    let house = world.open().await;
+    let theirs = house.get("/v1/topics/theirs").await.ok(200);
+    assert_eq!((&theirs["partitions"], &theirs["adopted"]), (&json!(3), &json!(true)));
+    assert_eq!(house.get("/v1/topics").await.ok(200)["topics"].as_array().unwrap().len(), 2);
+    world.log.has_topics_of_others(&[("theirs", 3), ("later", 2)]);
+    world.clock.forward(1000);
+    assert_eq!(house.get("/v1/topics/later/messages").await.ok(200)["next_offset"], 0);
+}
+
+#[tokio::test]
+async fn what_another_process_writes_to_the_catalogue_is_followed() {
+    let house = House::new().await;
+    let mut entry = {
+        house.post("/v1/topics/orders/messages", "x").await.ok(201);
+        house.world.catalogue.value("topics/orders").unwrap()
+    };
+    entry["number"] = json!(900);
+    house.world.catalogue.force("topics/theirs", &entry.to_string());
+    while house.get("/v1/topics/theirs").await.status != 200 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(house.world.log.partitions_of(whimbrel_model::TopicNumber(900)), 4);
+    let offset = house.world.log.records(PartitionId::new(whimbrel_model::TopicNumber(900), 0)).len();
+    assert_eq!(offset, 0);
+}
+
+#[tokio::test]
+async fn an_entry_that_cannot_be_read_does_not_stop_the_others() {
+    let world = World::new();
+    world.catalogue.force("topics/broken", "not json");
+    let house = world.open().await;
+    house.get("/v1/topics/broken").await.problem(404, "unknown_topic");
+    house.post("/v1/topics/orders/messages", "x").await.ok(201);
+    house.post("/v1/topics/broken/messages", "x").await.problem(503, "unavailable");
+}
+
+#[tokio::test]
+async fn a_log_that_cannot_be_reached_stops_the_start() {
+    let world = World::new();
+    world.log.refuse(Some(LogError::Unavailable("no broker".into())));
+    let error = world.try_open(ReceiveSettings::default()).await.err().unwrap();
+    assert!(error.to_string().contains("no broker"), "{error}");
+}
