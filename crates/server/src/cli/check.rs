@@ -1,6 +1,10 @@
-//! `whimbrel check`: every setting in force with its source, and everything that is wrong.
+//! `whimbrel check`: every setting in force with its source, and everything that is wrong, with the data folder too. It changes nothing.
 
+use std::path::Path;
 use std::process::ExitCode;
+
+use whimbrel_engines::embedded::open_folder;
+use whimbrel_storage::OpenError;
 
 use super::output::{print_json, print_line, table};
 use super::{ConfigArgs, Failure};
@@ -24,15 +28,63 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     let loaded = args.config.load();
+    let folder = loaded.config.as_ref().map(|config| FolderState::of(&config.data));
     if args.json {
-        print_json(&as_json(&loaded))?;
+        print_json(&as_json(&loaded, folder.as_ref()))?;
     } else {
-        print_line(&as_table(&loaded))?;
+        print_line(&as_table(&loaded, folder.as_ref()))?;
     }
-    Ok(if loaded.findings.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let is_sound = loaded.findings.problems.is_empty() && folder.is_none_or(|folder| folder.problem.is_none());
+    Ok(if is_sound { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn as_table(loaded: &Loaded) -> String {
+/// What can be said of a data folder from outside.
+struct FolderState {
+    said: String,
+    /// Why a server could not start on it.
+    problem: Option<String>,
+}
+
+impl FolderState {
+    fn of(path: &Path) -> Self {
+        let shown = path.display();
+        let sound = |said: String| Self { said, problem: None };
+        let mut entries = match std::fs::read_dir(path) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return sound(format!("{shown} is not there yet; the first start makes it"));
+            }
+            Err(error) => {
+                let problem = format!("the data folder {shown} cannot be read: {error}");
+                return Self { said: problem.clone(), problem: Some(problem) };
+            }
+        };
+        if entries.next().is_none() {
+            return sound(format!("{shown} is empty; the first start fills it"));
+        }
+        // Opening a folder that is ours changes nothing but its lock; one that is not ours is refused before anything is made.
+        match open_folder(path) {
+            Ok(_) => sound(format!("{shown} is ours, of this version's format, and free; {} bytes", bytes_in(path))),
+            Err(OpenError::InUse(_)) => {
+                sound(format!("{shown} is in use by a running server; {} bytes", bytes_in(path)))
+            }
+            Err(error) => Self { said: error.to_string(), problem: Some(error.to_string()) },
+        }
+    }
+}
+
+/// Bytes of all files below; what cannot be read is not counted.
+fn bytes_in(folder: &Path) -> u64 {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let of_entry = |entry: std::fs::DirEntry| match entry.metadata() {
+        Ok(metadata) if metadata.is_dir() => bytes_in(&entry.path()),
+        Ok(metadata) => metadata.len(),
+        Err(_) => 0,
+    };
+    entries.map(of_entry).sum()
+}
+
+fn as_table(loaded: &Loaded, folder: Option<&FolderState>) -> String {
     let mut shown = table(["setting", "value", "source"]);
     for (path, value, source) in loaded.settings.iter() {
         shown.add_row([path, &value.to_toml(), &source.to_string()]);
@@ -44,20 +96,24 @@ fn as_table(loaded: &Loaded) -> String {
     for problem in &loaded.findings.problems {
         text.push_str(&format!("\nerror: {problem}"));
     }
-    text.push_str(match loaded.findings.problems.len() {
-        0 => "\nnothing is wrong with the configuration",
-        _ => "\nthe server would not start",
-    });
+    if let Some(folder) = folder {
+        let word = if folder.problem.is_some() { "error: " } else { "data folder: " };
+        text.push_str(&format!("\n{word}{}", folder.said));
+    }
+    let is_sound = loaded.findings.problems.is_empty() && folder.is_none_or(|folder| folder.problem.is_none());
+    text.push_str(if is_sound { "\nnothing is wrong" } else { "\nthe server would not start" });
     text
 }
 
-fn as_json(loaded: &Loaded) -> serde_json::Value {
+fn as_json(loaded: &Loaded, folder: Option<&FolderState>) -> serde_json::Value {
     let settings = loaded.settings.iter().map(|(path, value, source)| {
         serde_json::json!({ "setting": path, "value": value.to_toml(), "source": source.to_string() })
     });
     serde_json::json!({
         "file": loaded.file.as_ref().map(|file| file.display().to_string()),
         "settings": settings.collect::<Vec<_>>(),
+        "data_folder": folder.map(|folder| &folder.said),
+        "data_folder_problem": folder.and_then(|folder| folder.problem.as_ref()),
         "warnings": loaded.findings.warnings,
         "problems": loaded.findings.problems,
     })

@@ -63,6 +63,10 @@ pub struct LogConfig {
 }
 
 #[derive(Debug, Clone)]
+#[cfg_attr(
+    not(feature = "kafka"),
+    expect(dead_code, reason = "what is configured for an engine that is not built in is only checked")
+)]
 pub struct KafkaConfig {
     pub bootstrap: String,
     pub message_timeout: Duration,

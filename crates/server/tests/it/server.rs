@@ -1,6 +1,6 @@
 //! A server under test: this build's binary with a folder and a port of its own, ended with the test.
 
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -110,13 +110,6 @@ impl Server {
 
     pub fn is_running(&mut self) -> bool {
         self.process.try_wait().unwrap().is_none()
-    }
-
-    /// What it printed after its banner, once it has ended.
-    pub fn rest_of_output(&mut self) -> String {
-        let mut rest = String::new();
-        self.stdout.as_mut().unwrap().read_to_string(&mut rest).unwrap();
-        rest
     }
 }
 

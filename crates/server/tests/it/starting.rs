@@ -130,3 +130,18 @@ fn the_commented_defaults_that_check_prints_are_a_configuration_to_start_with() 
     std::fs::write(folder.path().join("whimbrel.toml"), example.stdout).unwrap();
     assert!(Server::start(folder.path(), &[]).end().success());
 }
+
+#[test]
+fn check_says_whether_the_data_folder_is_free_in_use_or_not_ours() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = |arguments: &[&str]| stdout_of(&checked(folder.path(), arguments));
+    assert!(said(&[]).contains("is not there yet"), "{}", said(&[]));
+    assert!(!folder.path().join("whimbrel-data").exists());
+    let server = Server::start(folder.path(), &[]);
+    assert!(said(&[]).contains("is in use by a running server"), "{}", said(&[]));
+    server.kill();
+    assert!(said(&[]).contains("and free"), "{}", said(&[]));
+    let not_ours = checked(folder.path(), &["--data", "."]);
+    assert_eq!(not_ours.status.code(), Some(1));
+    assert!(stdout_of(&not_ours).contains("error: the data folder"), "{}", stdout_of(&not_ours));
+}
