@@ -73,10 +73,10 @@ impl Look<'_> {
                 return Ok(Some(found));
             }
         }
-        if let Some(place) = self.id.parse::<MessageId>().ok().and_then(MessageId::place) {
-            if let Some(index) = place.partition {
-                return self.from(PartitionId::new(place.topic, index), place.minted_at).await;
-            }
+        if let Some(place) = self.id.parse::<MessageId>().ok().and_then(MessageId::place)
+            && let Some(index) = place.partition
+        {
+            return self.from(PartitionId::new(place.topic, index), place.minted_at).await;
         }
         match place_from_id(self.id) {
             Some((partition, offset)) => self.at(partition, offset).await,

@@ -74,13 +74,13 @@ impl Modify for CodesAndKeys {
             .description(Some("Needed where the server has keys. Scopes: publish, consume, push, admin."))
             .build();
         components.add_security_scheme("key", SecurityScheme::Http(bearer));
-        if let Some(RefOr::T(Schema::Object(problem))) = components.schemas.get_mut("Problem") {
-            if let Some(RefOr::T(Schema::Object(code))) = problem.properties.get_mut("code") {
-                code.enum_values = Some(Code::ALL.iter().map(|code| code.word().into()).collect());
-                let lines =
-                    Code::ALL.iter().map(|code| format!("- `{}` ({}): {}", code.word(), code.status(), code.title()));
-                code.description = Some(lines.collect::<Vec<_>>().join("\n"));
-            }
+        if let Some(RefOr::T(Schema::Object(problem))) = components.schemas.get_mut("Problem")
+            && let Some(RefOr::T(Schema::Object(code))) = problem.properties.get_mut("code")
+        {
+            code.enum_values = Some(Code::ALL.iter().map(|code| code.word().into()).collect());
+            let lines =
+                Code::ALL.iter().map(|code| format!("- `{}` ({}): {}", code.word(), code.status(), code.title()));
+            code.description = Some(lines.collect::<Vec<_>>().join("\n"));
         }
         document.security =
             Some(vec![SecurityRequirement::default(), SecurityRequirement::new("key", std::iter::empty::<String>())]);

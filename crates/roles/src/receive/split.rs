@@ -39,19 +39,20 @@ pub(super) struct Splitter {
     escaped: bool,
 }
 
+/// Where in the body, as far as the array goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
-    BeforeArray,
+    Before,
     /// `first`: nothing came yet, so the array may still be empty.
-    InArray {
+    In {
         first: bool,
     },
-    AfterArray,
+    After,
 }
 
 impl Splitter {
     pub(super) fn new(form: Form) -> Self {
-        Self { form, carry: Vec::new(), at: Place::BeforeArray, depth: 0, in_string: false, escaped: false }
+        Self { form, carry: Vec::new(), at: Place::Before, depth: 0, in_string: false, escaped: false }
     }
 
     /// Takes the next piece of the body, and hands out the entries that it completes.
@@ -73,9 +74,9 @@ impl Splitter {
     ) -> Result<(), E> {
         match (self.form, self.at) {
             (Form::Lines, _) => hand_out_line(&self.carry, &mut each),
-            (Form::Array, Place::AfterArray) => Ok(()),
-            (Form::Array, Place::BeforeArray) => Err(NotOfItsForm::NoArray.into()),
-            (Form::Array, Place::InArray { .. }) => {
+            (Form::Array, Place::After) => Ok(()),
+            (Form::Array, Place::Before) => Err(NotOfItsForm::NoArray.into()),
+            (Form::Array, Place::In { .. }) => {
                 self.carry.clear();
                 Err(NotOfItsForm::Unclosed.into())
             }
@@ -114,21 +115,21 @@ impl Splitter {
             let byte = piece[at];
             at += 1;
             match self.at {
-                Place::BeforeArray if byte == b'[' => {
-                    self.at = Place::InArray { first: true };
+                Place::Before if byte == b'[' => {
+                    self.at = Place::In { first: true };
                     entry_from = at;
                 }
-                Place::BeforeArray if byte.is_ascii_whitespace() => {}
-                Place::BeforeArray => return Err(NotOfItsForm::NoArray.into()),
-                Place::AfterArray if byte.is_ascii_whitespace() => {}
-                Place::AfterArray => return Err(NotOfItsForm::AfterArray.into()),
-                Place::InArray { first } => match byte {
+                Place::Before if byte.is_ascii_whitespace() => {}
+                Place::Before => return Err(NotOfItsForm::NoArray.into()),
+                Place::After if byte.is_ascii_whitespace() => {}
+                Place::After => return Err(NotOfItsForm::AfterArray.into()),
+                Place::In { first } => match byte {
                     b'"' => self.in_string = true,
                     b'{' | b'[' => self.depth += 1,
                     b',' | b']' if self.depth == 0 => {
                         let last = byte == b']';
                         self.hand_out_element(&piece[entry_from..at - 1], first && last, each)?;
-                        self.at = if last { Place::AfterArray } else { Place::InArray { first: false } };
+                        self.at = if last { Place::After } else { Place::In { first: false } };
                         entry_from = at;
                     }
                     b'}' | b']' => self.depth = self.depth.checked_sub(1).ok_or(NotOfItsForm::Brackets)?,
@@ -136,7 +137,7 @@ impl Splitter {
                 },
             }
         }
-        if matches!(self.at, Place::InArray { .. }) {
+        if matches!(self.at, Place::In { .. }) {
             self.carry.extend_from_slice(&piece[entry_from..]);
         }
         Ok(())

@@ -179,10 +179,10 @@ impl Registry {
             return self.change(topic, change, &changing).await;
         }
         // A half-made topic, or one that another process made a moment ago, is in the catalogue already.
-        if let Some(found) = self.ports.catalogue.get(&key_of(name)).await? {
-            if let Some(topic) = self.take_in(&key_of(name), &found, &changing).await? {
-                return self.change(topic, change, &changing).await;
-            }
+        if let Some(found) = self.ports.catalogue.get(&key_of(name)).await?
+            && let Some(topic) = self.take_in(&key_of(name), &found, &changing).await?
+        {
+            return self.change(topic, change, &changing).await;
         }
         let topic = self.create(name, change, false, &changing).await?;
         Ok(PutOutcome { topic, created: true, grown: None })

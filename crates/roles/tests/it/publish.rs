@@ -93,7 +93,7 @@ async fn a_payload_over_the_limit_is_refused_whether_announced_or_not() {
 #[tokio::test]
 async fn a_body_in_many_pieces_is_one_payload() {
     let house = House::new().await;
-    let pieces = ["ab", "", "cd", "e"].map(|piece| Ok::<_, std::convert::Infallible>(piece));
+    let pieces = ["ab", "", "cd", "e"].map(Ok::<_, std::convert::Infallible>);
     let body = axum::body::Body::from_stream(futures_util::stream::iter(pieces));
     house.post("/v1/topics/orders/messages?key=a", body).await.ok(201);
     assert_eq!(house.payloads("orders").await.concat(), ["abcde"]);
