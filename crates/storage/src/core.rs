@@ -14,12 +14,13 @@ mod commit;
 mod keep;
 mod open;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
+use crate::checkpoint::Checkpoint;
 use crate::disk::Disk;
 use crate::error::{AppendError, Damage, ReadError};
 use crate::folder::DataFolder;
@@ -65,6 +66,11 @@ pub struct Core {
     bytes_since_checkpoint: AtomicU64,
     /// Held through a checkpoint or a retention pass: there is one keeper at a time.
     keeping: Mutex<()>,
+    /// Files that were written and not synced. They are forgotten when a checkpoint has synced them, not before: for disks that
+    /// sync by file, one that is missing here is one that a power loss takes.
+    touched: Mutex<BTreeSet<PathBuf>>,
+    /// As it is on the disk.
+    last_checkpoint: Mutex<Option<Checkpoint>>,
     /// Held while topics are made or deleted. A checkpoint need not wait for it: a partition that is made after its marks were
     /// taken has only frames that come after it, and one that is deleted is not there when the marks are read.
     changing_topics: Mutex<()>,
@@ -190,7 +196,12 @@ impl Core {
     }
 
     fn all_partitions(&self) -> Vec<Arc<Partition>> {
-        self.partitions.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+        let known = self.partitions.read().unwrap_or_else(PoisonError::into_inner);
+        let mut partitions: Vec<Arc<Partition>> = known.values().cloned().collect();
+        drop(known);
+        // In a fixed order, so that the same calls do the same to the disk.
+        partitions.sort_unstable_by_key(|partition| partition.key);
+        partitions
     }
 
     /// Reads from memory only; `None` where the disk must be asked, which [`Core::read`] does.

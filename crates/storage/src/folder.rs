@@ -25,7 +25,13 @@ impl DataFolder {
     /// Opens the folder, making it where it is not there. A folder that has files and no `FORMAT` is somebody else's.
     pub fn open(disk: Arc<dyn Disk>, path: &Path) -> Result<Self, OpenError> {
         let io = |what: &str| OpenError::io(format!("{what} {}", path.display()));
+        let made: Vec<&Path> = path.ancestors().take_while(|folder| !disk.exists(folder).unwrap_or(true)).collect();
         disk.create_dirs(path).map_err(io("making the data folder"))?;
+        for folder in made {
+            // A folder lasts when its name in the one above does.
+            let above = folder.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            disk.sync_dir(above).map_err(io("syncing the folder above"))?;
+        }
         let names = disk.list(path).map_err(io("listing the data folder"))?;
         let is_new = match read_whole(&*disk, &path.join(FORMAT_FILE)).map_err(io("reading the format of"))? {
             Some(format) => check_format(path, &format).map(|()| false)?,

@@ -47,6 +47,8 @@ struct State {
     saved_next: u64,
     /// In order of their bases; the last one is being written unless `active_len` is zero.
     segments: Vec<Arc<Segment>>,
+    /// Dropped, and to be removed when no checkpoint speaks of them any more.
+    doomed: Vec<Arc<Segment>>,
     active_len: u64,
     active_max_timestamp: i64,
     active_begun_at: i64,
@@ -91,6 +93,7 @@ impl Partition {
             tail: VecDeque::new(),
             saved_next: 0,
             segments: Vec::new(),
+            doomed: Vec::new(),
             active_len: 0,
             active_max_timestamp: i64::MIN,
             active_begun_at: 0,
@@ -122,10 +125,14 @@ impl Partition {
             let (first, next) = mark.map_or((0, 0), |mark| (mark.first.get(), mark.next.get()));
             (state.first, state.next, state.saved_next, state.active_begun_at) = (first, next, next, now);
             let active_len = mark.map_or(0, |mark| mark.active_len.get());
-            for base in bases {
+            for (index, base) in bases.iter().copied().enumerate() {
                 let segment = Segment::existing(&partition.folder, base);
+                let end = bases.get(index + 1).map_or(next, |end| next.min(*end));
                 if base >= next {
                     segment.remove(disk)?;
+                } else if end <= first && (active_len == 0 || mark.is_none_or(|mark| mark.active_base.get() != base)) {
+                    // Dropped before the crash, as the checkpoint says; only its name came back.
+                    state.doomed.push(Arc::new(segment));
                 } else {
                     state.segments.push(Arc::new(segment));
                 }
@@ -320,14 +327,14 @@ impl Partition {
         }
     }
 
-    /// Drops whole segments that are older than `not_before`, and the oldest while there are more than `bytes_max`. Returns
-    /// whether anything went.
-    pub fn retain(&self, not_before: Option<i64>, bytes_max: Option<u64>) -> io::Result<bool> {
+    /// Drops whole segments that are older than `not_before`, and the oldest while there are more than `bytes_max`. Their files
+    /// stay until [`Partition::remove`].
+    pub fn retain(&self, not_before: Option<i64>, bytes_max: Option<u64>) -> io::Result<()> {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let active_expired = {
             let state = self.state();
             if state.deleted {
-                return Ok(false);
+                return Ok(());
             }
             state.active_len > 0 && not_before.is_some_and(|limit| state.active_max_timestamp < limit)
         };
@@ -345,47 +352,61 @@ impl Partition {
         }
         let mut total = lens.iter().sum::<u64>() + active_len;
         let mut dropped = 0;
-        for (segment, len) in sealed.iter().zip(&lens) {
-            let too_old = match not_before {
-                Some(limit) => segment.max_timestamp(&*self.disk, self.key, *len)? < limit,
-                None => false,
+        for (index, (segment, len)) in sealed.iter().zip(&lens).enumerate() {
+            let max_timestamp = match not_before {
+                Some(_) => segment.max_timestamp(&*self.disk, self.key, *len)?,
+                None => Some(i64::MAX),
             };
+            let too_old = not_before.zip(max_timestamp).is_some_and(|(limit, max)| max < limit);
             let too_much = bytes_max.is_some_and(|max| total > max);
-            if !too_old && !too_much {
+            if too_old || too_much {
+                dropped = index + 1;
+            } else if max_timestamp.is_some() {
                 break;
             }
+            // One whose age cannot be told goes when the next one does, which is younger.
             total -= len;
-            dropped += 1;
         }
-        self.drop_front(dropped)?;
-        Ok(dropped > 0)
+        self.state().drop_front(dropped);
+        Ok(())
     }
 
-    /// Makes `before` the first kept offset and drops the segments that are wholly below it.
-    pub fn trim(&self, before: u64) -> io::Result<()> {
+    /// Makes `before` the first kept offset and drops the segments that are wholly below it. Their files stay until
+    /// [`Partition::remove`].
+    pub fn trim(&self, before: u64) {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let dropped = {
-            let mut state = self.state();
-            let before = before.min(state.next);
-            state.first = state.first.max(before);
-            let ends = state.segments.iter().skip(1).map(|segment| segment.base);
-            ends.take_while(|end| *end <= before.min(state.saved_next)).count()
-        };
-        self.drop_front(dropped)
+        let mut state = self.state();
+        let before = before.min(state.next);
+        state.first = state.first.max(before);
+        let ends = state.segments.iter().skip(1).map(|segment| segment.base);
+        let dropped = ends.take_while(|end| *end <= before.min(state.saved_next)).count();
+        state.drop_front(dropped);
     }
 
-    fn drop_front(&self, count: usize) -> io::Result<()> {
-        if count == 0 {
+    /// The segments that were dropped and whose files are there. Marks that are taken after this do not speak of them.
+    pub fn doomed(&self) -> Vec<Arc<Segment>> {
+        self.state().doomed.clone()
+    }
+
+    /// Makes an earlier mark true for when these segments are gone.
+    pub fn amend(&self, mark: &mut PartitionMark, doomed: &[Arc<Segment>]) {
+        mark.first = self.state().first.into();
+        if doomed.iter().any(|segment| segment.base == mark.active_base.get()) {
+            (mark.active_base, mark.active_len) = (0.into(), 0.into());
+        }
+    }
+
+    /// Removes the files of dropped segments, of which no durable checkpoint speaks any more.
+    pub fn remove(&self, doomed: &[Arc<Segment>]) -> io::Result<()> {
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.state().deleted {
             return Ok(());
         }
-        let gone: Vec<Arc<Segment>> = {
-            let mut state = self.state();
-            let gone = state.segments.drain(..count).collect();
-            let first = state.segments.first().map_or(state.saved_next, |segment| segment.base);
-            state.first = state.first.max(first);
-            gone
-        };
-        gone.iter().try_for_each(|segment| segment.remove(&*self.disk))
+        for segment in doomed {
+            segment.remove(&*self.disk)?;
+            self.state().doomed.retain(|other| other.base != segment.base);
+        }
+        Ok(())
     }
 
     /// Ends the partition: nobody waits for it any more, and nothing is written to its folder again. Returns how many bytes it
@@ -402,6 +423,17 @@ impl Partition {
         };
         waiting.into_values().for_each(Waker::wake);
         unsaved
+    }
+}
+
+impl State {
+    fn drop_front(&mut self, count: usize) {
+        if count > 0 {
+            let dropped: Vec<_> = self.segments.drain(..count).collect();
+            self.doomed.extend(dropped);
+            let first = self.segments.first().map_or(self.saved_next, |segment| segment.base);
+            self.first = self.first.max(first);
+        }
     }
 }
 

@@ -163,20 +163,25 @@ impl Segment {
         })
     }
 
-    /// The latest time in a sealed segment of `len` bytes: from the index's last entry, or by reading it all.
-    pub fn max_timestamp(&self, disk: &dyn Disk, key: PartitionKey, len: u64) -> io::Result<i64> {
+    /// The latest time in a sealed segment of `len` bytes: from the index's last entry, or by reading it all. `None` where a part
+    /// of it cannot be read: nobody knows how young that is.
+    pub fn max_timestamp(&self, disk: &dyn Disk, key: PartitionKey, len: u64) -> io::Result<Option<i64>> {
         let known = self.with_index(disk, |entries| {
             entries.last().filter(|entry| u64::from(entry.position.get()) == len).map(|entry| entry.max_before.get())
         });
         if let Some(max) = known {
-            return Ok(max);
+            return Ok(Some(max));
         }
         let mut scanner = Scanner::new(disk.open(&self.path)?, key, 0, len);
         let mut max = i64::MIN;
-        while let Ok(Some((_, batch))) = scanner.next() {
-            max = max.max(batch.header.max_timestamp.get());
+        loop {
+            match scanner.next() {
+                Ok(Some((_, batch))) => max = max.max(batch.header.max_timestamp.get()),
+                Ok(None) => return Ok(Some(max)),
+                Err(ScanError::Bad { .. }) => return Ok(None),
+                Err(ScanError::Io(error)) => return Err(error),
+            }
         }
-        Ok(max)
     }
 }
 

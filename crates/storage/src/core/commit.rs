@@ -1,6 +1,7 @@
 //! The group commit: one frame of all that wait, one write, one sync, then everybody is answered.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry::Vacant;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -136,9 +137,9 @@ impl Core {
             if size > self.settings.frame_bytes_max {
                 return Err(AppendError::TooLarge { size, limit: self.settings.frame_bytes_max });
             }
-            if !partitions.contains_key(&part.partition) {
+            if let Vacant(place) = partitions.entry(part.partition) {
                 let unknown = AppendError::UnknownPartition(part.partition);
-                partitions.insert(part.partition, self.partition(part.partition).ok_or(unknown)?);
+                place.insert(self.partition(part.partition).ok_or(unknown)?);
             }
             Ok(())
         };

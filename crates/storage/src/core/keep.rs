@@ -2,16 +2,17 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::{Core, Refusal, lock};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, PartitionMark};
 use crate::disk::is_full;
 use crate::error::ReadError;
 use crate::journal::Journal;
 use crate::partition::{Partition, Spilled};
+use crate::segment::Segment;
 use crate::{AppendError, PartitionKey};
 
 /// How long a topic's records are kept, and how many bytes of each partition.
@@ -21,9 +22,16 @@ pub struct TopicRetention {
     pub bytes: Option<u64>,
 }
 
+/// A partition with segments of it that were dropped.
+type Doomed = (Arc<Partition>, Vec<Arc<Segment>>);
+
+fn remove(doomed: &[Doomed]) -> io::Result<()> {
+    doomed.iter().try_for_each(|(partition, segments)| partition.remove(segments))
+}
+
 impl Core {
-    /// Writes everything unsaved to segments and returns the files that were written. Not synced.
-    fn spill(&self, now: i64, between: &mut dyn FnMut()) -> io::Result<Vec<PathBuf>> {
+    /// Writes everything unsaved to segments. Not synced.
+    fn spill(&self, now: i64, between: &mut dyn FnMut()) -> io::Result<()> {
         let upto = self.published.load(Ordering::Acquire);
         let mut list = std::mem::take(&mut *lock(&self.dirty));
         let mut spilled = Spilled::default();
@@ -31,6 +39,7 @@ impl Core {
             let saved_before = spilled.bytes;
             let result = partition.spill(&self.settings, now, &mut spilled);
             self.unsaved_bytes.fetch_sub((spilled.bytes - saved_before) as i64, Ordering::Relaxed);
+            lock(&self.touched).extend(spilled.touched.drain(..));
             if let Err(error) = result {
                 list.push(partition);
                 lock(&self.dirty).append(&mut list);
@@ -40,13 +49,13 @@ impl Core {
         }
         self.saved.store(upto, Ordering::Release);
         self.forget_saved();
-        Ok(spilled.touched)
+        Ok(())
     }
 
     /// Writes unsaved batches to segments, so that memory can let go of them, without a checkpoint.
     pub fn relieve_memory(&self, now: i64) -> Result<(), AppendError> {
         let _keeping = lock(&self.keeping);
-        self.spill(now, &mut || {}).map(drop).map_err(|error| self.keeping_failed("writing segments", &error))
+        self.spill(now, &mut || {}).map_err(|error| self.keeping_failed("writing segments", &error))
     }
 
     /// Makes everything published so far durable in the segments and gives the journal's files back. `between` is called between
@@ -58,11 +67,17 @@ impl Core {
         let _keeping = lock(&self.keeping);
         let sequence = self.published.load(Ordering::Acquire);
         let bytes = self.bytes_since_checkpoint.load(Ordering::Relaxed);
-        let touched = self.spill(now, between).map_err(|error| self.keeping_failed("writing segments", &error))?;
+        self.spill(now, between).map_err(|error| self.keeping_failed("writing segments", &error))?;
+        let doomed = self.doomed();
         // Taken after the writes and before the sync: what the marks say is then on the disk.
         let partitions = self.all_partitions().iter().map(|partition| partition.mark()).collect();
         between();
-        self.disk.sync_all(&self.root, &touched).map_err(|error| self.keeping_failed("syncing segments", &error))?;
+        let touched: Vec<PathBuf> = lock(&self.touched).iter().cloned().collect();
+        if let Err(error) = self.disk.sync_all(&self.root, &touched) {
+            // Whatever the reason: what a failed sync did not write, the next one may not write either, and say nothing.
+            return Err(AppendError::Poisoned(self.poison("syncing segments", &error)));
+        }
+        lock(&self.touched).clear();
         between();
         let (generation, begins) = {
             let state = lock(&self.journal);
@@ -72,6 +87,7 @@ impl Core {
         checkpoint
             .write(&*self.disk, &self.checkpoint_path())
             .map_err(|error| self.keeping_failed("writing the checkpoint", &error))?;
+        *lock(&self.last_checkpoint) = Some(checkpoint);
         between();
         let mut state = lock(&self.journal);
         if begins {
@@ -83,7 +99,52 @@ impl Core {
         }
         drop(state);
         self.bytes_since_checkpoint.fetch_sub(bytes, Ordering::Relaxed);
+        if let Err(error) = remove(&doomed) {
+            tracing::warn!(%error, "old segments could not be removed; it is tried again");
+        }
         Ok(())
+    }
+
+    /// All segments that were dropped and whose files are still there.
+    fn doomed(&self) -> Vec<Doomed> {
+        let with_doomed = |partition: Arc<Partition>| {
+            let segments = partition.doomed();
+            (!segments.is_empty()).then_some((partition, segments))
+        };
+        self.all_partitions().into_iter().filter_map(with_doomed).collect()
+    }
+
+    /// Removes the files of dropped segments. The checkpoint must not speak of them any more, or the next start would take for
+    /// damage what was only old: so the last one is written again without them, which needs next to no room.
+    fn remove_doomed(&self) -> io::Result<()> {
+        let doomed = self.doomed();
+        if doomed.is_empty() {
+            return Ok(());
+        }
+        let amended = lock(&self.last_checkpoint).clone().map(|mut checkpoint| {
+            for (partition, segments) in &doomed {
+                let key = partition.key;
+                let is_its =
+                    |mark: &&mut PartitionMark| (mark.topic.get(), mark.partition.get()) == (key.topic, key.partition);
+                if let Some(mark) = checkpoint.partitions.iter_mut().find(is_its) {
+                    partition.amend(mark, segments);
+                }
+            }
+            checkpoint
+        });
+        if let Some(amended) = amended {
+            match amended.write(&*self.disk, &self.checkpoint_path()) {
+                Ok(()) => *lock(&self.last_checkpoint) = Some(amended),
+                // Not even room for that: it can only come from what is dropped here. A crash before the next checkpoint is
+                // then told of as damage, in what nobody keeps.
+                Err(error) if is_full(&error) => {}
+                Err(error) => {
+                    self.poison("writing the checkpoint", &error);
+                    return Err(error);
+                }
+            }
+        }
+        remove(&doomed)
     }
 
     /// A full disk passes; anything else means that nobody knows what is on the disk.
@@ -136,14 +197,14 @@ impl Core {
                 retention.time.map(|time| now.saturating_sub(time.as_millis().min(i64::MAX as u128) as i64));
             partition.retain(not_before, retention.bytes)?;
         }
-        Ok(())
+        self.remove_doomed()
     }
 
-    /// Makes `before` the first kept offset of a partition.
+    /// Makes `before` the first kept offset of a partition. What is below goes from the disk with the next checkpoint or
+    /// retention, which also make it last.
     pub fn trim(&self, key: PartitionKey, before: u64) -> Result<(), ReadError> {
-        let partition = self.known_partition(key)?;
-        let failed = |error: io::Error| ReadError::Io { file: key.to_string(), why: error.to_string() };
-        Partition::trim(&partition, before).map_err(failed)
+        self.known_partition(key)?.trim(before);
+        Ok(())
     }
 
     fn unsaved(&self) -> u64 {

@@ -48,12 +48,16 @@ impl Core {
         let io = |what: &str| OpenError::io(format!("{what} {}", root.display()));
         disk.create_dirs(&topics).map_err(io("making"))?;
         let checkpoint = Checkpoint::read(&*disk, &root.join("checkpoint"))?;
+        if checkpoint.is_none() {
+            // The first checkpoint syncs what is in the log's folder; the name of the folder itself is in the one above.
+            disk.sync_dir(&folder.path).map_err(io("syncing the folder above"))?;
+        }
         let mut recovered = Recovered::default();
         let slots = Slots::open(disk.clone(), &journal_folder, settings.journal_file_bytes)
             .map_err(io("opening the journal of"))?;
         let partitions = open_partitions(&disk, &topics, checkpoint.as_ref(), now, &mut recovered)
             .map_err(io("opening partitions of"))?;
-        let Checkpoint { generation, sequence, .. } = checkpoint.unwrap_or_default();
+        let Checkpoint { generation, sequence, .. } = checkpoint.clone().unwrap_or_default();
         let core = Self {
             slots: Arc::new(slots),
             journal: Mutex::new(JournalState {
@@ -71,6 +75,8 @@ impl Core {
             unsaved_bytes: AtomicI64::new(0),
             bytes_since_checkpoint: AtomicU64::new(0),
             keeping: Mutex::new(()),
+            touched: Mutex::default(),
+            last_checkpoint: Mutex::new(checkpoint),
             changing_topics: Mutex::new(()),
             refusal: Mutex::new(None),
             told: Mutex::default(),
