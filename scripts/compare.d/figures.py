@@ -1,0 +1,101 @@
+"""What rounds measured, and what follows from it: medians, ratios, goals. Pure code: it runs nothing and prints nothing."""
+
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Callable, List, Optional, Tuple
+
+
+class Missing(Exception):
+    """A peer or a round that cannot be had, with the reason for people."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One round: acknowledged messages per second, and how long an acknowledgement took."""
+
+    per_second: float
+    p50_us: float
+    p99_us: float
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One system under one load. `is_equal` says that it syncs before it acknowledges, as Whimbrel does."""
+
+    system: str
+    durability: str
+    connections: str
+    measure: Callable[[float], Figures]
+    is_equal: bool = True
+
+
+@dataclass
+class Standing:
+    """What one contender did: its rounds, and beside each the round of Whimbrel that came straight after."""
+
+    contender: Contender
+    rounds: List[Figures] = field(default_factory=list)
+    whimbrel_after: List[Figures] = field(default_factory=list)
+    missing: Optional[str] = None
+
+    def ratios(self) -> List[float]:
+        """Whimbrel's rate over the peer's, for each pair of neighbours: what the device did meanwhile met both."""
+        return [ours.per_second / peer.per_second for peer, ours in zip(self.rounds, self.whimbrel_after)]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Whimbrel's rate shall be at least `at_least` times that of this system under this load."""
+
+    load: str
+    system: str
+    at_least: float
+
+    def judge(self, standings: List[Standing]) -> Tuple[str, str]:
+        """The verdict, and the figure or the reason behind it."""
+        of_system = [each for each in standings if each.contender.system == self.system and each.contender.is_equal]
+        ratios = [median(each.ratios()) for each in of_system if each.ratios()]
+        if not ratios:
+            reasons = [each.missing for each in of_system if each.missing]
+            return "not measured", reasons[0] if reasons else "there was no round of it"
+        # Where a system was measured in several ways, its best one counts.
+        ratio = min(ratios)
+        return ("met" if ratio >= self.at_least else "missed"), f"{ratio:.2f}×"
+
+
+def middle(rounds: List[Figures]) -> Figures:
+    """The median of each figure over the rounds."""
+    return Figures(
+        median(each.per_second for each in rounds),
+        median(each.p50_us for each in rounds),
+        median(each.p99_us for each in rounds),
+    )
+
+
+def requests_for(seconds: float, per_second: float, at_least: int) -> int:
+    """How many requests a generator that counts instead of timing needs to be busy for about so long."""
+    return max(at_least, int(seconds * per_second))
+
+
+def shown_rate(per_second: float) -> str:
+    return f"{per_second:,.0f}".replace(",", " ")
+
+
+def shown_time(micros: float) -> str:
+    return f"{micros:.0f} µs" if micros < 1000 else f"{micros / 1000:.2f} ms"
+
+
+def shown_ratio(ratios: List[float]) -> str:
+    """The median, and the span where there was more than one pair."""
+    if not ratios:
+        return ""
+    if len(ratios) == 1:
+        return f"{ratios[0]:.2f}×"
+    return f"{median(ratios):.2f}× ({min(ratios):.2f}–{max(ratios):.2f})"
+
+
+def table(head: List[str], rows: List[List[str]]) -> str:
+    """A Markdown table whose columns are aligned for those who read it in a terminal."""
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+    lines = [head, ["-" * width for width in widths], *rows]
+    return "\n".join("| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths)) + " |" for line in lines)

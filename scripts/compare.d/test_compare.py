@@ -1,0 +1,112 @@
+"""What scripts/compare concludes from what its programs print: `python3 -B -m unittest discover -s scripts/compare.d`."""
+
+import sys
+import unittest
+
+import kafka_batches
+import nats_jetstream
+import redis_streams
+import whimbrel
+from figures import Contender, Figures, Goal, Missing, Standing, shown_ratio, shown_rate, table
+from processes import run
+from services import exported, is_running
+
+KAFKA_OUTPUT = """Warmup first 200000 records. Steady state results will print after the complete test summary.
+In steady state.
+282862 records sent, 56561.1 records/sec (5.39 MB/sec), 2772.7 ms avg latency, 3635.0 ms max latency.
+600000 records sent, 75824.592443 records/sec (7.23 MB/sec), 2345.67 ms avg latency, 3793.00 ms max latency, 2587 ms 50th, 3701 ms 95th, 3776 ms 99th, 3788 ms 99.9th.
+400000 steady state records sent, 62421.972534 records/sec (5.95 MB/sec), 3018.77 ms avg latency, 3793.00 ms max latency, 3261 ms 50th, 3727 ms 95th, 3779 ms 99th, 3788 ms 99.9th.
+"""
+REDIS_OUTPUT = """"test","rps","avg_latency_ms","min_latency_ms","p50_latency_ms","p95_latency_ms","p99_latency_ms","max_latency_ms"
+"XADD s * payload xxx","9253.55","6.609","0.480","6.311","13.479","22.799","36.159"
+"""
+WHIMBREL_OUTPUT = """{"rows":[
+ {"measured":"device: fdatasync of 4 KiB","figures":{"p50_us":1,"p99_us":2},"goal":"","verdict":""},
+ {"measured":"publish 256 B, 64 connections","figures":{"per_second":30000.5,"p50_us":900.0,"p99_us":2100.0},"goal":"","verdict":""}],
+ "remarks":["3 refused"]}"""
+
+
+def standing(system, pairs, is_equal=True, missing=None):
+    contender = Contender(system, "", "", lambda seconds: Figures(1, 1, 1), is_equal)
+    rounds = [Figures(peer, 1, 1) for peer, _ in pairs]
+    return Standing(contender, rounds, [Figures(ours, 1, 1) for _, ours in pairs], missing)
+
+
+class WhatProgramsPrint(unittest.TestCase):
+    def test_kafkas_steady_state_counts_and_not_its_warming_up(self):
+        self.assertEqual(kafka_batches.figures_in(KAFKA_OUTPUT), Figures(62421.972534, 3261000.0, 3779000.0))
+
+    def test_kafkas_whole_rate_is_that_of_its_summary_and_not_of_an_interval(self):
+        self.assertEqual(kafka_batches.whole_rate_in(KAFKA_OUTPUT), 75824.592443)
+
+    def test_redis_milliseconds_become_microseconds(self):
+        self.assertEqual(redis_streams.figures_in(REDIS_OUTPUT), Figures(9253.55, 6311.0, 22799.0))
+
+    def test_whimbrels_row_is_found_by_its_name_and_its_remarks_are_kept(self):
+        figures, remarks = whimbrel.figures_in(WHIMBREL_OUTPUT, "publish 256 B, 64 connections")
+        self.assertEqual((figures, remarks), (Figures(30000.5, 900.0, 2100.0), ["3 refused"]))
+
+    def test_nats_is_believed_to_sync_only_where_it_says_so(self):
+        self.assertTrue(nats_jetstream.says_it_syncs('{"jetstream":{"config":{"sync_always":true}}}'))
+        self.assertFalse(nats_jetstream.says_it_syncs('{"jetstream":{"config":{"sync_interval":120}}}'))
+
+    def test_an_answer_that_is_not_understood_is_a_reason_and_no_figure(self):
+        for parse in (kafka_batches.figures_in, redis_streams.figures_in, nats_jetstream.figures_in):
+            for output in ("", "Error: out of memory", "{}"):
+                with self.assertRaises(Missing):
+                    parse(output)
+        with self.assertRaises(Missing):
+            whimbrel.figures_in(WHIMBREL_OUTPUT, "publish 256 B, 1 connections")
+
+    def test_a_server_runs_where_its_line_has_a_process_id(self):
+        self.assertTrue(is_running("nats  127.0.0.1:17622  2172  running\n"))
+        self.assertFalse(is_running("nats  127.0.0.1:17622  -  stopped\n"))
+
+    def test_addresses_are_read_as_the_shell_reads_them(self):
+        found = exported("export A=127.0.0.1:1\nexport B=a\\ folder/libs\n")
+        self.assertEqual(found, {"A": "127.0.0.1:1", "B": "a folder/libs"})
+
+
+class WhatFollows(unittest.TestCase):
+    def test_a_ratio_is_one_of_neighbours_in_time(self):
+        # The device became ten times slower between the turns: every pair still says two.
+        self.assertEqual(standing("peer", [(1000, 2000), (100, 200)]).ratios(), [2, 2])
+
+    def test_a_goal_is_judged_by_the_peers_best_way(self):
+        standings = [standing("peer", [(10, 100)]), standing("peer", [(50, 100)])]
+        self.assertEqual(Goal("load", "peer", 3.0).judge(standings), ("missed", "2.00×"))
+
+    def test_what_does_not_sync_never_decides_a_goal(self):
+        standings = [standing("peer", [(10, 100)]), standing("peer", [(1000, 100)], is_equal=False)]
+        self.assertEqual(Goal("load", "peer", 3.0).judge(standings), ("met", "10.00×"))
+
+    def test_a_goal_whose_peer_is_missing_is_neither_met_nor_missed(self):
+        verdict = Goal("load", "peer", 1.0).judge([standing("peer", [], missing="no such module")])
+        self.assertEqual(verdict, ("not measured", "no such module"))
+
+    def test_several_pairs_show_their_span(self):
+        self.assertEqual(shown_ratio([3.0, 1.0, 2.0]), "2.00× (1.00–3.00)")
+
+    def test_rates_are_grouped_for_people(self):
+        self.assertEqual([shown_rate(each) for each in (999, 1000, 1234567.4)], ["999", "1 000", "1 234 567"])
+
+    def test_columns_are_as_wide_as_their_widest_cell(self):
+        self.assertEqual(table(["a", "b"], [["long", "x"]]), "| a    | b |\n| ---- | - |\n| long | x |")
+
+
+class RunningPrograms(unittest.TestCase):
+    def test_a_program_that_fails_is_a_reason_in_its_own_words(self):
+        with self.assertRaisesRegex(Missing, "no room"):
+            run([sys.executable, "-c", "import sys; sys.exit('no room')"], timeout_s=60)
+
+    def test_a_program_that_does_not_end_is_ended(self):
+        with self.assertRaisesRegex(Missing, "not done after"):
+            run(["sleep", "600"], timeout_s=0.1)
+
+    def test_a_program_that_is_not_there_is_a_reason(self):
+        with self.assertRaisesRegex(Missing, "No such file"):
+            run(["whimbrel-no-such-program"], timeout_s=1)
+
+
+if __name__ == "__main__":
+    unittest.main()
