@@ -3,4 +3,6 @@
 
 pub mod conformance;
 pub mod embedded;
+#[cfg(feature = "kafka")]
+pub mod kafka;
 pub mod resolve;

@@ -1,0 +1,402 @@
+//! Fences and commits. A fence is a transactional producer whose `transactional.id` is the fence's name: opening one makes
+//! Kafka end whatever its predecessor left open and refuse it from then on. A commit is one transaction.
+//!
+//! Each fence has a thread, which owns the producer and takes commits one after the other: their order is that of the calls.
+
+use std::sync::mpsc::{self, RecvTimeoutError, SyncSender, TrySendError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rdkafka::ClientContext;
+use rdkafka::config::{ClientConfig, FromClientConfigAndContext, RDKafkaLogLevel};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
+use rdkafka::message::{DeliveryResult, Message};
+use rdkafka::producer::{BaseProducer, Producer, ProducerContext};
+use tokio::sync::oneshot;
+use whimbrel_model::ports::{CommitOutcome, Entry, LogError};
+
+use super::append::{base_record, check_record};
+use super::known::{KnownTopic, KnownTopics};
+use super::native::Persistence;
+use super::{context, outcome};
+
+/// Commits of one fence that wait for their turn; beyond, a commit is not now.
+const COMMITS_WAITING_MAX: usize = 64;
+const PAUSE_BEFORE_OPENING_AGAIN: Duration = Duration::from_millis(50);
+/// How often a fence without commits looks after its producer's log lines.
+const IDLE_LOOK: Duration = Duration::from_secs(1);
+/// How often the fence's thread looks for deliveries while a transaction is under way.
+const DELIVERY_LOOK: Duration = Duration::from_micros(200);
+/// How long an ended transaction's deliveries are polled for at a time.
+const ABORT_POLL: Duration = Duration::from_millis(5);
+
+/// What a fence's thread works with.
+pub(super) struct FenceContext {
+    pub config: ClientConfig,
+    pub known: Arc<KnownTopics>,
+    /// How long opening or one commit may take.
+    pub timeout: Duration,
+}
+
+/// An open fence, as [`whimbrel_model::ports::Fence`] carries it. Its thread ends when the last clone is dropped.
+pub(super) struct FenceHandle {
+    commits: SyncSender<Commit>,
+}
+
+struct Commit {
+    entries: Vec<Entry>,
+    answer: oneshot::Sender<CommitOutcome>,
+}
+
+impl FenceHandle {
+    /// Opens the fence on a thread of its own.
+    pub async fn open(name: &str, context: FenceContext) -> Result<Self, LogError> {
+        let (commits, waiting) = mpsc::sync_channel(COMMITS_WAITING_MAX);
+        let (opened, open) = oneshot::channel();
+        let thread = std::thread::Builder::new().name(format!("kafka-fence-{name}"));
+        let run = move || match FencedProducer::open(context) {
+            Ok(producer) => {
+                if opened.send(Ok(())).is_ok() {
+                    producer.serve(&waiting);
+                }
+            }
+            Err(error) => {
+                let _ = opened.send(Err(error));
+            }
+        };
+        thread.spawn(run).map_err(|error| LogError::Unavailable(format!("no thread can be started: {error}")))?;
+        match open.await {
+            Ok(Ok(())) => Ok(Self { commits }),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(LogError::Unavailable("the fence's thread ended".to_owned())),
+        }
+    }
+
+    /// Gets in line at once, whenever the answer is waited for.
+    pub fn commit(&self, entries: Vec<Entry>) -> impl Future<Output = CommitOutcome> + use<> {
+        let (answer, answered) = oneshot::channel();
+        let queued = self.commits.try_send(Commit { entries, answer });
+        async move {
+            match queued {
+                Ok(()) => {
+                    let ended = |_| CommitOutcome::Unknown("the fence's thread ended".to_owned());
+                    answered.await.unwrap_or_else(ended)
+                }
+                Err(TrySendError::Full(_)) => {
+                    CommitOutcome::NotNow(LogError::Overloaded("too many commits of this fence are waiting".to_owned()))
+                }
+                Err(TrySendError::Disconnected(_)) => CommitOutcome::Unknown("the fence's thread ended".to_owned()),
+            }
+        }
+    }
+}
+
+struct FencedProducer {
+    producer: BaseProducer<Deliveries>,
+    known: Arc<KnownTopics>,
+    timeout: Duration,
+}
+
+impl FencedProducer {
+    fn open(context: FenceContext) -> Result<Self, LogError> {
+        let FenceContext { config, known, timeout } = context;
+        let unavailable = |error: KafkaError| outcome::unavailable(&error);
+        let producer = BaseProducer::from_config_and_context(&config, Deliveries::default()).map_err(unavailable)?;
+        let deadline = Instant::now() + timeout;
+        loop {
+            let error = match producer.init_transactions(left(deadline)) {
+                Ok(()) => return Ok(Self { producer, known, timeout }),
+                Err(error) => error,
+            };
+            let may_retry = matches!(&error, KafkaError::Transaction(why) if why.is_retriable());
+            if !may_retry || Instant::now() >= deadline {
+                return Err(unavailable(error));
+            }
+            std::thread::sleep(PAUSE_BEFORE_OPENING_AGAIN);
+        }
+    }
+
+    /// Takes commits until the fence is dropped or void. What waits behind a void fence is told so.
+    fn serve(self, waiting: &mpsc::Receiver<Commit>) {
+        loop {
+            let commit = match waiting.recv_timeout(IDLE_LOOK) {
+                Ok(commit) => commit,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.producer.poll(Duration::ZERO);
+                    continue;
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            let outcome = self.commit(commit.entries);
+            let stands = !matches!(outcome, CommitOutcome::Fenced | CommitOutcome::Unknown(_));
+            let _ = commit.answer.send(outcome);
+            if !stands {
+                break;
+            }
+        }
+        // The producer's threads and connections go at once; the fence itself may be held for long.
+        drop(self);
+        for commit in waiting {
+            let _ = commit.answer.send(CommitOutcome::Fenced);
+        }
+    }
+
+    fn commit(&self, entries: Vec<Entry>) -> CommitOutcome {
+        if entries.is_empty() {
+            return CommitOutcome::Done(Vec::new());
+        }
+        let mut topics = Vec::with_capacity(entries.len());
+        for (index, entry) in entries.iter().enumerate() {
+            match self.check(entry) {
+                Ok(topic) => topics.push(topic),
+                Err(error) => return CommitOutcome::Refused { index, error },
+            }
+        }
+        let deadline = Instant::now() + self.timeout;
+        if let Err(error) = self.producer.begin_transaction() {
+            return self.lost(&error);
+        }
+        match self.deliver(&topics, &entries, deadline) {
+            Ok(offsets) => self.end(offsets, deadline),
+            Err(failure) => self.abort(failure, &topics, &entries, deadline),
+        }
+    }
+
+    /// What can be said of an entry before anything is sent. A partition that is new to this process is looked for once.
+    fn check(&self, entry: &Entry) -> Result<Arc<KnownTopic>, LogError> {
+        let unknown = LogError::UnknownPartition(entry.partition);
+        let topic = self.known.get(entry.partition.topic).ok_or(unknown.clone())?;
+        if !topic.has(entry.partition.index) && topic.may_look_up(Instant::now()) {
+            self.refresh(&topic);
+        }
+        if !topic.has(entry.partition.index) {
+            return Err(unknown);
+        }
+        check_record(&entry.record, topic.record_bytes_max)?;
+        Ok(topic)
+    }
+
+    fn refresh(&self, topic: &KnownTopic) {
+        if let Ok(metadata) = self.producer.client().fetch_metadata(Some(&topic.name), self.timeout)
+            && let Some(found) = metadata.topics().iter().find(|found| found.name() == topic.name)
+        {
+            topic.learn_partitions(found.partitions().len() as u32);
+        }
+    }
+
+    /// Sends all, and waits until all are written: not yet visible, each with its offset.
+    fn deliver(&self, topics: &[Arc<KnownTopic>], entries: &[Entry], deadline: Instant) -> Result<Vec<u64>, Failure> {
+        let deliveries = self.producer.context();
+        deliveries.begin(entries.len());
+        for (index, (topic, entry)) in topics.iter().zip(entries).enumerate() {
+            self.send(topic, entry, index, deadline).map_err(|code| Failure { index, code })?;
+        }
+        let mut open_before = entries.len();
+        loop {
+            self.producer.poll(Duration::ZERO);
+            match deliveries.progress() {
+                Progress::Delivered(offsets) => return Ok(offsets),
+                Progress::Failed(failure) => return Err(failure),
+                Progress::UnderWay { first_open, .. } if Instant::now() >= deadline => {
+                    return Err(Failure { index: first_open, code: Code::MessageTimedOut });
+                }
+                // Where one report came, the next may be there already.
+                Progress::UnderWay { open, .. } if open < open_before => open_before = open,
+                Progress::UnderWay { .. } => std::thread::sleep(DELIVERY_LOOK),
+            }
+        }
+    }
+
+    fn send(&self, topic: &KnownTopic, entry: &Entry, index: usize, deadline: Instant) -> Result<(), Code> {
+        let mut refreshed = false;
+        loop {
+            let Err((error, _)) = self.producer.send(base_record(&topic.name, entry, index)) else { return Ok(()) };
+            match error.rdkafka_error_code().unwrap_or(Code::Fail) {
+                Code::QueueFull if Instant::now() < deadline => {
+                    self.producer.poll(Duration::ZERO);
+                    std::thread::sleep(DELIVERY_LOOK);
+                }
+                Code::UnknownPartition | Code::UnknownTopic if !refreshed => {
+                    refreshed = true;
+                    self.refresh(topic);
+                }
+                code => return Err(code),
+            }
+        }
+    }
+
+    /// Makes the transaction visible.
+    fn end(&self, offsets: Vec<u64>, deadline: Instant) -> CommitOutcome {
+        loop {
+            let error = match self.producer.commit_transaction(left(deadline)) {
+                Ok(()) => return CommitOutcome::Done(offsets),
+                Err(error) => error,
+            };
+            match &error {
+                KafkaError::Transaction(why) if why.is_retriable() && Instant::now() < deadline => {}
+                // Kafka has refused to end it: it is not visible, and never will be once it is aborted.
+                KafkaError::Transaction(why) if why.txn_requires_abort() => {
+                    return match self.abort_transaction() {
+                        Ok(()) => CommitOutcome::NotNow(LogError::Unavailable(format!("Kafka: {error}"))),
+                        Err(error) => self.lost(&error),
+                    };
+                }
+                _ => return self.lost(&error),
+            }
+        }
+    }
+
+    /// Undoes a transaction of which a record could not be written.
+    fn abort(
+        &self,
+        failure: Failure,
+        topics: &[Arc<KnownTopic>],
+        entries: &[Entry],
+        deadline: Instant,
+    ) -> CommitOutcome {
+        if let Some(fenced) = self.fenced() {
+            return fenced;
+        }
+        if let Err(error) = self.abort_transaction() {
+            return self.lost(&error);
+        }
+        let Failure { index, code } = failure;
+        let (topic, entry) = (&topics[index], &entries[index]);
+        // A topic that somebody else has deleted shows as records that find no leader until their time is over.
+        let is_gone =
+            matches!(code, Code::MessageTimedOut) && Instant::now() < deadline + self.timeout && self.is_gone(topic);
+        let code = if is_gone { Code::UnknownTopicOrPartition } else { code };
+        let error = outcome::append_error(
+            code,
+            Persistence::Excluded,
+            entry.partition,
+            entry.record.size(),
+            topic.record_bytes_max,
+        );
+        match error {
+            LogError::Unavailable(_) | LogError::Overloaded(_) | LogError::Unknown(_) => CommitOutcome::NotNow(error),
+            refused => CommitOutcome::Refused { index, error: refused },
+        }
+    }
+
+    fn is_gone(&self, topic: &KnownTopic) -> bool {
+        let Ok(metadata) = self.producer.client().fetch_metadata(Some(&topic.name), self.timeout) else { return false };
+        metadata.topics().iter().any(|found| found.name() == topic.name && found.partitions().is_empty())
+    }
+
+    /// Aborting waits for the reports of everything that was sent, so somebody must poll meanwhile.
+    fn abort_transaction(&self) -> Result<(), KafkaError> {
+        let aborted = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !aborted.load(std::sync::atomic::Ordering::Acquire) {
+                    self.producer.poll(ABORT_POLL);
+                }
+            });
+            let deadline = Instant::now() + self.timeout;
+            let result = loop {
+                match self.producer.abort_transaction(left(deadline)) {
+                    Err(KafkaError::Transaction(why)) if why.is_retriable() && Instant::now() < deadline => {}
+                    result => break result,
+                }
+            };
+            aborted.store(true, std::sync::atomic::Ordering::Release);
+            result
+        })
+    }
+
+    /// The outcome after an error that leaves the fence unusable.
+    fn lost(&self, error: &KafkaError) -> CommitOutcome {
+        let by_code = matches!(error, KafkaError::Transaction(why) if outcome::is_fenced(why.code()));
+        match self.fenced() {
+            Some(fenced) => fenced,
+            None if by_code => CommitOutcome::Fenced,
+            None => CommitOutcome::Unknown(format!("Kafka: {error}")),
+        }
+    }
+
+    fn fenced(&self) -> Option<CommitOutcome> {
+        let (code, _) = self.producer.client().fatal_error()?;
+        outcome::is_fenced(code).then_some(CommitOutcome::Fenced)
+    }
+}
+
+fn left(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
+}
+
+/// The first entry that could not be written.
+struct Failure {
+    index: usize,
+    code: Code,
+}
+
+enum Progress {
+    UnderWay { open: usize, first_open: usize },
+    Delivered(Vec<u64>),
+    Failed(Failure),
+}
+
+/// The delivery reports of the transaction under way, by the entries' indexes.
+#[derive(Default)]
+struct Deliveries(Mutex<Reports>);
+
+#[derive(Default)]
+struct Reports {
+    offsets: Vec<Option<u64>>,
+    open: usize,
+    failed: Option<(usize, Code)>,
+}
+
+impl Deliveries {
+    fn begin(&self, entries: usize) {
+        *self.reports() = Reports { offsets: vec![None; entries], open: entries, failed: None };
+    }
+
+    fn progress(&self) -> Progress {
+        let mut reports = self.reports();
+        if let Some((index, code)) = reports.failed {
+            return Progress::Failed(Failure { index, code });
+        }
+        if reports.open > 0 {
+            let first_open = reports.offsets.iter().position(Option::is_none).unwrap_or(0);
+            return Progress::UnderWay { open: reports.open, first_open };
+        }
+        Progress::Delivered(std::mem::take(&mut reports.offsets).into_iter().flatten().collect())
+    }
+
+    fn reports(&self) -> std::sync::MutexGuard<'_, Reports> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ClientContext for Deliveries {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        context::log_line(level, facility, line);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        context::log_error(&error, reason);
+    }
+}
+
+impl ProducerContext for Deliveries {
+    type DeliveryOpaque = usize;
+
+    fn delivery(&self, result: &DeliveryResult<'_>, index: usize) {
+        let mut reports = self.reports();
+        match result {
+            Ok(message) => {
+                if let Some(place @ None) = reports.offsets.get_mut(index) {
+                    *place = Some(message.offset().max(0) as u64);
+                    reports.open -= 1;
+                }
+            }
+            Err((error, _)) => {
+                let code = error.rdkafka_error_code().unwrap_or(Code::Fail);
+                // The first failure is the cause; what follows it was purged.
+                reports.failed.get_or_insert((index, code));
+            }
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Which topics have which numbers. Kafka has names only: the mapping is what `create` was told, and lasts as long as the process.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use whimbrel_model::ports::LogError;
+use whimbrel_model::{PartitionId, TopicNumber};
+
+/// How often a topic is looked up again because somebody named a partition that it does not seem to have.
+const GROWTH_LOOKUP_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A topic as the engine knows it.
+#[derive(Debug)]
+pub(super) struct KnownTopic {
+    pub number: TopicNumber,
+    pub name: String,
+    /// The largest record that its `max.message.bytes` allows.
+    pub record_bytes_max: usize,
+    partitions: AtomicU32,
+    looked_up_at: Mutex<Option<Instant>>,
+}
+
+impl KnownTopic {
+    pub fn new(number: TopicNumber, name: String, partitions: u32, record_bytes_max: usize) -> Self {
+        let partitions = AtomicU32::new(partitions);
+        Self { number, name, record_bytes_max, partitions, looked_up_at: Mutex::new(None) }
+    }
+
+    pub fn has(&self, index: u32) -> bool {
+        index < self.partitions.load(Ordering::Acquire)
+    }
+
+    /// Kafka's topics only grow, so what is learned late can only be more.
+    pub fn learn_partitions(&self, partitions: u32) {
+        self.partitions.fetch_max(partitions, Ordering::AcqRel);
+    }
+
+    /// Whether it is time to ask Kafka if the topic has grown. A wrong index must not become a storm of questions.
+    pub fn may_look_up(&self, now: Instant) -> bool {
+        let mut last = self.looked_up_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = last.is_none_or(|last| now.duration_since(last) >= GROWTH_LOOKUP_INTERVAL);
+        if due {
+            *last = Some(now);
+        }
+        due
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct KnownTopics(RwLock<HashMap<TopicNumber, Arc<KnownTopic>>>);
+
+impl KnownTopics {
+    pub fn get(&self, number: TopicNumber) -> Option<Arc<KnownTopic>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
+    }
+
+    /// The topic of a partition, where both are known.
+    pub fn of(&self, partition: PartitionId) -> Result<Arc<KnownTopic>, LogError> {
+        let topic = self.get(partition.topic).filter(|topic| topic.has(partition.index));
+        topic.ok_or(LogError::UnknownPartition(partition))
+    }
+
+    /// A name belongs to one number at a time: a topic that was made again under an old name takes the name along. Answers
+    /// with the numbers that lead nowhere from now on.
+    pub fn put(&self, topic: KnownTopic) -> Vec<TopicNumber> {
+        let mut topics = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let namesakes = topics.values().filter(|other| other.number != topic.number && other.name == topic.name);
+        let displaced: Vec<TopicNumber> = namesakes.map(|other| other.number).collect();
+        displaced.iter().for_each(|number| drop(topics.remove(number)));
+        topics.insert(topic.number, Arc::new(topic));
+        displaced
+    }
+
+    /// Every partition of every known topic.
+    pub fn partitions(&self) -> Vec<PartitionId> {
+        let topics = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let each = |topic: &Arc<KnownTopic>| {
+            let number = topic.number;
+            (0..topic.partitions.load(Ordering::Acquire)).map(move |index| PartitionId::new(number, index))
+        };
+        topics.values().flat_map(each).collect()
+    }
+
+    pub fn remove(&self, number: TopicNumber) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(&number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn topic(number: u32, name: &str) -> KnownTopic {
+        KnownTopic::new(TopicNumber(number), name.to_owned(), 2, 1000)
+    }
+
+    #[test]
+    fn a_partition_is_known_below_the_topics_count() {
+        let known = KnownTopics::default();
+        known.put(topic(1, "orders"));
+        let partition = |index| PartitionId::new(TopicNumber(1), index);
+        assert!(known.of(partition(1)).is_ok());
+        assert_eq!(known.of(partition(2)).unwrap_err(), LogError::UnknownPartition(partition(2)));
+        known.get(TopicNumber(1)).unwrap().learn_partitions(3);
+        assert!(known.of(partition(2)).is_ok());
+        known.get(TopicNumber(1)).unwrap().learn_partitions(1);
+        assert!(known.of(partition(2)).is_ok(), "topics only grow");
+    }
+
+    #[test]
+    fn a_name_leads_from_its_newest_number_only() {
+        let known = KnownTopics::default();
+        assert_eq!(known.put(topic(1, "orders")), []);
+        assert_eq!(known.put(topic(2, "orders")), [TopicNumber(1)]);
+        assert_eq!(known.put(topic(2, "orders")), []);
+        assert!(known.get(TopicNumber(1)).is_none());
+        assert!(known.get(TopicNumber(2)).is_some());
+    }
+
+    #[test]
+    fn growth_is_looked_up_no_more_than_once_in_a_while() {
+        let (topic, now) = (topic(1, "orders"), Instant::now());
+        assert!(topic.may_look_up(now));
+        assert!(!topic.may_look_up(now + GROWTH_LOOKUP_INTERVAL / 2));
+        assert!(topic.may_look_up(now + GROWTH_LOOKUP_INTERVAL));
+    }
+}

@@ -1,0 +1,125 @@
+//! Kafka's errors in the port's words. Pure: a code goes in, an error comes out.
+
+use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
+use whimbrel_model::PartitionId;
+use whimbrel_model::ports::LogError;
+
+use super::native::Persistence;
+
+/// What became of a record whose delivery failed with `code`.
+pub(super) fn append_error(
+    code: Code,
+    persistence: Persistence,
+    partition: PartitionId,
+    size: usize,
+    limit: usize,
+) -> LogError {
+    match code {
+        Code::MessageSizeTooLarge | Code::MessageBatchTooLarge | Code::InvalidMessageSize => {
+            LogError::TooLarge { size, limit }
+        }
+        _ if is_unknown_partition(code) => LogError::UnknownPartition(partition),
+        Code::QueueFull => LogError::Overloaded("the queue to Kafka is full".to_owned()),
+        _ if is_refused_for_good(code) => LogError::Unsupported(format!("Kafka refuses the record: {code}")),
+        _ if persistence == Persistence::Excluded => {
+            LogError::Unavailable(format!("Kafka did not take the record: {code}"))
+        }
+        _ => LogError::Unknown(format!("Kafka has not acknowledged the record: {code}")),
+    }
+}
+
+/// Whether the topic or the partition is not there.
+pub(super) fn is_unknown_partition(code: Code) -> bool {
+    matches!(
+        code,
+        Code::UnknownPartition
+            | Code::UnknownTopic
+            | Code::UnknownTopicOrPartition
+            | Code::UnknownTopicId
+            | Code::InvalidTopic
+    )
+}
+
+/// Whether trying again cannot help.
+fn is_refused_for_good(code: Code) -> bool {
+    matches!(
+        code,
+        Code::InvalidTimestamp
+            | Code::InvalidRecord
+            | Code::InvalidMessage
+            | Code::TopicAuthorizationFailed
+            | Code::ClusterAuthorizationFailed
+            | Code::TransactionalIdAuthorizationFailed
+            | Code::PolicyViolation
+            | Code::UnsupportedForMessageFormat
+            | Code::UnsupportedCompressionType
+    )
+}
+
+/// Whether a newer fence of the same name is open.
+pub(super) fn is_fenced(code: Code) -> bool {
+    matches!(
+        code,
+        Code::Fenced | Code::ProducerFenced | Code::InvalidProducerEpoch | Code::TransactionCoordinatorFenced
+    )
+}
+
+/// Whether leadership moved or is moving, so that the same question may be answered a moment later.
+pub(super) fn is_passing(code: Code) -> bool {
+    matches!(
+        code,
+        Code::NotLeaderForPartition
+            | Code::LeaderNotAvailable
+            | Code::ReplicaNotAvailable
+            | Code::FencedLeaderEpoch
+            | Code::UnknownLeaderEpoch
+            | Code::OffsetNotAvailable
+            | Code::BrokerTransportFailure
+            | Code::NetworkException
+            | Code::RequestTimedOut
+            | Code::WaitCache
+            | Code::DestroyBroker
+            | Code::BrokerNotAvailable
+            | Code::KafkaStorageError
+    )
+}
+
+/// The error of a question to the broker about one partition.
+pub(super) fn question_error(error: &KafkaError, partition: PartitionId) -> LogError {
+    match error.rdkafka_error_code() {
+        Some(code) if is_unknown_partition(code) => LogError::UnknownPartition(partition),
+        _ => unavailable(error),
+    }
+}
+
+pub(super) fn unavailable(error: &KafkaError) -> LogError {
+    LogError::Unavailable(format!("Kafka: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_model::TopicNumber;
+
+    fn outcome(code: Code, persistence: Persistence) -> LogError {
+        append_error(code, persistence, PartitionId::new(TopicNumber(1), 0), 10, 5)
+    }
+
+    #[test]
+    fn a_record_that_may_have_been_sent_is_unknown_and_one_that_was_not_is_unavailable() {
+        assert!(matches!(outcome(Code::MessageTimedOut, Persistence::Possible), LogError::Unknown(_)));
+        assert!(matches!(outcome(Code::MessageTimedOut, Persistence::Excluded), LogError::Unavailable(_)));
+        assert!(matches!(outcome(Code::PurgeInflight, Persistence::Possible), LogError::Unknown(_)));
+    }
+
+    #[test]
+    fn refusals_keep_their_meaning() {
+        assert_eq!(
+            outcome(Code::MessageSizeTooLarge, Persistence::Excluded),
+            LogError::TooLarge { size: 10, limit: 5 }
+        );
+        assert!(matches!(outcome(Code::QueueFull, Persistence::Excluded), LogError::Overloaded(_)));
+        assert!(matches!(outcome(Code::UnknownTopicOrPartition, Persistence::Excluded), LogError::UnknownPartition(_)));
+        assert!(matches!(outcome(Code::InvalidTimestamp, Persistence::Excluded), LogError::Unsupported(_)));
+    }
+}

@@ -1,0 +1,158 @@
+//! Reading: finds a cursor, takes what is there, waits where nothing is, and never says that nothing is there without having
+//! asked the broker.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use whimbrel_model::PartitionId;
+use whimbrel_model::ports::{LogError, ReadBatch, ReadLimits};
+
+use super::cursor::CursorLost;
+use super::cursors::{Cursors, Lease, Purpose};
+use super::known::{KnownTopic, KnownTopics};
+use super::queries::{End, Queries};
+
+/// How often one read finds itself another cursor before it says that Kafka is not available.
+const CURSORS_PER_READ_MAX: usize = 4;
+/// How long a reader waits for news at an extra consumer before it goes over to the shared one.
+const CATCHING_UP_PAUSE: Duration = Duration::from_millis(50);
+
+pub(super) struct Reader {
+    pub known: Arc<KnownTopics>,
+    pub cursors: Arc<Cursors>,
+    pub queries: Arc<Queries>,
+    pub request_timeout: Duration,
+}
+
+/// One read: where it reads and how long it may take.
+struct Reading<'a> {
+    topic: &'a Arc<KnownTopic>,
+    partition: PartitionId,
+    from: u64,
+    limits: ReadLimits,
+    /// Until then an empty answer is held back.
+    wait_until: Instant,
+    /// Until then what is known to be there must have come.
+    give_up_at: Instant,
+}
+
+impl Reader {
+    pub async fn read(&self, partition: PartitionId, from: u64, limits: ReadLimits) -> Result<ReadBatch, LogError> {
+        let wait_until = Instant::now() + limits.wait;
+        let give_up_at = wait_until + self.request_timeout;
+        let mut lost = None;
+        for _ in 0..CURSORS_PER_READ_MAX {
+            // Asked for each time: a topic that was deleted meanwhile must not be read on under its name, which may be
+            // another topic's by now.
+            let topic = &self.known.of(partition)?;
+            let reading = Reading { topic, partition, from, limits, wait_until, give_up_at };
+            let (lease, end) = match self.cursors.covering(partition, from) {
+                Some(lease) => (lease, None),
+                None => match self.begin(&reading).await? {
+                    Begun::At(lease, end) => (lease, Some(end)),
+                    Begun::NothingYet => return Ok(ReadBatch { records: Vec::new(), next: from }),
+                },
+            };
+            match self.read_at(&reading, lease, end).await {
+                Ok(answer) => return answer,
+                // The place may have been trimmed away under the cursor, the topic deleted or grown: asking anew tells.
+                Err(why) => lost = Some(why),
+            }
+        }
+        Err(match lost {
+            Some(CursorLost::Failed(code)) => {
+                LogError::Unavailable(format!("Kafka does not let the partition be read: {code}"))
+            }
+            _ => LogError::UnknownPartition(partition),
+        })
+    }
+
+    /// Looks where the partition begins and ends, and finds a cursor.
+    async fn begin(&self, reading: &Reading<'_>) -> Result<Begun, LogError> {
+        let Reading { topic, partition, from, .. } = *reading;
+        let visible = self.queries.bounds(topic, partition, End::Visible).await?;
+        if from < visible.first {
+            return Err(LogError::Trimmed { asked: from, first: visible.first });
+        }
+        if from > visible.next {
+            let written = self.queries.bounds(topic, partition, End::Written).await?;
+            if from > written.next {
+                return Err(LogError::BeyondEnd { asked: from, next: written.next });
+            }
+        }
+        let purpose = if from < visible.next { Purpose::CatchUp } else { Purpose::Wait };
+        if purpose == Purpose::Wait && Instant::now() >= reading.wait_until {
+            return Ok(Begun::NothingYet);
+        }
+        let lease = self.cursors.at(topic, partition, from, purpose, reading.give_up_at).await?;
+        Ok(Begun::At(lease, visible.next))
+    }
+
+    /// Reads at a cursor. `end` is the visible end, where it was asked for since the read began.
+    async fn read_at(
+        &self,
+        reading: &Reading<'_>,
+        mut lease: Lease,
+        mut end: Option<u64>,
+    ) -> Result<Result<ReadBatch, LogError>, CursorLost> {
+        loop {
+            let news = {
+                let mut arrived = std::pin::pin!(lease.arrived().notified());
+                arrived.as_mut().enable();
+                let batch = lease.take(reading.from, &reading.limits)?;
+                if !batch.records.is_empty() {
+                    return Ok(Ok(batch));
+                }
+                let now = Instant::now();
+                if now < reading.wait_until {
+                    let pause_end = if lease.is_shared() { reading.wait_until } else { now + CATCHING_UP_PAUSE };
+                    let wake_at = pause_end.min(reading.wait_until);
+                    tokio::time::timeout_at(wake_at.into(), arrived).await.map_err(|_| batch.next)
+                } else {
+                    let visible_end = match end {
+                        Some(end) => end,
+                        None => match self.visible_end(reading).await {
+                            Ok(asked) => *end.insert(asked),
+                            Err(error) => return Ok(Err(error)),
+                        },
+                    };
+                    if batch.next >= visible_end {
+                        return Ok(Ok(batch));
+                    }
+                    if tokio::time::timeout_at(reading.give_up_at.into(), arrived).await.is_err() {
+                        let late = "the broker has not sent what is there in time";
+                        return Ok(Err(LogError::Unavailable(late.to_owned())));
+                    }
+                    Ok(())
+                }
+            };
+            if let Err(next) = news
+                && !lease.is_shared()
+                && Instant::now() < reading.wait_until
+            {
+                lease = self.go_over(reading, lease, next).await;
+            }
+        }
+    }
+
+    /// A reader that has caught up with an extra consumer waits at the shared one, which leaves the extra one to others.
+    async fn go_over(&self, reading: &Reading<'_>, lease: Lease, next: u64) -> Lease {
+        match self.visible_end(reading).await {
+            Ok(end) if next >= end => {
+                let shared = self.cursors.shared_at(reading.topic, reading.partition, next).await;
+                shared.unwrap_or(lease)
+            }
+            _ => lease,
+        }
+    }
+
+    async fn visible_end(&self, reading: &Reading<'_>) -> Result<u64, LogError> {
+        Ok(self.queries.bounds(reading.topic, reading.partition, End::Visible).await?.next)
+    }
+}
+
+enum Begun {
+    /// With the visible end as it was just now.
+    At(Lease, u64),
+    NothingYet,
+}

@@ -1,0 +1,93 @@
+//! The Kafka engine, held to the contracts of the ports on a real broker.
+//!
+//! The broker is the one that `WHIMBREL_TEST_KAFKA` names; `scripts/services up` starts one and writes the variable into
+//! `target/services/env`. Without it these tests fail, unless `WHIMBREL_TEST_QUICK=1` says that servers may be missing.
+
+#![cfg(feature = "kafka")]
+
+mod broker;
+mod interoperability;
+mod outage;
+mod start;
+
+use std::sync::{Arc, Mutex};
+
+use whimbrel_engines::conformance::log::{Factory, LogTraits, OpenLog};
+use whimbrel_engines::kafka::{KafkaLog, KafkaSettings};
+use whimbrel_model::ports::PortFuture;
+use whimbrel_model::{Event, EventSink};
+
+whimbrel_engines::conformance_suite!(log, Kafka);
+
+/// The shared broker.
+struct Kafka;
+
+impl Factory for Kafka {
+    fn open(&self) -> PortFuture<'_, OpenLog> {
+        Box::pin(async {
+            let log = connect(settings()).await;
+            OpenLog { log: log.clone(), topics: log, store: Arc::new(()) }
+        })
+    }
+
+    fn open_beside<'a>(&'a self, _first: &'a OpenLog) -> PortFuture<'a, Option<OpenLog>> {
+        Box::pin(async { Some(self.open().await) })
+    }
+
+    fn reopen(&self, log: OpenLog) -> PortFuture<'_, OpenLog> {
+        drop(log);
+        self.open()
+    }
+
+    fn traits(&self) -> LogTraits {
+        LogTraits { record_bytes_max: settings().record_bytes_max, trim_piece_bytes: 0 }
+    }
+
+    fn skip(&self) -> Option<String> {
+        skip_reason()
+    }
+}
+
+/// Why tests with the shared broker are skipped, where they may be; a missing broker is a failure otherwise.
+fn skip_reason() -> Option<String> {
+    if std::env::var_os("WHIMBREL_TEST_KAFKA").is_some() {
+        return None;
+    }
+    let quick = std::env::var("WHIMBREL_TEST_QUICK").is_ok_and(|value| value == "1");
+    assert!(
+        quick,
+        "these tests need Kafka: run `scripts/services up` and `source target/services/env`, \
+         or set WHIMBREL_TEST_QUICK=1 to skip them"
+    );
+    Some("the tests of the Kafka engine need Kafka, and WHIMBREL_TEST_KAFKA names none".to_owned())
+}
+
+/// Returns from a test that needs the shared broker where there is none and that is allowed.
+macro_rules! needs_kafka {
+    () => {
+        if let Some(why) = crate::skip_reason() {
+            whimbrel_engines::conformance::say_skipped(&why);
+            return;
+        }
+    };
+}
+pub(crate) use needs_kafka;
+
+fn bootstrap() -> String {
+    std::env::var("WHIMBREL_TEST_KAFKA").expect("the broker's address")
+}
+
+fn settings() -> KafkaSettings {
+    KafkaSettings::new(bootstrap())
+}
+
+async fn connect(settings: KafkaSettings) -> Arc<KafkaLog> {
+    KafkaLog::connect(settings, Arc::new(|_| {})).await.expect("Kafka can be reached")
+}
+
+/// A sink that keeps what it is given.
+fn kept_events() -> (EventSink, Arc<Mutex<Vec<Event>>>) {
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let kept = events.clone();
+    (Arc::new(move |event| kept.lock().unwrap().push(event)), events)
+}

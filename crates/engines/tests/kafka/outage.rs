@@ -1,0 +1,225 @@
+//! A broker that crashes and comes back: what was acknowledged is there, what was not is said to be unknown or not taken, and
+//! everything goes on by itself.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use whimbrel_engines::kafka::{KafkaLog, KafkaSettings};
+use whimbrel_model::ports::{CommitOutcome, Entry, Log, LogError, LogTopics, ReadLimits};
+use whimbrel_model::{Headers, PartitionId, Record, Timestamp, TopicSpec};
+
+use crate::broker::{OwnBroker, new_spec};
+use crate::{connect, kept_events, needs_kafka};
+
+/// How long anything may take that must happen.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn impatient(broker: &OwnBroker) -> KafkaSettings {
+    KafkaSettings {
+        message_timeout: Duration::from_secs(3),
+        transaction_timeout: Duration::from_secs(5),
+        request_timeout: Duration::from_secs(5),
+        ..KafkaSettings::new(&broker.address)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_acknowledged_survives_a_crash_of_the_broker_and_appends_go_on() {
+    needs_kafka!();
+    let mut broker = OwnBroker::start();
+    let log = connect(impatient(&broker)).await;
+    let spec = new_spec(1);
+    log.create(&spec).await.expect("the topic can be made");
+    let partition = PartitionId::new(spec.number, 0);
+
+    let appending = Appending::begin(&log, partition);
+    appending.wait_for("acknowledged appends", |state| state.acknowledged.load(Ordering::Acquire) >= 100).await;
+    broker.kill();
+    appending.wait_for("a failed append", |state| state.failed.load(Ordering::Acquire) >= 1).await;
+    let read = log.read(partition, 0, limits(Duration::ZERO));
+    let read = tokio::time::timeout(PATIENCE, read).await.expect("a read does not hang without a broker");
+    assert!(matches!(read, Ok(_) | Err(LogError::Unavailable(_))), "{read:?}");
+
+    tokio::task::block_in_place(|| broker.start_again());
+    let before = appending.state.acknowledged.load(Ordering::Acquire);
+    appending.wait_for("appends that go on", |state| state.acknowledged.load(Ordering::Acquire) >= before + 100).await;
+    let acknowledged = appending.end().await;
+
+    let found = texts_by_offset(&log, partition).await;
+    for (offset, text) in &acknowledged {
+        assert_eq!(found.get(offset), Some(text), "the record acknowledged at {offset}");
+    }
+    let numbers: Vec<u64> = found.values().map(|text| text.parse().expect("a number")).collect();
+    assert!(numbers.is_sorted_by(|earlier, later| earlier < later), "no record is there twice or out of order");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn commits_across_a_crash_of_the_broker_are_whole_or_absent() {
+    needs_kafka!();
+    let mut broker = OwnBroker::start();
+    let log = connect(impatient(&broker)).await;
+    let spec = new_spec(2);
+    log.create(&spec).await.expect("the topic can be made");
+    let partitions = [PartitionId::new(spec.number, 0), PartitionId::new(spec.number, 1)];
+    let entries = |n: u64| partitions.iter().map(|partition| entry(*partition, &n.to_string())).collect::<Vec<_>>();
+
+    let fence = log.fence(&spec.name, 1).await.expect("the fence can be opened");
+    let mut done = Vec::new();
+    assert!(matches!(log.commit(&fence, entries(0)).await, CommitOutcome::Done(_)));
+    // Many commits are under way when the broker dies, one of them in its midst.
+    let under_way: Vec<_> = (1..40).map(|n| log.commit(&fence, entries(n))).collect();
+    tokio::task::block_in_place(|| broker.kill());
+    let outcomes = join_all(under_way).await;
+    let mut undone = 0;
+    for (n, outcome) in (1..).zip(&outcomes) {
+        match outcome {
+            CommitOutcome::Done(_) => done.push(n.to_string()),
+            CommitOutcome::Refused { index, error } => panic!("entry {index} is refused: {error}"),
+            CommitOutcome::NotNow(_) | CommitOutcome::Unknown(_) | CommitOutcome::Fenced => undone += 1,
+        }
+    }
+    tokio::task::block_in_place(|| broker.start_again());
+    let fence = reopened(&log, &spec, Instant::now()).await;
+    for n in 100..110 {
+        assert!(matches!(log.commit(&fence, entries(n)).await, CommitOutcome::Done(_)), "commit {n} after the crash");
+        done.push(n.to_string());
+    }
+    let first = texts(&log, partitions[0]).await;
+    assert_eq!(first, texts(&log, partitions[1]).await, "each commit is in both partitions or in none");
+    let missing: Vec<&String> = done.iter().filter(|text| !first.contains(text)).collect();
+    assert!(missing.is_empty(), "done, and not there: {missing:?}");
+    assert!(undone >= 1, "the crash was felt");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn appends_beyond_the_queue_are_refused_as_overload_while_kafka_is_away() {
+    needs_kafka!();
+    let mut broker = OwnBroker::start();
+    let log = connect(KafkaSettings { queue_records_max: 10, ..impatient(&broker) }).await;
+    let spec = new_spec(1);
+    log.create(&spec).await.expect("the topic can be made");
+    let partition = PartitionId::new(spec.number, 0);
+    append_one(&log, partition, "before").await.expect("the record is taken");
+    broker.kill();
+    let outcome = log.append((0..30).map(|n| entry(partition, &n.to_string())).collect()).await;
+    let overloaded = outcome.iter().filter(|each| matches!(each, Err(LogError::Overloaded(_)))).count();
+    let failed =
+        outcome.iter().filter(|each| matches!(each, Err(LogError::Unavailable(_) | LogError::Unknown(_)))).count();
+    assert_eq!((failed, overloaded), (10, 20), "{outcome:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replicated_topic_that_one_copy_can_acknowledge_is_said_loudly() {
+    needs_kafka!();
+    let mut broker = OwnBroker::start();
+    tokio::task::block_in_place(|| broker.add_node());
+    let (events, kept) = kept_events();
+    let log = KafkaLog::connect(impatient(&broker), events).await.expect("Kafka can be reached");
+    let durable = TopicSpec { replicas: Some(2), min_insync: Some(2), ..new_spec(1) };
+    log.create(&durable).await.expect("the topic can be made");
+    assert!(kept.lock().unwrap().is_empty(), "a durable topic needs no warning");
+    let weak = TopicSpec { replicas: Some(2), min_insync: Some(1), ..new_spec(1) };
+    log.create(&weak).await.expect("the topic can be made");
+    let kept = kept.lock().unwrap().clone();
+    assert_eq!(kept.iter().map(|event| event.kind).collect::<Vec<_>>(), ["acknowledged_not_durable"]);
+    assert!(kept[0].detail.contains(&weak.name) && kept[0].detail.contains("min.insync.replicas"));
+}
+
+/// A task that appends numbers one after the other until it is told to end.
+struct Appending {
+    state: Arc<AppendingState>,
+    task: tokio::task::JoinHandle<Vec<(u64, String)>>,
+}
+
+#[derive(Default)]
+struct AppendingState {
+    acknowledged: AtomicUsize,
+    failed: AtomicUsize,
+    ended: AtomicBool,
+}
+
+impl Appending {
+    fn begin(log: &Arc<KafkaLog>, partition: PartitionId) -> Self {
+        let (log, state) = (log.clone(), Arc::new(AppendingState::default()));
+        let told = state.clone();
+        let task = tokio::spawn(async move {
+            let mut acknowledged = Vec::new();
+            for n in 0u64.. {
+                if told.ended.load(Ordering::Acquire) {
+                    break;
+                }
+                let text = n.to_string();
+                match append_one(&log, partition, &text).await {
+                    Ok(offset) => {
+                        acknowledged.push((offset, text));
+                        told.acknowledged.fetch_add(1, Ordering::AcqRel);
+                    }
+                    Err(LogError::Unavailable(_) | LogError::Unknown(_)) => {
+                        told.failed.fetch_add(1, Ordering::AcqRel);
+                    }
+                    Err(error) => panic!("a broker's crash is not {error:?}"),
+                }
+            }
+            acknowledged
+        });
+        Self { state, task }
+    }
+
+    async fn wait_for(&self, what: &str, is_there: impl Fn(&AppendingState) -> bool) {
+        let began = Instant::now();
+        while !is_there(&self.state) {
+            assert!(began.elapsed() < PATIENCE && !self.task.is_finished(), "waited in vain for {what}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    async fn end(self) -> Vec<(u64, String)> {
+        self.state.ended.store(true, Ordering::Release);
+        self.task.await.expect("the task ends by itself")
+    }
+}
+
+/// Opens the fence anew; while the broker is away, again and again.
+async fn reopened(log: &Arc<KafkaLog>, spec: &TopicSpec, began: Instant) -> whimbrel_model::ports::Fence {
+    loop {
+        match log.fence(&spec.name, 2).await {
+            Ok(fence) => return fence,
+            Err(LogError::Unavailable(_)) if began.elapsed() < PATIENCE => {}
+            Err(error) => panic!("the fence cannot be opened: {error}"),
+        }
+    }
+}
+
+fn entry(partition: PartitionId, text: &str) -> Entry {
+    let timestamp = Timestamp::from_millis(1_700_000_000_000);
+    let record = Record { key: None, value: text.to_owned().into(), headers: Headers::EMPTY, timestamp };
+    Entry { partition, record }
+}
+
+async fn append_one(log: &Arc<KafkaLog>, partition: PartitionId, text: &str) -> Result<u64, LogError> {
+    log.append(vec![entry(partition, text)]).await.remove(0)
+}
+
+fn limits(wait: Duration) -> ReadLimits {
+    ReadLimits { max_records: 1000, max_bytes: 1 << 20, wait }
+}
+
+async fn texts_by_offset(log: &Arc<KafkaLog>, partition: PartitionId) -> BTreeMap<u64, String> {
+    let end = log.bounds(partition).await.expect("the partition has bounds").next;
+    let (mut next, mut found) = (0, BTreeMap::new());
+    while next < end {
+        let batch = log.read(partition, next, limits(Duration::from_secs(1))).await.expect("the partition can be read");
+        next = batch.next;
+        let texts =
+            batch.records.into_iter().map(|each| (each.offset, String::from_utf8_lossy(&each.record.value).into()));
+        found.extend(texts);
+    }
+    found
+}
+
+async fn texts(log: &Arc<KafkaLog>, partition: PartitionId) -> Vec<String> {
+    texts_by_offset(log, partition).await.into_values().collect()
+}
