@@ -154,24 +154,35 @@ impl Core {
         Ok(())
     }
 
-    /// Drops a topic with all its partitions. After a crash it is there whole or gone.
+    /// Drops a topic with all its partitions. After a crash it is there whole or gone; after an error it is as it was, unless the
+    /// log closed for writing.
     pub fn delete_topic(&self, topic: u32) -> io::Result<()> {
         let _changing = lock(&self.changing_topics);
-        let gone: Vec<Arc<Partition>> = {
+        let folder = self.topic_folder(topic);
+        let doomed = folder.with_extension("deleted");
+        let partitions: Vec<Arc<Partition>> =
+            self.all_partitions().into_iter().filter(|partition| partition.key.topic == topic).collect();
+        {
+            // The folder gets its new name while nobody writes to it. Only then are the partitions forgotten: a checkpoint
+            // without them would be the end of what they hold, also where the folder came back.
+            let held: Vec<_> = partitions.iter().map(|partition| partition.hold()).collect();
+            if self.disk.exists(&folder)? {
+                self.disk.rename(&folder, &doomed)?;
+            }
             let mut known = self.partitions.write().unwrap_or_else(PoisonError::into_inner);
-            let keys: Vec<PartitionKey> = known.keys().filter(|key| key.topic == topic).copied().collect();
-            keys.iter().filter_map(|key| known.remove(key)).collect()
-        };
-        for partition in &gone {
-            self.unsaved_bytes.fetch_sub(partition.delete() as i64, Ordering::Relaxed);
+            known.retain(|key, _| key.topic != topic);
+            drop(known);
+            for partition in &held {
+                self.unsaved_bytes.fetch_sub(partition.delete() as i64, Ordering::Relaxed);
+            }
         }
         self.retention.write().unwrap_or_else(PoisonError::into_inner).remove(&topic);
-        let folder = self.topic_folder(topic);
-        if self.disk.exists(&folder)? {
-            let doomed = folder.with_extension("deleted");
-            self.disk.rename(&folder, &doomed)?;
-            self.disk.sync_dir(&self.root.join("topics"))?;
-            self.disk.remove_dirs(&doomed)?;
+        if let Err(error) = self.disk.sync_dir(&self.root.join("topics")) {
+            self.poison("deleting a topic", &error);
+            return Err(error);
+        }
+        if let Err(error) = self.disk.remove_dirs(&doomed) {
+            tracing::warn!(%error, "the files of a deleted topic could not be removed; the next start tries again");
         }
         Ok(())
     }

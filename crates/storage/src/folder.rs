@@ -25,13 +25,7 @@ impl DataFolder {
     /// Opens the folder, making it where it is not there. A folder that has files and no `FORMAT` is somebody else's.
     pub fn open(disk: Arc<dyn Disk>, path: &Path) -> Result<Self, OpenError> {
         let io = |what: &str| OpenError::io(format!("{what} {}", path.display()));
-        let made: Vec<&Path> = path.ancestors().take_while(|folder| !disk.exists(folder).unwrap_or(true)).collect();
         disk.create_dirs(path).map_err(io("making the data folder"))?;
-        for folder in made {
-            // A folder lasts when its name in the one above does.
-            let above = folder.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            disk.sync_dir(above).map_err(io("syncing the folder above"))?;
-        }
         let names = disk.list(path).map_err(io("listing the data folder"))?;
         let is_new = match read_whole(&*disk, &path.join(FORMAT_FILE)).map_err(io("reading the format of"))? {
             Some(format) => check_format(path, &format).map(|()| false)?,
@@ -44,11 +38,25 @@ impl DataFolder {
             _ => OpenError::io(format!("locking {}", path.display()))(error),
         })?;
         if is_new {
+            sync_names_of(&*disk, path).map_err(io("syncing the folders above"))?;
             let format = format!("{FORMAT_PREFIX}{FOLDER_FORMAT}\n");
             replace_file(&*disk, &path.join(FORMAT_FILE), format.as_bytes()).map_err(io("writing the format of"))?;
         }
         Ok(Self { path: path.to_owned(), disk, _lock: lock })
     }
+}
+
+/// A folder lasts when its name in the one above does. Which of them were made just now is not known: an earlier start may have
+/// made them and been cut off. Folders that we may not read were made by somebody else.
+fn sync_names_of(disk: &dyn Disk, path: &Path) -> io::Result<()> {
+    for above in path.ancestors().skip(1) {
+        let above = if above.as_os_str().is_empty() { Path::new(".") } else { above };
+        match disk.sync_dir(above) {
+            Err(error) if error.kind() != io::ErrorKind::PermissionDenied => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 fn check_format(path: &Path, contents: &[u8]) -> Result<(), OpenError> {

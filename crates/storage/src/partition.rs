@@ -159,10 +159,14 @@ impl Partition {
                     });
                 }
             }
-            let first_segment = state.segments.first().map(|segment| segment.base);
-            state.first = first.max(first_segment.unwrap_or(next).min(next));
         }
         Ok((partition, damage))
+    }
+
+    /// The file that is being written.
+    pub fn active_path(&self) -> Option<PathBuf> {
+        let state = self.state();
+        state.segments.last().filter(|_| state.active_len > 0).map(|segment| segment.path().to_owned())
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -409,12 +413,24 @@ impl Partition {
         Ok(())
     }
 
+    /// Keeps everybody from writing to the partition's folder.
+    pub fn hold(&self) -> Held<'_> {
+        Held { partition: self, _writing: self.writing.lock().unwrap_or_else(PoisonError::into_inner) }
+    }
+}
+
+/// A partition to whose folder nobody writes meanwhile.
+pub(crate) struct Held<'a> {
+    partition: &'a Partition,
+    _writing: MutexGuard<'a, ()>,
+}
+
+impl Held<'_> {
     /// Ends the partition: nobody waits for it any more, and nothing is written to its folder again. Returns how many bytes it
     /// had that were not in segments.
     pub fn delete(&self) -> u64 {
-        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let (waiting, unsaved) = {
-            let mut state = self.state();
+            let mut state = self.partition.state();
             state.deleted = true;
             let saved_next = state.saved_next;
             let unsaved = state.tail.drain(..).filter(|tail| tail.batch.base() >= saved_next);

@@ -12,7 +12,7 @@ use zerocopy::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::PartitionKey;
-use crate::disk::{Disk, DiskFile, read_whole};
+use crate::disk::{Disk, DiskFile, is_full, read_whole};
 use crate::format::{BATCH_HEADER_LEN, BadBatch, Batch, crc};
 use crate::settings::FRAME_BYTES_MAX;
 
@@ -109,7 +109,7 @@ impl Segment {
         let mut index = self.index();
         let file = disk.create(&self.index_path())?;
         let len = file.len()?;
-        file.write_at(entries.as_bytes(), len - len % size_of::<IndexEntry>() as u64)?;
+        hint(file.write_at(entries.as_bytes(), len - len % size_of::<IndexEntry>() as u64))?;
         if index.loaded {
             index.entries.extend_from_slice(entries);
         }
@@ -124,9 +124,17 @@ impl Segment {
             .collect::<Vec<_>>();
         let file = disk.create(&self.index_path())?;
         file.set_len(0)?;
-        file.write_at(kept.as_bytes(), 0)?;
+        hint(file.write_at(kept.as_bytes(), 0))?;
         *self.index() = Index { loaded: true, entries: kept };
         Ok(())
+    }
+
+    /// Removes the index alone, which costs nothing but time.
+    pub fn remove_index(&self, disk: &dyn Disk) -> io::Result<()> {
+        match disk.remove_file(&self.index_path()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// The entries in order, without those that cannot be right.
@@ -182,6 +190,14 @@ impl Segment {
                 Err(ScanError::Io(error)) => return Err(error),
             }
         }
+    }
+}
+
+/// Entries for which there is no room are left out; that must not keep a full disk from being opened or emptied.
+fn hint(written: io::Result<()>) -> io::Result<()> {
+    match written {
+        Err(error) if is_full(&error) => Ok(()),
+        other => other,
     }
 }
 

@@ -133,13 +133,19 @@ impl Core {
             checkpoint
         });
         if let Some(amended) = amended {
-            match amended.write(&*self.disk, &self.checkpoint_path()) {
+            let write = || amended.write(&*self.disk, &self.checkpoint_path());
+            let written = match write() {
+                Err(error) if is_full(&error) => {
+                    // The indexes of what is dropped are room enough, and nobody misses them.
+                    let mut segments = doomed.iter().flat_map(|(_, segments)| segments);
+                    segments.try_for_each(|segment| segment.remove_index(&*self.disk)).and_then(|()| write())
+                }
+                other => other,
+            };
+            match written {
                 Ok(()) => *lock(&self.last_checkpoint) = Some(amended),
-                // Not even room for that: it can only come from what is dropped here. A crash before the next checkpoint is
-                // then told of as damage, in what nobody keeps.
-                Err(error) if is_full(&error) => {}
                 Err(error) => {
-                    self.poison("writing the checkpoint", &error);
+                    self.keeping_failed("writing the checkpoint", &error);
                     return Err(error);
                 }
             }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
@@ -55,7 +55,8 @@ impl Core {
         let mut recovered = Recovered::default();
         let slots = Slots::open(disk.clone(), &journal_folder, settings.journal_file_bytes)
             .map_err(io("opening the journal of"))?;
-        let partitions = open_partitions(&disk, &topics, checkpoint.as_ref(), now, &mut recovered)
+        let mut touched = BTreeSet::new();
+        let partitions = open_partitions(&disk, &topics, checkpoint.as_ref(), now, &mut recovered, &mut touched)
             .map_err(io("opening partitions of"))?;
         let Checkpoint { generation, sequence, .. } = checkpoint.clone().unwrap_or_default();
         let core = Self {
@@ -75,7 +76,7 @@ impl Core {
             unsaved_bytes: AtomicI64::new(0),
             bytes_since_checkpoint: AtomicU64::new(0),
             keeping: Mutex::new(()),
-            touched: Mutex::default(),
+            touched: Mutex::new(touched),
             last_checkpoint: Mutex::new(checkpoint),
             changing_topics: Mutex::new(()),
             refusal: Mutex::new(None),
@@ -169,6 +170,7 @@ fn open_partitions(
     checkpoint: Option<&Checkpoint>,
     now: i64,
     recovered: &mut Recovered,
+    touched: &mut BTreeSet<PathBuf>,
 ) -> io::Result<Partitions> {
     let marks: HashMap<(u32, u32), &PartitionMark> = checkpoint
         .iter()
@@ -187,8 +189,11 @@ fn open_partitions(
         for partition in indexes {
             let key = PartitionKey { topic, partition };
             let mark = marks.get(&(topic, partition)).copied();
-            let folder = folder.join(partition.to_string());
-            let (opened, damage) = Partition::open(key, folder, disk.clone(), mark, now)?;
+            let partition_folder = folder.join(partition.to_string());
+            // Whoever made them may have been killed before their names were synced.
+            touched.extend([folder.clone(), partition_folder.clone()]);
+            let (opened, damage) = Partition::open(key, partition_folder, disk.clone(), mark, now)?;
+            touched.extend(opened.active_path());
             recovered.damage.extend(damage);
             partitions.insert(key, Arc::new(opened));
         }

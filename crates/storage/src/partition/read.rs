@@ -117,8 +117,12 @@ impl Partition {
                 Err(_) if !read.batches.is_empty() => return Ok(read),
                 Err(ScanError::Io(error)) => return Err(self.io_error(plan, &error)),
                 Err(ScanError::Bad { position, what }) => {
-                    let resume_at = self.resume_after(plan, position);
-                    return Err(self.damaged(plan, position, what, resume_at));
+                    let (resume_at, onwards) = self.resume_after(plan, position);
+                    match onwards {
+                        // What is damaged lies before the offset that was asked for.
+                        Some(position) if resume_at <= from => scanner = self.scanner(plan, position)?,
+                        _ => return Err(self.damaged(plan, position, what, resume_at)),
+                    }
                 }
             }
         }
@@ -179,22 +183,23 @@ impl Partition {
         Ok(Scanner::new(file, self.key, position.min(len), len))
     }
 
-    /// The offset at which reading can go on after a bad batch at `position`: at the next place that the index knows and that
-    /// holds a batch, or after the segment.
-    fn resume_after(&self, plan: &SegmentPlan, position: u64) -> u64 {
+    /// The offset at which reading can go on after a bad batch at `position`, and its place in the segment: the next one that the
+    /// index knows and that holds a batch, or after the segment.
+    fn resume_after(&self, plan: &SegmentPlan, position: u64) -> (u64, Option<u64>) {
         plan.segment
             .positions_after(&*self.disk, position)
             .into_iter()
             .find_map(|position| match self.scanner(plan, position).ok()?.next() {
-                Ok(Some((_, batch))) => Some(batch.base()),
+                Ok(Some((_, batch))) => Some((batch.base(), Some(position))),
                 _ => None,
             })
-            .unwrap_or(plan.end_offset)
+            .unwrap_or((plan.end_offset, None))
     }
 
     fn hole_at(&self, from: u64) -> ReadError {
         let state = self.state();
-        let after = state.tail.iter().map(|tail| tail.batch.base()).find(|base| *base > from);
+        let segments = state.segments.iter().map(|segment| segment.base);
+        let after = segments.chain(state.tail.iter().map(|tail| tail.batch.base())).filter(|base| *base > from).min();
         ReadError::Damaged(Damage {
             what: "records are missing".to_owned(),
             file: self.folder.display().to_string(),

@@ -1,0 +1,507 @@
+//! The faulty twin of the disk.
+//!
+//! It holds everything twice: as programs see it, and as it would be after a power loss. What is not synced may be lost, kept
+//! or torn at [`SimDisk::crash`], in any order, page by page and name by name. On top of that it fails on purpose: calls that
+//! return errors, syncs that fail and lose what they should have kept, a disk that is full, bits that flip at rest. All of it
+//! follows from a seed.
+//!
+//! It must never be kinder than [`storage::disk::Disk`](whimbrel_storage::disk::Disk) allows a real disk to be.
+
+mod contents;
+mod tree;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use whimbrel_storage::disk::{Disk, DiskFile};
+
+use crate::rng::Rng;
+pub use contents::{PAGE_BYTES, SECTOR_BYTES};
+use tree::Tree;
+
+/// How often calls fail: once in so many, never where it is zero.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Faults {
+    pub read_error: u64,
+    /// With some of the bytes written.
+    pub write_error: u64,
+    /// Half of them lose what was to be synced.
+    pub sync_error: u64,
+    /// Of making, renaming and removing.
+    pub name_error: u64,
+    /// `sync_all` syncs the files that it is told of and nothing else, as on systems that have no `syncfs`.
+    pub sync_by_file: bool,
+    /// A deliberate breakage: once in so many, a sync of contents says that it is done and does nothing.
+    pub lie_about_sync: u64,
+}
+
+/// What was injected so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Injected {
+    pub read_errors: u64,
+    pub write_errors: u64,
+    pub sync_errors: u64,
+    pub name_errors: u64,
+    pub refused_for_room: u64,
+    pub lies: u64,
+}
+
+impl Injected {
+    pub fn add(&mut self, other: &Injected) {
+        self.read_errors += other.read_errors;
+        self.write_errors += other.write_errors;
+        self.sync_errors += other.sync_errors;
+        self.name_errors += other.name_errors;
+        self.refused_for_room += other.refused_for_room;
+        self.lies += other.lies;
+    }
+
+    pub fn total(&self) -> u64 {
+        self.read_errors + self.write_errors + self.sync_errors + self.name_errors + self.refused_for_room + self.lies
+    }
+}
+
+/// A disk that can be given to the log and kept, to be faulted from outside. Clones are the same disk.
+#[derive(Clone)]
+pub struct SimDisk(Arc<Mutex<State>>);
+
+struct State {
+    tree: Tree,
+    rng: Rng,
+    faults: Faults,
+    /// Faults are held back, so that a checker can look.
+    quiet: bool,
+    injected: Injected,
+    budget_bytes: u64,
+    power: Power,
+    /// Changing calls so far.
+    calls: u64,
+    /// Handles of an earlier life of the process are dead.
+    life: u64,
+    locked: Arc<AtomicBool>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Power {
+    On,
+    /// Goes at the last of so many more changing calls.
+    GoesAfter(u64),
+    Off,
+}
+
+/// How a changing call shall go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Course {
+    Go,
+    Fail,
+    /// It takes effect as far as a cache goes, and nobody hears of it.
+    PowerGoes,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Call {
+    Write,
+    Sync,
+    Name,
+}
+
+fn injected(what: &str) -> io::Error {
+    io::Error::other(format!("injected: {what}"))
+}
+
+impl State {
+    fn begin(&mut self, call: Call) -> io::Result<Course> {
+        self.calls += 1;
+        match &mut self.power {
+            Power::Off => return Err(injected("the power is off")),
+            Power::GoesAfter(1) => {
+                self.power = Power::Off;
+                return Ok(Course::PowerGoes);
+            }
+            Power::GoesAfter(calls) => *calls -= 1,
+            Power::On => {}
+        }
+        if self.quiet {
+            return Ok(Course::Go);
+        }
+        let (times, count) = match call {
+            Call::Write => (self.faults.write_error, &mut self.injected.write_errors),
+            Call::Sync => (self.faults.sync_error, &mut self.injected.sync_errors),
+            Call::Name => (self.faults.name_error, &mut self.injected.name_errors),
+        };
+        if self.rng.one_in(times) {
+            *count += 1;
+            return Ok(Course::Fail);
+        }
+        Ok(Course::Go)
+    }
+
+    fn begin_look(&mut self) -> io::Result<()> {
+        if self.power == Power::Off {
+            return Err(injected("the power is off"));
+        }
+        Ok(())
+    }
+
+    /// A change of names: where the power goes with it, it may have happened.
+    fn name_call<T>(&mut self, what: &str, change: impl FnOnce(&mut Tree) -> io::Result<T>) -> io::Result<T> {
+        match self.begin(Call::Name)? {
+            Course::Go => change(&mut self.tree),
+            Course::Fail => Err(injected(what)),
+            Course::PowerGoes => {
+                change(&mut self.tree)?;
+                Err(injected("the power went"))
+            }
+        }
+    }
+
+    fn write(&mut self, file: u64, bytes: &[u8], position: u64) -> io::Result<()> {
+        let course = self.begin(Call::Write)?;
+        let mut len = bytes.len();
+        if course == Course::Fail {
+            len = self.rng.below(bytes.len() as u64 + 1) as usize;
+        }
+        let used = self.tree.used_bytes;
+        let contents = self.tree.file(file)?;
+        let pages_before = contents.pages() as u64;
+        let room = self.budget_bytes.saturating_sub(used) / PAGE_BYTES as u64;
+        let fits = ((pages_before + room) * PAGE_BYTES as u64).saturating_sub(position).min(len as u64) as usize;
+        contents.write(&bytes[..fits], position as usize);
+        self.tree.used_bytes += (self.tree.file(file)?.pages() as u64 - pages_before) * PAGE_BYTES as u64;
+        match course {
+            Course::PowerGoes => Err(injected("the power went")),
+            Course::Fail => Err(injected("a write failed")),
+            Course::Go if fits < len => {
+                self.injected.refused_for_room += 1;
+                Err(io::Error::new(io::ErrorKind::StorageFull, "no room on the simulated disk"))
+            }
+            Course::Go => Ok(()),
+        }
+    }
+
+    fn sync_file(&mut self, file: u64) -> io::Result<()> {
+        match self.begin(Call::Sync)? {
+            Course::Go if !self.quiet && self.rng.one_in(self.faults.lie_about_sync) => {
+                self.injected.lies += 1;
+                Ok(())
+            }
+            Course::Go => {
+                self.tree.file(file)?.sync();
+                Ok(())
+            }
+            Course::Fail => {
+                if self.rng.one_in(2) {
+                    let mut rng = self.rng.fork();
+                    self.tree.file(file)?.lose(&mut rng);
+                }
+                Err(injected("a sync failed"))
+            }
+            Course::PowerGoes => Err(injected("the power went")),
+        }
+    }
+
+    fn sync_all(&mut self, root: &Path, touched: &[PathBuf]) -> io::Result<()> {
+        let (files, folders) = if self.faults.sync_by_file {
+            let files: Vec<u64> = touched.iter().filter_map(|path| self.tree.open(path).ok()).collect();
+            let parents = touched.iter().filter_map(|path| self.tree.find(path.parent()?).ok());
+            (files, parents.collect())
+        } else {
+            self.tree.below(self.tree.find(root)?)
+        };
+        let course = self.begin(Call::Sync)?;
+        if course == Course::Go && !self.quiet && self.rng.one_in(self.faults.lie_about_sync) {
+            self.injected.lies += 1;
+            return Ok(());
+        }
+        // One that fails or is cut off has done a part.
+        for file in files {
+            if course == Course::Go || self.rng.one_in(2) {
+                self.tree.file(file)?.sync();
+            } else if course == Course::Fail && self.rng.one_in(2) {
+                let mut rng = self.rng.fork();
+                self.tree.file(file)?.lose(&mut rng);
+            }
+        }
+        for folder in folders {
+            if course == Course::Go || self.rng.one_in(2) {
+                self.tree.sync_folder(folder);
+            }
+        }
+        match course {
+            Course::Go => Ok(()),
+            Course::Fail => Err(injected("a sync of everything failed")),
+            Course::PowerGoes => Err(injected("the power went")),
+        }
+    }
+}
+
+impl SimDisk {
+    pub fn new(seed: u64) -> Self {
+        Self(Arc::new(Mutex::new(State {
+            tree: Tree::new(),
+            rng: Rng::new(seed),
+            faults: Faults::default(),
+            quiet: false,
+            injected: Injected::default(),
+            budget_bytes: u64::MAX / 2,
+            power: Power::On,
+            calls: 0,
+            life: 0,
+            locked: Arc::default(),
+        })))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn set_faults(&self, faults: Faults) {
+        self.state().faults = faults;
+    }
+
+    /// Holds faults back, so that somebody can look without being lied to.
+    pub fn set_quiet(&self, quiet: bool) {
+        self.state().quiet = quiet;
+    }
+
+    /// How many bytes fit on the disk; they may become more later.
+    pub fn set_budget(&self, bytes: u64) {
+        self.state().budget_bytes = bytes;
+    }
+
+    pub fn used_bytes(&self) -> u64 {
+        self.state().tree.used_bytes
+    }
+
+    pub fn injected(&self) -> Injected {
+        self.state().injected
+    }
+
+    /// Changing calls so far; the same seed makes the same number.
+    pub fn calls(&self) -> u64 {
+        self.state().calls
+    }
+
+    /// The power goes at the given changing call from now, counted from one.
+    pub fn lose_power_after(&self, calls: u64) {
+        self.state().power = Power::GoesAfter(calls.max(1));
+    }
+
+    /// A power loss that was to come does not come.
+    pub fn keep_power(&self) {
+        let mut state = self.state();
+        if state.power != Power::Off {
+            state.power = Power::On;
+        }
+    }
+
+    pub fn is_off(&self) -> bool {
+        self.state().power == Power::Off
+    }
+
+    /// The power went and came back: what was not synced is lost, kept or torn. All handles are dead.
+    pub fn crash(&self) {
+        let mut state = self.state();
+        let mut rng = state.rng.fork();
+        state.tree.settle(&mut rng);
+        state.start_over();
+    }
+
+    /// The process was killed and the machine was not: nothing is lost, all handles are dead.
+    pub fn kill(&self) {
+        self.state().start_over();
+    }
+
+    /// All files, with their lengths, in order of their paths.
+    pub fn files(&self) -> Vec<(PathBuf, u64)> {
+        let mut state = self.state();
+        let files = state.tree.files();
+        files.into_iter().filter_map(|(path, node)| Some((path, state.tree.file(node).ok()?.len() as u64))).collect()
+    }
+
+    pub fn contents(&self, path: &Path) -> Option<Vec<u8>> {
+        let mut state = self.state();
+        let node = state.tree.open(path).ok()?;
+        Some(state.tree.file(node).ok()?.bytes().to_vec())
+    }
+
+    /// Flips a bit at rest. `false` where there is no such byte.
+    pub fn flip_bit(&self, path: &Path, position: u64, bit: u32) -> bool {
+        let mask = 1u8 << (bit % 8);
+        self.tamper(path, |bytes| {
+            if let Some(byte) = bytes.get_mut(position as usize) {
+                *byte ^= mask;
+            }
+        })
+    }
+
+    /// Changes a file's bytes at rest, behind everybody's back.
+    pub fn tamper(&self, path: &Path, change: impl Fn(&mut [u8])) -> bool {
+        let mut state = self.state();
+        let Ok(node) = state.tree.open(path) else { return false };
+        state.tree.file(node).map(|contents| contents.tamper(change)).is_ok()
+    }
+
+    fn file(&self, node: u64) -> Arc<dyn DiskFile> {
+        let life = self.state().life;
+        Arc::new(SimFile { disk: self.clone(), node, life })
+    }
+}
+
+impl State {
+    fn start_over(&mut self) {
+        self.power = Power::On;
+        self.life += 1;
+        self.locked = Arc::default();
+    }
+}
+
+impl Disk for SimDisk {
+    fn open(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
+        let node = {
+            let mut state = self.state();
+            state.begin_look()?;
+            state.tree.open(path)?
+        };
+        Ok(self.file(node))
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
+        let node = self.state().name_call("a file could not be made", |tree| tree.create(path))?;
+        Ok(self.file(node))
+    }
+
+    fn create_dirs(&self, path: &Path) -> io::Result<()> {
+        self.state().name_call("a folder could not be made", |tree| tree.create_dirs(path))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.state().name_call("renaming failed", |tree| tree.rename(from, to))
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.state().name_call("removing failed", |tree| tree.remove_file(path))
+    }
+
+    fn remove_dirs(&self, path: &Path) -> io::Result<()> {
+        self.state().name_call("removing a folder failed", |tree| match tree.find(path) {
+            Ok(_) => tree.remove_dirs(path),
+            Err(_) => Ok(()),
+        })
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
+        let mut state = self.state();
+        state.begin_look()?;
+        Ok(state.tree.list(path))
+    }
+
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        let mut state = self.state();
+        state.begin_look()?;
+        Ok(state.tree.find(path).is_ok())
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        let mut state = self.state();
+        let folder = state.tree.find(path)?;
+        match state.begin(Call::Sync)? {
+            Course::Go => {
+                state.tree.sync_folder(folder);
+                Ok(())
+            }
+            _ => Err(injected("a folder could not be synced")),
+        }
+    }
+
+    fn sync_all(&self, root: &Path, touched: &[PathBuf]) -> io::Result<()> {
+        self.state().sync_all(root, touched)
+    }
+
+    fn free_bytes(&self, _path: &Path) -> io::Result<u64> {
+        let mut state = self.state();
+        state.begin_look()?;
+        Ok(state.budget_bytes.saturating_sub(state.tree.used_bytes))
+    }
+
+    fn lock(&self, path: &Path) -> io::Result<Box<dyn Send + Sync>> {
+        let mut state = self.state();
+        state.name_call("the lock could not be made", |tree| tree.create(path))?;
+        if state.locked.swap(true, Ordering::AcqRel) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        Ok(Box::new(Locked(state.locked.clone())))
+    }
+}
+
+struct Locked(Arc<AtomicBool>);
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+struct SimFile {
+    disk: SimDisk,
+    node: u64,
+    life: u64,
+}
+
+impl SimFile {
+    fn state(&self) -> io::Result<MutexGuard<'_, State>> {
+        let state = self.disk.state();
+        if state.life != self.life {
+            return Err(injected("a handle of a process that is gone"));
+        }
+        Ok(state)
+    }
+}
+
+impl DiskFile for SimFile {
+    fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize> {
+        let mut state = self.state()?;
+        state.begin_look()?;
+        let times = state.faults.read_error;
+        if !state.quiet && state.rng.one_in(times) {
+            state.injected.read_errors += 1;
+            return Err(injected("a read failed"));
+        }
+        Ok(state.tree.file(self.node)?.read(buffer, position as usize))
+    }
+
+    fn write_at(&self, bytes: &[u8], position: u64) -> io::Result<()> {
+        self.state()?.write(self.node, bytes, position)
+    }
+
+    fn write_pieces_at(&self, pieces: &[&[u8]], position: u64) -> io::Result<()> {
+        self.state()?.write(self.node, &pieces.concat(), position)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.state()?.sync_file(self.node)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        let mut state = self.state()?;
+        let course = state.begin(Call::Write)?;
+        if course == Course::Fail {
+            return Err(injected("a length could not be set"));
+        }
+        let contents = state.tree.file(self.node)?;
+        let pages_before = contents.pages() as u64;
+        contents.set_len(len as usize);
+        let pages = contents.pages() as u64;
+        let page_bytes = PAGE_BYTES as u64;
+        state.tree.used_bytes = (state.tree.used_bytes + pages * page_bytes).saturating_sub(pages_before * page_bytes);
+        if course == Course::PowerGoes { Err(injected("the power went")) } else { Ok(()) }
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        let mut state = self.state()?;
+        state.begin_look()?;
+        Ok(state.tree.file(self.node)?.len() as u64)
+    }
+}

@@ -1,0 +1,97 @@
+//! What kinds of trouble a run has, and the settings it runs with. Both follow from the seed.
+
+use std::time::Duration;
+
+use whimbrel_storage::Settings;
+
+use crate::disk::Faults;
+use crate::rng::Rng;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Profile {
+    /// Power losses and kills at any call, also during recovery.
+    Crashes,
+    /// And calls that return errors, and syncs that lose what they failed to sync.
+    Errors,
+    /// And a disk that is full, and then has room again.
+    Full,
+    /// And bits that flip at rest.
+    Flips,
+    /// All of the above together.
+    Mixed,
+    /// A deliberate breakage: syncs that do nothing. Runs must fail.
+    LyingSync,
+    /// A deliberate breakage: bytes that change together with their checksums. Runs must fail.
+    ResealedFlips,
+}
+
+impl Profile {
+    /// Those under which every run must be clean.
+    pub const HONEST: [Profile; 5] = [Profile::Crashes, Profile::Errors, Profile::Full, Profile::Flips, Profile::Mixed];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Profile::Crashes => "crashes",
+            Profile::Errors => "errors",
+            Profile::Full => "full",
+            Profile::Flips => "flips",
+            Profile::Mixed => "mixed",
+            Profile::LyingSync => "lying-sync",
+            Profile::ResealedFlips => "resealed-flips",
+        }
+    }
+
+    pub fn by_name(name: &str) -> Option<Self> {
+        let all = Self::HONEST.into_iter().chain([Profile::LyingSync, Profile::ResealedFlips]);
+        all.into_iter().find(|profile| profile.name() == name)
+    }
+
+    pub(crate) fn has_errors(self) -> bool {
+        matches!(self, Profile::Errors | Profile::Mixed)
+    }
+
+    pub(crate) fn fills_disk(self) -> bool {
+        matches!(self, Profile::Full | Profile::Mixed)
+    }
+
+    pub(crate) fn flips_bits(self) -> bool {
+        matches!(self, Profile::Flips | Profile::Mixed | Profile::ResealedFlips)
+    }
+
+    pub(crate) fn faults(self, rng: &mut Rng) -> Faults {
+        let mut faults = Faults { sync_by_file: rng.one_in(2), ..Faults::default() };
+        if self.has_errors() {
+            let rate = *rng.pick(&[50, 200, 1000]);
+            let mut some = |one_in: u64| if rng.one_in(2) { rate * one_in } else { 0 };
+            (faults.read_error, faults.write_error) = (some(2), some(2));
+            (faults.sync_error, faults.name_error) = (some(1), some(1));
+        }
+        if self == Profile::LyingSync {
+            faults.lie_about_sync = 4;
+        }
+        faults
+    }
+
+    /// Small files, so that a short run meets every boundary.
+    pub(crate) fn settings(self, rng: &mut Rng) -> Settings {
+        let frame_bytes_max = *rng.pick(&[8 << 10, 16 << 10, 64 << 10]);
+        let journal_file_bytes = frame_bytes_max as u64 * *rng.pick(&[2, 3, 4]);
+        let journal_bytes_max = journal_file_bytes * rng.between(3, 6);
+        Settings {
+            frame_bytes_max,
+            frame_bytes_target: 4096,
+            journal_file_bytes,
+            journal_bytes_max,
+            checkpoint_bytes: journal_bytes_max / 2,
+            checkpoint_interval: Duration::from_secs(1),
+            segment_bytes: *rng.pick(&[4 << 10, 8 << 10, 32 << 10]),
+            segment_age: Duration::from_millis(*rng.pick(&[500, 100_000])),
+            index_interval_bytes: *rng.pick(&[256, 1024, 4096]),
+            tail_bytes: *rng.pick(&[0, 4 << 10, 64 << 10]),
+            unsaved_bytes_max: 2 * frame_bytes_max as u64,
+            queue_bytes_max: 1 << 20,
+            disk_reserve_bytes: *rng.pick(&[0, 32 << 10]),
+            idle_after: Duration::from_millis(20),
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Changes that carry a right checksum: what a log without checksums would let through.
+
+use std::path::Path;
+
+use bytes::Bytes;
+use whimbrel_storage::format::{Batch, FRAME_ALIGNMENT, FRAME_HEADER_LEN, FrameHeader, seal};
+
+use crate::SimDisk;
+use crate::checker::FileKind;
+
+/// Changes the last byte of a record in a segment or a journal file and makes all checksums right again. Says what it changed.
+pub fn change_a_record(disk: &SimDisk, path: &Path) -> Option<&'static str> {
+    let contents = disk.contents(path)?;
+    match FileKind::of(path) {
+        FileKind::Segment(..) => {
+            let batch = Batch::read(&Bytes::from(contents)).ok()?;
+            let len = batch.bytes.len();
+            disk.tamper(path, |bytes| change_last_byte(&mut bytes[..len]));
+            Some("a batch")
+        }
+        FileKind::Journal => {
+            let (at, len) = last_frame_with_batches(&contents)?;
+            disk.tamper(path, |bytes| {
+                let frame = &mut bytes[at..at + len];
+                let mut from = FRAME_HEADER_LEN;
+                while let Ok(batch) = Batch::read(&Bytes::copy_from_slice(&frame[from..])) {
+                    change_last_byte(&mut frame[from..from + batch.bytes.len()]);
+                    from += batch.bytes.len();
+                    if from >= frame.len() {
+                        break;
+                    }
+                }
+                seal(frame);
+            });
+            Some("a frame")
+        }
+        FileKind::Index | FileKind::Other => None,
+    }
+}
+
+fn change_last_byte(batch: &mut [u8]) {
+    if let Some(byte) = batch.last_mut() {
+        *byte ^= 0x20;
+    }
+    seal(batch);
+}
+
+/// Of the frames that stand in a journal file, the one with the highest number: that one is not in the segments yet.
+fn last_frame_with_batches(contents: &[u8]) -> Option<(usize, usize)> {
+    (0..contents.len())
+        .step_by(FRAME_ALIGNMENT)
+        .filter_map(|at| {
+            let header = FrameHeader::read(&contents[at..])?;
+            let frame = contents.get(at..at + header.frame_len())?;
+            (header.batches.get() > 0 && header.is_whole(frame)).then_some((header.sequence.get(), at, frame.len()))
+        })
+        .max()
+        .map(|(_, at, len)| (at, len))
+}

@@ -1,0 +1,319 @@
+//! Power losses, kills and flipped bits, and whether the log is afterwards what it must be.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use whimbrel_storage::{Core, DataFolder, OpenError, PartitionKey, ReadError, Recovered};
+
+use super::{FAULTY_OPENINGS_MAX, World};
+use crate::Profile;
+use crate::checker::{Check, FileKind};
+use crate::model::TopicState;
+use crate::tamper;
+
+/// A bit that was flipped in a file without which the log does not open.
+type Undo = (PathBuf, u64, u32);
+
+impl World {
+    pub(super) fn open(&mut self) -> Check<Core> {
+        self.reopen(true)
+    }
+
+    /// Ends the log without a goodbye and opens it again.
+    pub(super) fn restart(&mut self, core: Core) -> Check<Core> {
+        drop(core);
+        self.interrupt();
+        self.reopen(true)
+    }
+
+    /// As [`World::restart`], on a disk that behaves.
+    pub(super) fn restart_honestly(&mut self, core: Core) -> Check<Core> {
+        drop(core);
+        self.trace.note(|| "the power goes a last time".to_owned());
+        self.report.power_losses += 1;
+        self.disk.crash();
+        self.reopen(false)
+    }
+
+    fn interrupt(&mut self) {
+        if self.rng.one_in(4) {
+            self.trace.note(|| "the process is killed".to_owned());
+            self.report.kills += 1;
+            self.disk.kill();
+        } else {
+            self.trace.note(|| "the power goes".to_owned());
+            self.report.power_losses += 1;
+            self.disk.crash();
+        }
+    }
+
+    fn reopen(&mut self, with_faults: bool) -> Check<Core> {
+        let mut undo = if with_faults { self.flip_before_opening() } else { None };
+        let mut tries = 0;
+        loop {
+            let is_honest = !with_faults || tries >= FAULTY_OPENINGS_MAX;
+            tries += 1;
+            self.disk.set_quiet(is_honest);
+            if !is_honest && self.rng.one_in(4) {
+                let calls = self.rng.between(1, 30);
+                self.disk.lose_power_after(calls);
+            }
+            self.injected_before = self.disk.injected();
+            let opened = self.open_once();
+            self.trace.note(|| format!("opened: {:?}", opened.as_ref().map(|(_, recovered)| recovered)));
+            match opened {
+                Ok(_) if undo.as_ref().is_some_and(|(path, _, _)| path.ends_with("checkpoint")) => {
+                    return Err("the checkpoint was damaged, and the log opened".to_owned());
+                }
+                Ok(_) if self.disk.is_off() => self.interrupt(),
+                Ok((core, recovered)) => {
+                    self.disk.set_quiet(true);
+                    self.resolve(&core, &recovered)?;
+                    self.disk.set_quiet(false);
+                    return Ok(core);
+                }
+                Err(error) => {
+                    self.report.failed_openings += 1;
+                    let failed = self.something_failed();
+                    match undo.take_if(|_| !failed) {
+                        Some(flip) if names_file(&error, &flip.0) => {
+                            self.disk.flip_bit(&flip.0, flip.1, flip.2);
+                        }
+                        _ if !failed || is_honest => return Err(format!("the log does not open: {error}")),
+                        _ => {}
+                    }
+                    self.interrupt();
+                }
+            }
+        }
+    }
+
+    fn open_once(&mut self) -> Result<(Core, Recovered), OpenError> {
+        let folder = Arc::new(DataFolder::open(Arc::new(self.disk.clone()), Self::data_folder())?);
+        let events = self.events.clone();
+        let on_event = Box::new(move |event| {
+            if let Ok(mut events) = events.lock() {
+                events.push(event);
+            }
+        });
+        Core::open(folder, self.settings.clone(), self.now, on_event)
+    }
+
+    /// What was not certain is now: the log says how it is, and it must be one of the ways that are allowed.
+    fn resolve(&mut self, core: &Core, recovered: &Recovered) -> Check {
+        self.model.poisoned = false;
+        self.model.fences.clear();
+        self.model.newest_token = 0;
+        self.retention.clear();
+        self.report.torn_tails += u64::from(recovered.torn_tail_cut);
+        if let Some(damage) = recovered.damage.iter().find(|damage| self.flipped.total == 0 || damage.file.is_empty()) {
+            return Err(format!("recovery tells of damage: {damage:?}"));
+        }
+        self.resolve_topics(core)?;
+        self.resolve_limbo(core)?;
+        let mut lost_frames = BTreeSet::new();
+        for key in self.model.alive() {
+            self.resolve_bounds(core, key, &mut lost_frames)?;
+            if self.flipped.journal > 0 {
+                self.resolve_holes(core, key, &mut lost_frames)?;
+            }
+        }
+        if lost_frames.len() as u64 > self.flipped.journal {
+            return Err(format!("{} flips in the journal cost the frames {lost_frames:?}", self.flipped.journal));
+        }
+        let last_may_pass_for_torn = !self.model.last_frame_marked && lost_frames.iter().eq([&self.model.last_frame]);
+        if !lost_frames.is_empty() && recovered.damage.is_empty() && !last_may_pass_for_torn {
+            return Err(format!("frames {lost_frames:?} are lost, and nothing was said"));
+        }
+        self.flipped.journal = 0;
+        self.checker(core).check_all()
+    }
+
+    fn resolve_topics(&mut self, core: &Core) -> Check {
+        for (topic, state) in self.model.topics.clone() {
+            let found = core.partition_count(topic);
+            let known = self.model.partitions_of(topic);
+            match state {
+                TopicState::Gone if found > 0 => return Err(format!("topic {topic} was deleted and is back")),
+                TopicState::Deleting if found == 0 => {
+                    self.model.partitions.retain(|key, _| key.topic != topic);
+                    self.model.topics.insert(topic, TopicState::Gone);
+                }
+                TopicState::Deleting => {
+                    self.model.topics.insert(topic, TopicState::Alive);
+                }
+                TopicState::Growing { upto } => {
+                    for key in (0..upto).map(|partition| PartitionKey { topic, partition }) {
+                        if core.bounds(key).is_ok() && !self.model.partitions.contains_key(&key) {
+                            self.adopt(key);
+                        }
+                    }
+                }
+                TopicState::Alive if found != known => {
+                    return Err(format!("topic {topic} has {found} partitions instead of {known}"));
+                }
+                TopicState::Alive | TopicState::Gone => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The group commit that nobody knew of is there wholly or not at all.
+    fn resolve_limbo(&mut self, core: &Core) -> Check {
+        let Some(mut frame) = self.model.limbo.take() else { return Ok(()) };
+        frame.parts.retain(|(key, _, _)| self.model.partitions.contains_key(key));
+        let mut there = Vec::new();
+        for (key, base, entries) in &frame.parts {
+            let (_, next) = core.bounds(*key).map_err(|error| error.to_string())?;
+            match next {
+                next if next <= *base => there.push(false),
+                next if next == base + entries.len() as u64 => there.push(true),
+                next => return Err(format!("{key} ends at {next}, in the middle of a commit at {base}")),
+            }
+        }
+        if there.iter().any(|is_there| *is_there != there[0]) {
+            return Err(format!("a commit is there in part: {there:?} of {frame:?}"));
+        }
+        if there.first() == Some(&true) {
+            self.report.unknown_landed += 1;
+            self.model.add(&frame);
+        } else {
+            self.report.unknown_gone += 1;
+        }
+        Ok(())
+    }
+
+    fn resolve_bounds(&mut self, core: &Core, key: PartitionKey, lost_frames: &mut BTreeSet<u64>) -> Check {
+        let (first, next) = core.bounds(key).map_err(|error| format!("{key} after recovery: {error}"))?;
+        let journal_flips = self.flipped.journal;
+        let Some(partition) = self.model.partitions.get_mut(&key) else { return Ok(()) };
+        if next > partition.next() {
+            return Err(format!("{key} ends at {next}, and only {} were written", partition.next()));
+        }
+        if next < partition.next() {
+            if journal_flips == 0 {
+                return Err(format!("{key} ends at {next}, and {} were acknowledged", partition.next()));
+            }
+            let lost = partition.entries.split_off(next as usize);
+            self.report.records_lost_to_flips += lost.len() as u64;
+            lost_frames.extend(lost.iter().map(|entry| entry.frame));
+        }
+        let latest_first = partition.first.min(next).max(partition.first_durable);
+        if first > next || !(partition.first_durable..=latest_first).contains(&first) {
+            let (least, most) = (partition.first_durable, partition.first);
+            return Err(format!("{key} begins at {first} of {next} after recovery, and may at {least}..={most}"));
+        }
+        (partition.first, partition.first_durable) = (first, first);
+        Ok(())
+    }
+
+    /// Looks for records that went with frames whose bits were flipped.
+    fn resolve_holes(&mut self, core: &Core, key: PartitionKey, lost_frames: &mut BTreeSet<u64>) -> Check {
+        let Some(partition) = self.model.partitions.get_mut(&key) else { return Ok(()) };
+        let mut from = partition.first;
+        while from < partition.next() {
+            match core.read(key, from, 0) {
+                Ok(read) if read.next > from => from = read.next,
+                Err(ReadError::Damaged(damage)) if damage.what == "records are missing" => {
+                    let to = damage.resume_at.filter(|at| *at > from).ok_or_else(|| format!("{key}: {damage:?}"))?;
+                    let new = (from..to).filter(|offset| partition.holes.insert(*offset));
+                    for offset in new.collect::<Vec<_>>() {
+                        self.report.records_lost_to_flips += 1;
+                        let entry = partition.entries.get(offset as usize).ok_or("a hole beyond the end")?;
+                        lost_frames.insert(entry.frame);
+                    }
+                    from = to;
+                }
+                // A segment that was hit: the checker looks at it.
+                Err(ReadError::Damaged(damage)) if damage.resume_at.is_some_and(|at| at > from) => {
+                    from = damage.resume_at.unwrap_or(u64::MAX);
+                }
+                other => return Err(format!("{key} at {from} after recovery: {other:?}")),
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn flip_while_running(&mut self) -> Check {
+        if self.profile.flips_bits() && self.profile != Profile::ResealedFlips {
+            self.flip(|kind| kind != FileKind::Other);
+        }
+        Ok(())
+    }
+
+    fn flip_before_opening(&mut self) -> Option<Undo> {
+        if !self.profile.flips_bits() || !self.rng.one_in(2) {
+            return None;
+        }
+        if self.profile == Profile::ResealedFlips {
+            self.reseal();
+            return None;
+        }
+        match self.rng.below(8) {
+            0 => self.flip(|kind| kind == FileKind::Other),
+            1..4 => {
+                self.flip(|kind| kind == FileKind::Journal);
+                None
+            }
+            _ => {
+                self.flip(|kind| kind != FileKind::Other);
+                None
+            }
+        }
+    }
+
+    /// Flips a bit in a file of one of the wanted kinds, rather where something is written than in what is still empty.
+    fn flip(&mut self, wanted: impl Fn(FileKind) -> bool) -> Option<Undo> {
+        let files = self.disk.files();
+        let files: Vec<_> = files.into_iter().filter(|(path, len)| *len > 0 && wanted(FileKind::of(path))).collect();
+        if files.is_empty() {
+            return None;
+        }
+        let (path, len) = self.rng.pick(&files).clone();
+        let contents = self.disk.contents(&path)?;
+        let mut position = self.rng.below(len);
+        for _ in 0..20 {
+            if contents[position as usize] != 0 {
+                break;
+            }
+            position = self.rng.below(len);
+        }
+        let bit = self.rng.below(8) as u32;
+        self.trace.note(|| format!("bit {bit} of byte {position} of {} flips", path.display()));
+        self.disk.flip_bit(&path, position, bit);
+        self.flipped.total += 1;
+        self.report.bits_flipped += 1;
+        match FileKind::of(&path) {
+            FileKind::Segment(key, base) => {
+                self.flipped.segments.insert((key, base));
+            }
+            FileKind::Journal => self.flipped.journal += 1,
+            FileKind::Index | FileKind::Other => {}
+        }
+        Some((path, position, bit))
+    }
+
+    /// Changes a record together with its checksums: nothing in the log can notice, so the checker must.
+    fn reseal(&mut self) {
+        let files = self.disk.files();
+        let files: Vec<PathBuf> = files.into_iter().map(|(path, _)| path).collect();
+        for _ in 0..20 {
+            let path = self.rng.pick(&files).clone();
+            if let Some(what) = tamper::change_a_record(&self.disk, &path) {
+                self.trace.note(|| format!("{what} changes with its checksum in {}", path.display()));
+                self.report.bits_flipped += 1;
+                return;
+            }
+        }
+    }
+}
+
+/// Does the error say which file is wrong? A folder whose format cannot be read is named by itself.
+fn names_file(error: &OpenError, path: &Path) -> bool {
+    match error {
+        OpenError::Checkpoint { path: named, .. } => named == path,
+        OpenError::OtherFormat { path: folder, .. } | OpenError::NotOurs(folder) => path.parent() == Some(folder),
+        _ => false,
+    }
+}

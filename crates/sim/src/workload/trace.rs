@@ -1,0 +1,142 @@
+//! What a run did, for those who look for the cause of a failure, and in numbers.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use crate::Profile;
+use crate::disk::Injected;
+
+/// Steps that a failure tells of.
+const TRACE_STEPS: usize = 60;
+
+pub struct Trace {
+    print: bool,
+    steps: VecDeque<String>,
+    hasher: DefaultHasher,
+}
+
+impl Trace {
+    pub fn new(print: bool) -> Self {
+        Self { print, steps: VecDeque::with_capacity(TRACE_STEPS), hasher: DefaultHasher::new() }
+    }
+
+    pub fn note(&mut self, step: impl FnOnce() -> String) {
+        let step = step();
+        if self.print {
+            println!("{step}");
+        }
+        step.hash(&mut self.hasher);
+        if self.steps.len() == TRACE_STEPS {
+            self.steps.pop_front();
+        }
+        self.steps.push_back(step);
+    }
+
+    pub fn last(&self) -> Vec<String> {
+        self.steps.iter().cloned().collect()
+    }
+
+    pub fn fingerprint(&self) -> u64 {
+        self.hasher.finish()
+    }
+}
+
+/// A run that was not as it should be.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    pub seed: u64,
+    pub profile: Profile,
+    pub message: String,
+    /// The last steps.
+    pub trace: Vec<String>,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for step in &self.trace {
+            writeln!(f, "  {step}")?;
+        }
+        writeln!(f, "seed {} of profile {} failed: {}", self.seed, self.profile.name(), self.message)?;
+        write!(f, "again: whimbrel-sim --seed {} --fault {} --trace", self.seed, self.profile.name())
+    }
+}
+
+/// What happened, added up.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Report {
+    pub seeds: u64,
+    pub steps: u64,
+    pub group_commits: u64,
+    pub records: u64,
+    pub power_losses: u64,
+    pub kills: u64,
+    /// Openings that were themselves cut off or failed.
+    pub failed_openings: u64,
+    pub torn_tails: u64,
+    /// Group commits of which nobody knew, and that were there afterwards.
+    pub unknown_landed: u64,
+    pub unknown_gone: u64,
+    pub bits_flipped: u64,
+    pub damage: u64,
+    /// Acknowledged records that flipped bits made unreadable.
+    pub records_lost_to_flips: u64,
+    pub injected: Injected,
+    /// Follows from everything that was done: the same for the same seed.
+    pub fingerprint: u64,
+}
+
+impl Report {
+    pub fn add(&mut self, other: &Report) {
+        self.seeds += other.seeds;
+        self.steps += other.steps;
+        self.group_commits += other.group_commits;
+        self.records += other.records;
+        self.power_losses += other.power_losses;
+        self.kills += other.kills;
+        self.failed_openings += other.failed_openings;
+        self.torn_tails += other.torn_tails;
+        self.unknown_landed += other.unknown_landed;
+        self.unknown_gone += other.unknown_gone;
+        self.bits_flipped += other.bits_flipped;
+        self.damage += other.damage;
+        self.records_lost_to_flips += other.records_lost_to_flips;
+        self.injected.add(&other.injected);
+        self.fingerprint ^= other.fingerprint.rotate_left((self.seeds % 64) as u32);
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let injected = &self.injected;
+        writeln!(f, "{} seeds, {} steps, fingerprint {:016x}", self.seeds, self.steps, self.fingerprint)?;
+        writeln!(f, "{} group commits, {} records acknowledged", self.group_commits, self.records)?;
+        writeln!(
+            f,
+            "{} power losses, {} kills, {} openings cut off, {} torn tails",
+            self.power_losses, self.kills, self.failed_openings, self.torn_tails
+        )?;
+        writeln!(f, "unknown outcomes: {} were there, {} were not", self.unknown_landed, self.unknown_gone)?;
+        writeln!(
+            f,
+            "errors of the disk: {} reads, {} writes, {} syncs, {} names, {} for want of room, {} lies",
+            injected.read_errors,
+            injected.write_errors,
+            injected.sync_errors,
+            injected.name_errors,
+            injected.refused_for_room,
+            injected.lies
+        )?;
+        write!(
+            f,
+            "{} bits flipped, {} times damage was told, {} records unreadable after it",
+            self.bits_flipped, self.damage, self.records_lost_to_flips
+        )
+    }
+}
+
+pub fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without words".to_owned())
+}
