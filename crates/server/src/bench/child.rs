@@ -26,7 +26,8 @@ pub struct Server {
 impl Server {
     pub fn start(folder: &Path, settings: &[String]) -> Result<Self, Failure> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(["serve", "--listen", "127.0.0.1:0", "--data"]).arg(folder.join("data"));
+        command.args(["serve", "--listen", "127.0.0.1:0", "--set", "telemetry.level=warn", "--data"]);
+        command.arg(folder.join("data"));
         for setting in settings {
             command.arg("--set").arg(setting);
         }

@@ -63,11 +63,12 @@ fn nothing_acknowledged_is_lost_moved_or_doubled_by_kills() {
     assert_folder_is_small(folder.path());
 }
 
-/// Settings that make checkpoints, new journal files and new segments happen within a round.
+/// Settings that differ from start to start: checkpoints and new segments within a round, or so seldom that a start has to live from
+/// the journal alone.
 fn settings(random: &mut Random) -> StartSettings {
     StartSettings(vec![
-        format!("log.checkpoint_interval={}ms", 100 + random.below(400)),
-        format!("log.checkpoint_bytes={}", 1 << 20),
+        format!("log.checkpoint_interval={}ms", 100 << random.below(6)),
+        format!("log.checkpoint_bytes={}", 1 << (20 + random.below(7))),
         format!("log.segment_bytes={}", 64 << (10 + random.below(4))),
     ])
 }
