@@ -34,6 +34,16 @@ pub(crate) enum AcceptedId {
     Text(Box<str>),
 }
 
+impl Refusal {
+    /// The problem, with the index of the entry where it is one.
+    pub(crate) fn into_problem(self) -> Problem {
+        match self.index {
+            Some(index) => self.problem.with("index", index),
+            None => self.problem,
+        }
+    }
+}
+
 impl AcceptedId {
     pub(crate) fn with_text<T>(&self, use_text: impl FnOnce(&[u8]) -> T) -> T {
         match self {
@@ -43,10 +53,11 @@ impl AcceptedId {
     }
 }
 
-/// One entry that stands in the way of its whole batch.
+/// What stands in the way of a whole batch.
 #[derive(Debug)]
 pub(crate) struct Refusal {
-    pub(crate) index: usize,
+    /// The entry that does, where it is one.
+    pub(crate) index: Option<usize>,
     pub(crate) problem: Problem,
 }
 
@@ -97,7 +108,7 @@ pub(crate) async fn accept_many(
     drafts: Vec<Draft>,
     load: Load,
 ) -> Result<Vec<Result<Accepted, LogError>>, Refusal> {
-    let pass = door.registry.enter(topic).await.map_err(|error| Refusal { index: 0, problem: error.into() })?;
+    let pass = door.registry.enter(topic).await.map_err(|error| Refusal { index: None, problem: error.into() })?;
     if drafts.iter().any(|draft| draft.brought.is_some()) {
         let (door, owner) = (Arc::clone(door), owner.to_owned());
         return Undisturbed::new(async move {
@@ -111,13 +122,11 @@ pub(crate) async fn accept_many(
     let mut ids = Vec::with_capacity(drafts.len());
     let mut entries = Vec::with_capacity(drafts.len());
     let mut headers = HeadersBuilder::with_capacity(drafts.len() * HEADER_BYTES_TYPICAL);
-    let mut payload_bytes = 0;
     for draft in drafts {
         let partition = pass.place(draft.key.as_deref());
         let id = door.mint.mint(now, partition);
-        payload_bytes += draft.payload.len();
+        ids.push((id, partition.index, draft.payload.len()));
         entries.push(compose(draft, &id.to_text(), &[], &mut headers, partition, now));
-        ids.push((id, partition.index));
     }
     let log = Arc::clone(&door.ports.log);
     let (outcome, pass) = Undisturbed::new(async move {
@@ -126,13 +135,16 @@ pub(crate) async fn accept_many(
         (outcome, pass)
     })
     .await;
-    let taken = outcome.iter().filter(|outcome| outcome.is_ok()).count();
-    count_accepted(&pass, now, taken, if taken == ids.len() { payload_bytes } else { 0 });
-    let answered = answers_of(outcome, ids.len()).zip(ids).map(|(outcome, (id, partition))| {
+    let (mut taken, mut taken_bytes) = (0, 0);
+    let answered = answers_of(outcome, ids.len()).zip(ids).map(|(outcome, (id, partition, payload_bytes))| {
         let offset = outcome.inspect_err(|error| door.note_failure(error))?;
+        taken += 1;
+        taken_bytes += payload_bytes;
         Ok(Accepted { id: AcceptedId::Minted(id), partition, offset })
     });
-    Ok(answered.collect())
+    let answered = answered.collect();
+    count_accepted(&pass, now, taken, taken_bytes);
+    Ok(answered)
 }
 
 /// The record of a draft, and its way.

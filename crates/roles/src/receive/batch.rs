@@ -14,7 +14,7 @@ use http::{HeaderMap, StatusCode};
 use serde_json::Value;
 use whimbrel_model::ports::LogError;
 
-use super::accept::{Accepted, accept_many, append_problem};
+use super::accept::{Accepted, Refusal, accept_many, append_problem};
 use super::answer::{ANSWER_BYTES_TYPICAL, json_response, write_answer};
 use super::attributes::{check_user_topic, topic_in_path};
 use super::body::{announced_length, next_chunk};
@@ -30,6 +30,8 @@ use super::split::{Form, NotOfItsForm, Splitter};
 
 /// What one message of a batch takes in its body, about.
 const ENTRY_BYTES_TYPICAL: usize = 128;
+/// What is made ready for a body that does not say its length: a block of this size at a time.
+const UNANNOUNCED_BYTES: usize = 64 << 10;
 
 /// Publish many messages
 ///
@@ -67,9 +69,7 @@ pub(super) async fn publish_batch(State(door): State<Arc<Door>>, request: Reques
     if drafts.is_empty() {
         return Ok(json_response(StatusCode::OK, r#"{"messages":[]}"#));
     }
-    let outcomes = accept_many(&door, &topic, caller.owner(), drafts, load)
-        .await
-        .map_err(|refusal| at_index(refusal.problem, refusal.index))?;
+    let outcomes = accept_many(&door, &topic, caller.owner(), drafts, load).await.map_err(Refusal::into_problem)?;
     door.figures.publish_seconds.record(begun.elapsed());
     answer(outcomes, &topic)
 }
@@ -81,7 +81,7 @@ async fn read_drafts(door: &Door, mut body: Body, headers: &HeaderMap, load: &mu
     if announced.is_some_and(|length| length > settings.batch_bytes_max) {
         return Err(too_large());
     }
-    let expected = announced.unwrap_or_default();
+    let expected = announced.unwrap_or(UNANNOUNCED_BYTES);
     let mut drafts: Vec<Draft> = Vec::with_capacity((expected / ENTRY_BYTES_TYPICAL).min(settings.batch_messages_max));
     let mut reader = EntryReader::new(settings, door.ports.clock.now(), expected);
     let mut splitter = Splitter::new(form_of(headers));

@@ -28,7 +28,7 @@ const LAPSED_STEP_BYTES: usize = 4 << 20;
 /// What becomes of one draft of the batch.
 enum Fate {
     /// It is appended: the next of the entries.
-    Append { id: AcceptedId, partition: u32, claim: Option<Claim> },
+    Append { id: AcceptedId, partition: u32, payload_bytes: usize, claim: Option<Claim> },
     /// It was published before.
     Earlier(Accepted),
     /// It repeats another draft of the same batch.
@@ -48,7 +48,6 @@ struct Claiming<'a> {
     fates: Vec<Fate>,
     entries: Vec<Entry>,
     headers: HeadersBuilder,
-    payload_bytes: usize,
 }
 
 /// Accepts drafts of which some are claimed.
@@ -68,12 +67,11 @@ pub(super) async fn accept_claimed(
         fates: Vec::with_capacity(drafts.len()),
         entries: Vec::with_capacity(drafts.len()),
         headers: HeadersBuilder::default(),
-        payload_bytes: 0,
     };
     for (index, draft) in drafts.into_iter().enumerate() {
         if let Err(problem) = claiming.decide(index, draft).await {
             claiming.give_up().await;
-            return Err(Refusal { index, problem });
+            return Err(Refusal { index: Some(index), problem });
         }
     }
     Ok(claiming.append().await)
@@ -84,9 +82,14 @@ impl Claiming<'_> {
         let partition = self.pass.place(draft.key.as_deref());
         let Some(brought) = draft.brought.clone() else {
             let id = self.door.mint.mint(self.now, partition);
-            self.payload_bytes += draft.payload.len();
+            let payload_bytes = draft.payload.len();
             self.entries.push(compose(draft, &id.to_text(), &[], &mut self.headers, partition, self.now));
-            self.fates.push(Fate::Append { id: AcceptedId::Minted(id), partition: partition.index, claim: None });
+            self.fates.push(Fate::Append {
+                id: AcceptedId::Minted(id),
+                partition: partition.index,
+                payload_bytes,
+                claim: None,
+            });
             return Ok(());
         };
         let fingerprint = fingerprint(&draft);
@@ -135,10 +138,10 @@ impl Claiming<'_> {
         let owner_and_key = idempotency_header(self.owner, key);
         let fingerprint = format!("{:016x}", claim.fingerprint);
         let more = [(HEADER_IDEMPOTENCY_KEY, &owner_and_key[..]), (HEADER_FINGERPRINT, fingerprint.as_bytes())];
-        self.payload_bytes += draft.payload.len();
+        let payload_bytes = draft.payload.len();
         let entry = id.with_text(|id| compose(draft, id, &more, &mut self.headers, partition, self.now));
         self.entries.push(entry);
-        self.fates.push(Fate::Append { id, partition: partition.index, claim: Some(claim) });
+        self.fates.push(Fate::Append { id, partition: partition.index, payload_bytes, claim: Some(claim) });
     }
 
     async fn end_of(&mut self, partition: PartitionId) -> Result<u64, Problem> {
@@ -163,17 +166,18 @@ impl Claiming<'_> {
         let entries = std::mem::take(&mut self.entries);
         let count = entries.len();
         let outcome = if count == 0 { Vec::new() } else { self.door.ports.log.append(entries).await };
-        let taken = outcome.iter().filter(|outcome| outcome.is_ok()).count();
-        count_accepted(self.pass, self.now, taken, if taken == count { self.payload_bytes } else { 0 });
         let mut outcomes = answers_of(outcome, count);
         let mut answers: Vec<Result<Accepted, LogError>> = Vec::with_capacity(self.fates.len());
         for fate in std::mem::take(&mut self.fates) {
             let answer = match fate {
                 Fate::Earlier(accepted) => Ok(accepted),
                 Fate::SameAs(first) => answers[first].clone(),
-                Fate::Append { id, partition, claim } => {
+                Fate::Append { id, partition, payload_bytes, claim } => {
                     let outcome = outcomes.next().expect("there is one outcome for each entry");
                     let outcome = outcome.map(|offset| Accepted { id, partition, offset });
+                    if outcome.is_ok() {
+                        count_accepted(self.pass, self.now, 1, payload_bytes);
+                    }
                     self.settle(claim.as_ref(), &outcome).await;
                     outcome
                 }

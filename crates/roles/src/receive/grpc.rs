@@ -10,7 +10,7 @@ use tonic::{Request, Response, Status};
 use whimbrel_model::record::HEADER_CONTENT_TYPE;
 use whimbrel_model::{StoredRecord, Timestamp};
 
-use super::accept::{Accepted, accept_many, accept_one, append_problem};
+use super::accept::{Accepted, Refusal, accept_many, accept_one, append_problem};
 use super::attributes::check_user_topic;
 use super::batch::{at_index, too_large_bytes, too_large_count};
 use super::door::Door;
@@ -132,9 +132,8 @@ impl MessagesDoor {
             return Ok(PublishBatchResponse::default());
         }
         self.door.figures.batch_messages.record(drafts.len() as f64);
-        let outcomes = accept_many(&self.door, &topic, caller.owner(), drafts, load)
-            .await
-            .map_err(|refusal| at_index(refusal.problem, refusal.index))?;
+        let outcomes =
+            accept_many(&self.door, &topic, caller.owner(), drafts, load).await.map_err(Refusal::into_problem)?;
         let partly_appended = outcomes.iter().any(Result::is_err);
         let answers = outcomes.into_iter().map(|outcome| match outcome {
             Ok(accepted) => batch_answer::Outcome::Published(published(&accepted, &topic)),

@@ -4,6 +4,7 @@
 //! looked through from that moment on, bounded. An id made from a place (`at-…`) leads there. Whatever is found must carry the id.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -20,11 +21,15 @@ use super::keys::{Caller, Scope};
 use super::message_json::{id_of, write_members};
 use super::problem::{Code, Problem};
 use super::query::{Query, shown};
-use super::scan::{CLOCK_SKEW, Go, look_through};
+use super::scan::{Go, look_through};
 use crate::topics::Topic;
 
 /// Records that are looked at from the moment a minted id names.
 const LOOK_RECORDS_MAX: usize = 1_000_000;
+/// A record is stamped with the very moment that its id was minted at. Neighbours of other doors, and of other threads of this one, may
+/// lie before it with a later time: the look begins a little earlier, and gives up a while after.
+const LOOK_BEHIND: Duration = Duration::from_secs(1);
+const LOOK_AHEAD: Duration = Duration::from_secs(10);
 
 /// Find a message by its id
 #[utoipa::path(
@@ -110,24 +115,16 @@ impl Look<'_> {
     /// The message somewhere after that time, as far as one may look.
     async fn from(&self, partition: PartitionId, minted_at: Timestamp) -> Result<Option<Found>, Problem> {
         let Some(topic) = self.topic(partition) else { return Ok(None) };
-        // The mint's clock is the record's; the time index may round, and a neighbour may be a moment older.
-        let from = self.door.ports.log.offset_at(partition, minted_at.saturating_sub(CLOCK_SKEW)).await?;
-        let exact = self.door.ports.log.offset_at(partition, minted_at).await?;
-        for (from, until) in [(exact, u64::MAX), (from, exact)] {
-            let mut found = None;
-            look_through(self.door, partition, from, until, LOOK_RECORDS_MAX, |stored| {
-                // A record is stamped with the very moment its id was minted at, so one a skew later is past it.
-                let past = stored.record.timestamp.saturating_sub(CLOCK_SKEW) > minted_at;
-                if stored.record.headers.get(HEADER_ID) == Some(self.id.as_bytes()) {
-                    found = Some(stored.clone());
-                }
-                if found.is_some() || past { Go::Stop } else { Go::On }
-            })
-            .await?;
-            if let Some(stored) = found {
-                return Ok(Some((topic, partition.index, stored)));
+        let from = self.door.ports.log.offset_at(partition, minted_at.saturating_sub(LOOK_BEHIND)).await?;
+        let mut found = None;
+        look_through(self.door, partition, from, u64::MAX, LOOK_RECORDS_MAX, |stored| {
+            if stored.record.headers.get(HEADER_ID) == Some(self.id.as_bytes()) {
+                found = Some(stored.clone());
             }
-        }
-        Ok(None)
+            let past = stored.record.timestamp.saturating_sub(LOOK_AHEAD) > minted_at;
+            if found.is_some() || past { Go::Stop } else { Go::On }
+        })
+        .await?;
+        Ok(found.map(|stored| (topic, partition.index, stored)))
     }
 }

@@ -4,12 +4,12 @@
 
 use std::sync::LazyLock;
 
-use axum::response::Response;
 use bytes::Bytes;
 use http::StatusCode;
+use utoipa::openapi::path::OperationBuilder;
 use utoipa::openapi::schema::Schema;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
-use utoipa::openapi::{OpenApi as Document, RefOr, SecurityRequirement};
+use utoipa::openapi::{HttpMethod, OpenApi as Document, RefOr, Response, SecurityRequirement};
 use utoipa::{Modify, OpenApi};
 
 use super::answer::json_response;
@@ -26,7 +26,7 @@ static DOCUMENT: LazyLock<Bytes> =
     get, path = "/openapi.json", tag = "operating", operation_id = "openapi",
     responses((status = 200, description = "The API document", body = Object, content_type = "application/json")),
 )]
-pub(super) async fn openapi() -> Response {
+pub(super) async fn openapi() -> axum::response::Response {
     json_response(StatusCode::OK, DOCUMENT.clone())
 }
 
@@ -63,7 +63,8 @@ pub fn document() -> Document {
 )]
 struct WhimbrelApi;
 
-/// Adds what the handlers cannot say each for itself: the list of codes, and the key that requests carry.
+/// Adds what the handlers cannot say each for itself: the list of codes, the key that requests carry, and `/metrics`, which whoever
+/// installs the recorder of metrics serves beside this router.
 struct CodesAndKeys;
 
 impl Modify for CodesAndKeys {
@@ -82,6 +83,13 @@ impl Modify for CodesAndKeys {
                 Code::ALL.iter().map(|code| format!("- `{}` ({}): {}", code.word(), code.status(), code.title()));
             code.description = Some(lines.collect::<Vec<_>>().join("\n"));
         }
+        let metrics = OperationBuilder::new()
+            .tag("operating")
+            .operation_id(Some("metrics"))
+            .summary(Some("Metrics, as Prometheus reads them"))
+            .response("200", Response::builder().description("The metrics of this process").build())
+            .build();
+        document.paths.add_path_operation("/metrics", vec![HttpMethod::Get], metrics);
         document.security =
             Some(vec![SecurityRequirement::default(), SecurityRequirement::new("key", std::iter::empty::<String>())]);
     }

@@ -18,7 +18,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use http::HeaderValue;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::Instant;
+use tokio::time::{Instant, Interval};
 use whimbrel_model::ports::{LogError, ReadBatch, ReadLimits};
 
 use super::attributes::{text_header, topic_in_path};
@@ -114,6 +114,7 @@ struct Tail {
     positions: Vec<Option<u64>>,
     steps: FuturesUnordered<Step>,
     last_sent: Instant,
+    look_again: Interval,
     ended: bool,
     greeted: bool,
     _permit: OwnedSemaphorePermit,
@@ -135,6 +136,7 @@ impl Tail {
             positions: Vec::new(),
             steps: FuturesUnordered::new(),
             last_sent: Instant::now(),
+            look_again: tokio::time::interval(LOOK_AGAIN_AFTER),
             ended: false,
             greeted: false,
             _permit: permit,
@@ -180,8 +182,9 @@ impl Tail {
         while !self.ended {
             let shutdown = self.door.settings.shutdown.clone();
             let step = tokio::select! {
-                step = self.steps.next() => step,
-                () = tokio::time::sleep(LOOK_AGAIN_AFTER) => None,
+                // A topic whose every partition is awaited has always a step; one without any waits for the next look.
+                Some(step) = self.steps.next() => Some(step),
+                _ = self.look_again.tick() => None,
                 () = shutdown.cancelled() => return None,
             };
             let piece = match step {

@@ -91,6 +91,13 @@ async fn a_batch_has_limits() {
 }
 
 #[tokio::test]
+async fn what_is_wrong_with_the_topic_is_no_entrys_fault() {
+    let house = House::with(ReceiveSettings { auto_create_topics: false, ..ReceiveSettings::default() }).await;
+    let problem = lines(&house, "{\"payload\":\"x\"}").await.problem(404, "unknown_topic");
+    assert_eq!(problem.get("index"), None);
+}
+
+#[tokio::test]
 async fn one_key_for_a_whole_batch_is_refused() {
     let house = House::new().await;
     let headers = [("idempotency-key", "a")];

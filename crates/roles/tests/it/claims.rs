@@ -178,6 +178,20 @@ async fn a_batch_that_is_refused_leaves_its_ids_free() {
 }
 
 #[tokio::test]
+async fn receipts_follow_every_partition_before_the_door_opens() {
+    let house = House::new().await;
+    house.post(URI, "x").await.ok(201);
+    let world = house.close().await;
+    let house = world.open().await;
+    let number = world.log.number_of("orders").unwrap();
+    let followed = house.world.receipts.recovered();
+    assert!((0..4).all(|index| followed.contains(&PartitionId::new(number, index))), "{followed:?}");
+    let world = house.close().await;
+    world.receipts.refuse(true);
+    assert!(world.try_open(ReceiveSettings::default()).await.is_err(), "a repeat could publish twice");
+}
+
+#[tokio::test]
 async fn receipts_that_are_away_refuse_claims_and_nothing_else() {
     let house = House::new().await;
     house.world.receipts.refuse(true);

@@ -53,7 +53,8 @@ async fn every_documented_path_is_served() {
         for method in item.as_object().unwrap().keys() {
             let method: Method = method.to_uppercase().parse().unwrap();
             let uri = path.replace("{topic}", "orders").replace("{id}", "x");
-            if uri.ends_with("/tail") {
+            // A tail does not end by itself, and the server puts `/metrics` beside this router.
+            if uri.ends_with("/tail") || uri == "/metrics" {
                 continue;
             }
             let answer = house.call(method.clone(), &uri, &[], "").await;

@@ -12,6 +12,7 @@ type Name = (String, ClaimKind, String, TopicNumber);
 pub struct MemoryReceipts {
     claims: Mutex<HashMap<Name, Kept>>,
     refuses: Mutex<bool>,
+    recovered: Mutex<Vec<PartitionId>>,
 }
 
 struct Kept {
@@ -30,6 +31,11 @@ impl MemoryReceipts {
 
     pub fn refuse(&self, refuses: bool) {
         *self.refuses.lock().unwrap() = refuses;
+    }
+
+    /// The partitions that the door had followed when it opened.
+    pub fn recovered(&self) -> Vec<PartitionId> {
+        self.recovered.lock().unwrap().clone()
     }
 
     pub fn under_way(&self) -> usize {
@@ -81,6 +87,14 @@ impl Receipts for MemoryReceipts {
         Box::pin(async move {
             self.answering()?;
             self.claims.lock().unwrap().remove(&name_of(claim));
+            Ok(())
+        })
+    }
+
+    fn recover<'a>(&'a self, partitions: &'a [PartitionId]) -> PortFuture<'a, Result<(), ReceiptsError>> {
+        Box::pin(async move {
+            self.answering()?;
+            *self.recovered.lock().unwrap() = partitions.to_vec();
             Ok(())
         })
     }
