@@ -1,3 +1,5 @@
+//! Batches: both forms, bad entries, limits, and what is answered where only some were taken.
+
 use axum::body::Body;
 use http::Method;
 use proptest::prelude::*;

@@ -1,3 +1,5 @@
+//! Publishing once: idempotency keys and ids of the publisher's own, over crashes, repeats and callers who hang up.
+
 use http::Method;
 use serde_json::{Value, json};
 use whimbrel_model::PartitionId;

@@ -1,3 +1,5 @@
+//! Events on their way to `_events`.
+
 use whimbrel_model::Event;
 use whimbrel_model::ports::LogError;
 

@@ -1,3 +1,5 @@
+//! The same door over gRPC, called by the generated client through the router.
+
 use tonic::Code;
 use tower::ServiceExt;
 use whimbrel_model::ports::LogError;

@@ -1,3 +1,5 @@
+//! Who may do what.
+
 use axum::body::Body;
 use http::Method;
 use whimbrel_roles::receive::{ApiKey, ReceiveSettings, Scope, Secret};

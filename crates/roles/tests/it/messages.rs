@@ -1,3 +1,5 @@
+//! Finding messages by their id, and by a search.
+
 use serde_json::{Value, json};
 use whimbrel_model::PartitionId;
 use whimbrel_roles::receive::ReceiveSettings;

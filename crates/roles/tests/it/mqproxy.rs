@@ -1,3 +1,5 @@
+//! The door of MqProxy answers as that system does.
+
 use http::Method;
 use serde_json::json;
 use whimbrel_model::partitioner::partition_of;

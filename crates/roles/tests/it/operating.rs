@@ -1,3 +1,5 @@
+//! Health, readiness, the API document, the page for people.
+
 use http::Method;
 use serde_json::json;
 use whimbrel_model::ports::LogError;

@@ -1,3 +1,5 @@
+//! Publishing one message.
+
 use http::Method;
 use whimbrel_model::PartitionId;
 use whimbrel_model::partitioner::partition_of;

@@ -1,3 +1,5 @@
+//! Reading by offset and by time, waiting, and what is answered where nothing is.
+
 use http::Method;
 use serde_json::json;
 use whimbrel_model::{Headers, PartitionId, Record, Timestamp};

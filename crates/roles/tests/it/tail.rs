@@ -1,3 +1,5 @@
+//! Following a topic over server-sent events.
+
 use std::pin::Pin;
 
 use axum::body::{Body, BodyDataStream};

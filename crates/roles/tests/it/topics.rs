@@ -1,3 +1,5 @@
+//! Topics: making, changing, growing, deleting, and what a crash or others leave behind.
+
 use serde_json::json;
 use whimbrel_model::PartitionId;
 use whimbrel_model::partitioner::partition_of;
