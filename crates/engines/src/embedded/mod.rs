@@ -21,8 +21,11 @@ pub use receipts::{LsmReceipts, ReceiptSettings};
 use std::path::Path;
 use std::sync::Arc;
 
+use whimbrel_storage::DataFolder;
 use whimbrel_storage::disk::RealDisk;
-use whimbrel_storage::{DataFolder, OpenError};
+
+/// What the log of the data folder takes and says, for those who wire it.
+pub use whimbrel_storage::{OpenError, Settings as LogSettings};
 
 /// Opens a data folder on the machine's own disk and locks it.
 pub fn open_folder(path: &Path) -> Result<Arc<DataFolder>, OpenError> {

@@ -3,8 +3,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use whimbrel_engines::embedded::open_folder;
-use whimbrel_storage::OpenError;
+use whimbrel_engines::embedded::{OpenError, open_folder};
 
 use super::output::{print_json, print_line, table};
 use super::{ConfigArgs, Failure};

@@ -2,11 +2,10 @@
 //! values only change their types.
 
 use tokio_util::sync::CancellationToken;
-use whimbrel_engines::embedded::ReceiptSettings;
+use whimbrel_engines::embedded::{LogSettings, OpenError, ReceiptSettings};
 use whimbrel_engines::resolve::{EngineError, EngineSettings, Engines, LogEngine, resolve};
 use whimbrel_model::EventSink;
 use whimbrel_roles::receive::{ApiKey, PageInfo, ReceiveSettings, Scope, Secret};
-use whimbrel_storage::OpenError;
 
 use crate::cli::Failure;
 use crate::config::{Config, KeyEntry, LogEngineName};
@@ -48,9 +47,9 @@ fn log_engine(config: &Config) -> Result<LogEngine, Failure> {
     }
 }
 
-fn log_settings(config: &Config) -> whimbrel_storage::Settings {
+fn log_settings(config: &Config) -> LogSettings {
     let log = &config.log;
-    whimbrel_storage::Settings {
+    LogSettings {
         journal_file_bytes: log.journal_file_bytes,
         journal_bytes_max: log.journal_bytes,
         checkpoint_bytes: log.checkpoint_bytes,
@@ -61,7 +60,7 @@ fn log_settings(config: &Config) -> whimbrel_storage::Settings {
         unsaved_bytes_max: log.unsaved_bytes,
         queue_bytes_max: log.queue_bytes,
         disk_reserve_bytes: log.disk_reserve_bytes,
-        ..whimbrel_storage::Settings::default()
+        ..LogSettings::default()
     }
 }
 
@@ -160,7 +159,7 @@ mod tests {
 
     #[test]
     fn the_defaults_of_the_configuration_are_those_of_the_engines() {
-        assert_eq!(log_settings(&defaults()), whimbrel_storage::Settings::default());
+        assert_eq!(log_settings(&defaults()), LogSettings::default());
         assert_eq!(receipt_settings(&defaults()), ReceiptSettings::default());
         #[cfg(feature = "kafka")]
         assert_eq!(
