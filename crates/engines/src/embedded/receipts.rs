@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use fjall::{Database, Keyspace};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use whimbrel_model::ports::{
     Answer, Begun, Claim, ClaimKind, Log, LogError, PortFuture, ReadLimits, Receipts, ReceiptsError,
 };
@@ -24,6 +25,8 @@ use whimbrel_model::{Clock, PartitionId, StoredRecord, SystemClock, Timestamp};
 use keys::{applied_key, claim_key, decode_answer, encode_answer, id_key, id_prefix};
 use slices::Slices;
 
+/// Partitions that are followed at the same time.
+const FOLLOWED_AT_ONCE: usize = 16;
 /// Records that are looked at together while following the log.
 const FOLLOW_RECORDS: usize = 10_000;
 const FOLLOW_BYTES: usize = 4 << 20;
@@ -183,6 +186,10 @@ impl Inner {
         let failed = |error: LogError| ReceiptsError::Unavailable(error.to_string());
         let noted = self.applied.get(applied_key(partition)).map_err(unavailable)?;
         let noted = noted.and_then(|bytes| bytes.first_chunk().copied().map(u64::from_le_bytes));
+        let bounds = self.log.bounds(partition).await.map_err(failed)?;
+        if bounds.first == bounds.next || noted == Some(bounds.next) {
+            return self.note(partition, bounds.next);
+        }
         let mut from = match noted {
             Some(offset) => offset,
             None => self.log.offset_at(partition, now.saturating_sub(self.settings.window)).await.map_err(failed)?,
@@ -280,9 +287,9 @@ impl Receipts for LsmReceipts {
     fn recover<'a>(&'a self, partitions: &'a [PartitionId]) -> PortFuture<'a, Result<(), ReceiptsError>> {
         Box::pin(async move {
             let now = SystemClock.now();
-            for partition in partitions {
-                self.0.follow(*partition, now).await?;
-            }
+            // A log that is far away takes its time for each; they need not wait for each other.
+            let followed: Vec<_> = partitions.iter().map(|partition| self.0.follow(*partition, now)).collect();
+            stream::iter(followed).buffer_unordered(FOLLOWED_AT_ONCE).try_collect::<()>().await?;
             tokio::spawn(keep_noting(Arc::downgrade(&self.0), self.0.settings.note_interval));
             Ok(())
         })
