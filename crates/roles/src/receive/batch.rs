@@ -166,9 +166,8 @@ fn answer(outcomes: Vec<Result<Accepted, LogError>>, topic: &str) -> Result<Resp
 /// Not all were taken. Where none was, and for one reason, that reason is the answer.
 fn partly(outcomes: Vec<Result<Accepted, LogError>>, topic: &str) -> Problem {
     let (total, taken) = (outcomes.len(), outcomes.iter().filter(|outcome| outcome.is_ok()).count());
-    let unknown = outcomes.iter().any(|outcome| matches!(outcome, Err(LogError::Unknown(_))));
     let problems = |outcome: Result<Accepted, LogError>| outcome.map_err(|error| append_problem(error, topic));
-    if taken == 0 && !unknown {
+    if taken == 0 {
         let codes: Vec<Code> =
             outcomes.iter().flat_map(|o| o.as_ref().err()).map(|e| append_problem(e.clone(), topic).code()).collect();
         if codes.iter().all(|code| *code == codes[0]) {

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
+use futures_util::StreamExt;
 use http::StatusCode;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
-use whimbrel_model::ports::{LogError, PartitionStatus};
-use whimbrel_model::{Timestamp, format_duration, parse_duration};
+use whimbrel_model::ports::{Bounds, LogError, PartitionStatus};
+use whimbrel_model::{PartitionId, Timestamp, format_duration, parse_duration};
 
 use super::answer::json_response;
 use super::attributes::{check_user_topic, topic_in_path};
@@ -22,6 +23,9 @@ use crate::topics::{Growth, PutOutcome, Topic, TopicChange};
 
 /// Bytes of a body that describes a topic.
 const TOPIC_BODY_BYTES_MAX: usize = 64 << 10;
+/// Topics, and partitions of each, whose ends are asked for at one time: a broker is asked over the network.
+const TOPICS_AT_ONCE: usize = 8;
+const PARTITIONS_AT_ONCE: usize = 16;
 
 /// What a topic shall be. What is left out stays as it is, or takes the server's default.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -179,13 +183,17 @@ pub(super) async fn put_topic(State(door): State<Arc<Door>>, request: Request) -
 pub(super) async fn list_topics(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
     let caller = door.keys.caller(request.headers())?;
     Query::parse(request.uri().query())?.end()?;
-    let mut topics = Vec::new();
     let now = door.ports.clock.now();
-    for topic in door.registry.all().into_iter().filter(|topic| caller.sees(&topic.name)) {
-        let mut document = document_of(&topic, now);
-        document.messages = count_messages(&door, &topic).await;
-        topics.push(document);
-    }
+    let visible = door.registry.all().into_iter().filter(|topic| caller.sees(&topic.name));
+    let documents = visible.map(|topic| {
+        let door = Arc::clone(&door);
+        async move {
+            let mut document = document_of(&topic, now);
+            document.messages = count_messages(&door, &topic).await;
+            document
+        }
+    });
+    let topics = futures_util::stream::iter(documents).buffered(TOPICS_AT_ONCE).collect().await;
     Ok(json_response(StatusCode::OK, to_json(&TopicList { topics })))
 }
 
@@ -336,8 +344,8 @@ async fn describe(door: &Door, topic: &Topic) -> Result<TopicDocument, Problem> 
     };
     let status = door.ports.log_topics.describe(topic.number()).await.map_err(gone)?;
     let mut partitions = Vec::with_capacity(topic.partitions() as usize);
-    for partition in topic.all_partitions() {
-        let bounds = door.ports.log.bounds(partition).await.map_err(gone)?;
+    for (partition, bounds) in bounds_of(door, topic).await {
+        let bounds = bounds.map_err(gone)?;
         let known = status.partitions.iter().find(|status| status.index == partition.index).cloned();
         let known = known.unwrap_or(PartitionStatus {
             index: partition.index,
@@ -365,11 +373,18 @@ async fn describe(door: &Door, topic: &Topic) -> Result<TopicDocument, Problem> 
 /// How many messages are kept, where the log can say so now.
 pub(crate) async fn count_messages(door: &Door, topic: &Topic) -> Option<u64> {
     let mut messages = 0;
-    for partition in topic.all_partitions() {
-        let bounds = door.ports.log.bounds(partition).await.ok()?;
+    for (_, bounds) in bounds_of(door, topic).await {
+        let bounds = bounds.ok()?;
         messages += bounds.next.saturating_sub(bounds.first);
     }
     Some(messages)
+}
+
+/// The bounds of every partition, in order.
+async fn bounds_of(door: &Door, topic: &Topic) -> Vec<(PartitionId, Result<Bounds, LogError>)> {
+    let asked =
+        topic.all_partitions().map(|partition| async move { (partition, door.ports.log.bounds(partition).await) });
+    futures_util::stream::iter(asked).buffered(PARTITIONS_AT_ONCE).collect().await
 }
 
 fn to_json(document: &impl Serialize) -> Vec<u8> {

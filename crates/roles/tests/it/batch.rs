@@ -127,7 +127,7 @@ async fn where_none_is_taken_the_reason_is_the_answer() {
     house.world.log.judge(|_| Err(LogError::DiskFull("no room".into())));
     lines(&house, "{\"payload\":\"a\"}\n{\"payload\":\"b\"}\n").await.problem(503, "disk_full");
     house.world.log.judge(|_| Err(LogError::Unknown("timed out".into())));
-    lines(&house, "{\"payload\":\"a\"}\n").await.problem(503, "partly_appended");
+    lines(&house, "{\"payload\":\"a\"}\n").await.problem(504, "outcome_unknown");
 }
 
 proptest! {
