@@ -19,6 +19,10 @@ const FETCH_ANSWER_BYTES: usize = 8 << 20;
 /// How soon a partition whose records wait in memory is asked for again. librdkafka's own second would starve a fast reader.
 const FETCH_QUEUE_BACKOFF_MS: u32 = 5;
 
+/// How long a client pauses at most before it tries a lost broker again. librdkafka's own ten seconds would keep us away long
+/// after Kafka is back.
+const RECONNECT_PAUSE_MAX_MS: u32 = 1000;
+
 /// Options that carry a promise of the port. An operator who sets one of them is told at start.
 const RESERVED: &[&str] = &[
     "acks",
@@ -111,7 +115,10 @@ impl KafkaSettings {
 
     fn any_client(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
-        config.set("bootstrap.servers", &self.bootstrap).set("client.id", "whimbrel");
+        config
+            .set("bootstrap.servers", &self.bootstrap)
+            .set("client.id", "whimbrel")
+            .set("reconnect.backoff.max.ms", RECONNECT_PAUSE_MAX_MS.to_string());
         for (key, value) in &self.client {
             config.set(key, value);
         }

@@ -1,11 +1,11 @@
-//! Starting: what is said when Kafka is not there or an option is wrong, and what is said loudly when it is.
+//! Starting, and the limits that are set at the start: what is said when Kafka is not there, an option is wrong, a queue is full.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use whimbrel_engines::kafka::{KafkaLog, KafkaSettings, KafkaStartError};
-use whimbrel_model::TopicSpec;
-use whimbrel_model::ports::{LogError, LogTopics};
+use whimbrel_model::ports::{Entry, Log, LogError, LogTopics};
+use whimbrel_model::{Headers, PartitionId, Record, Timestamp, TopicSpec};
 
 use crate::broker::{free_port, new_spec};
 use crate::{connect, needs_kafka, settings};
@@ -31,6 +31,22 @@ async fn an_option_that_librdkafka_does_not_know_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn appends_beyond_the_queue_are_refused_as_overload() {
+    needs_kafka!();
+    let mut narrow = KafkaSettings { queue_records_max: 10, ..settings() };
+    // Nothing leaves the queue before the whole call has tried to get in.
+    narrow.client.insert("linger.ms".to_owned(), "1000".to_owned());
+    let log = connect(narrow).await;
+    let spec = new_spec(1);
+    log.create(&spec).await.expect("the topic can be made");
+    let outcome = log.append((0..30).map(|_| entry(&spec, 10)).collect()).await;
+    let taken = outcome.iter().filter(|each| each.is_ok()).count();
+    let overloaded = outcome.iter().filter(|each| matches!(each, Err(LogError::Overloaded(_)))).count();
+    assert_eq!((taken, overloaded), (10, 20), "{outcome:?}");
+    assert!(outcome[..10].iter().all(Result::is_ok), "those who came first are in");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_topic_of_others_with_a_smaller_limit_keeps_it() {
     needs_kafka!();
     let small = KafkaSettings { record_bytes_max: 10_000, ..settings() };
@@ -38,17 +54,7 @@ async fn a_topic_of_others_with_a_smaller_limit_keeps_it() {
     connect(small).await.create(&spec).await.expect("the topic can be made");
     let log = connect(settings()).await;
     log.create(&spec).await.expect("the topic is there");
-    let partition = whimbrel_model::PartitionId::new(spec.number, 0);
-    let entry = |size: usize| whimbrel_model::ports::Entry {
-        partition,
-        record: whimbrel_model::Record {
-            key: None,
-            value: vec![b'x'; size].into(),
-            headers: whimbrel_model::Headers::EMPTY,
-            timestamp: whimbrel_model::Timestamp::from_millis(1_700_000_000_000),
-        },
-    };
-    let outcome = whimbrel_model::ports::Log::append(&*log, vec![entry(10_000), entry(10_001)]).await;
+    let outcome = log.append(vec![entry(&spec, 10_000), entry(&spec, 10_001)]).await;
     assert_eq!(outcome[0], Ok(0));
     assert_eq!(outcome[1], Err(LogError::TooLarge { size: 10_001, limit: 10_000 }));
 }
@@ -71,4 +77,11 @@ async fn topics_of_the_engine_are_found_by_name() {
     let found = log.found().await.expect("topics can be listed");
     assert!(found.contains(&(spec.name, 3)));
     assert!(found.iter().all(|(name, _)| !name.starts_with("__")), "Kafka's own topics are not listed");
+}
+
+/// An entry for the topic's first partition whose record has that size.
+fn entry(spec: &TopicSpec, size: usize) -> Entry {
+    let timestamp = Timestamp::from_millis(1_700_000_000_000);
+    let record = Record { key: None, value: vec![b'x'; size].into(), headers: Headers::EMPTY, timestamp };
+    Entry { partition: PartitionId::new(spec.number, 0), record }
 }
