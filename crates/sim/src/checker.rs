@@ -5,7 +5,7 @@
 //! segment or the frame that was hit. Without flipped bits there is no damage at all.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use whimbrel_storage::{Batches, Core, Damage, PartitionKey, ReadError};
 
@@ -194,10 +194,4 @@ impl Checker<'_> {
         }
         Err(format!("{key}: time {time} leads to {found} instead of {naive}"))
     }
-}
-
-/// Where a segment's file is, for tests that break one on purpose.
-pub fn segment_files(disk: &SimDisk) -> Vec<PathBuf> {
-    let files = disk.files().into_iter().map(|(path, _)| path);
-    files.filter(|path| matches!(FileKind::of(path), FileKind::Segment(..))).collect()
 }

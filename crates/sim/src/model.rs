@@ -51,6 +51,8 @@ pub struct PartitionModel {
     pub first_durable: u64,
     /// Offsets whose frame the journal lost to flipped bits.
     pub holes: BTreeSet<u64>,
+    /// It came from a call that failed: while it is empty, it may go as it came.
+    pub is_adopted: bool,
 }
 
 impl PartitionModel {

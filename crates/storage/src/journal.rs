@@ -77,6 +77,8 @@ impl Slots {
             let file = disk.open(&path)?;
             free.push(Slot { path, file });
         }
+        // One whose maker was killed has the right length and perhaps no lasting name.
+        disk.sync_dir(folder)?;
         let inner = Mutex::new(SlotsInner { free, made });
         Ok(Self { disk, folder: folder.to_owned(), file_bytes, inner })
     }

@@ -205,6 +205,12 @@ impl Partition {
         if self.dirty.swap(true, Ordering::AcqRel) { Published::Dirty } else { Published::NewlyDirty }
     }
 
+    /// Nothing is written below the first kept offset again, also where damage took what was between.
+    pub fn reach_first(&self) {
+        let mut state = self.state();
+        state.next = state.next.max(state.first);
+    }
+
     /// Lets go of batches of frames up to `sequence` that are in segments.
     pub fn forget(&self, sequence: u64) {
         let mut state = self.state();
@@ -262,18 +268,16 @@ impl Partition {
 
     fn write_portion(&self, portion: &Portion, settings: &Settings, now: i64) -> io::Result<PathBuf> {
         let disk = &*self.disk;
-        if portion.begins_segment {
+        let begun = if portion.begins_segment {
             self.seal_active()?;
-            let segment = Arc::new(Segment::begin(disk, &self.folder, portion.batches[0].base())?);
-            let mut state = self.state();
-            // A failed attempt at the same base left one already.
-            state.segments.retain(|other| other.base != segment.base);
-            state.segments.push(segment);
-            state.active_begun_at = now;
-        }
+            Some(Arc::new(Segment::begin(disk, &self.folder, portion.batches[0].base())?))
+        } else {
+            None
+        };
         let (segment, mut position, mut max_timestamp, mut indexed_upto) = {
             let state = self.state();
-            let segment = state.segments.last().cloned().expect("a partition that is written to has a segment");
+            let segment = begun.as_ref().or(state.segments.last()).cloned();
+            let segment = segment.expect("a partition that is written to has a segment");
             (segment, state.active_len, state.active_max_timestamp, state.indexed_upto)
         };
         let pieces: Vec<&[u8]> = portion.batches.iter().map(|batch| &batch.bytes[..]).collect();
@@ -289,6 +293,11 @@ impl Partition {
         }
         segment.extend_index(disk, &entries)?;
         let mut state = self.state();
+        // Only now is it a segment: one whose first write failed must not be found by readers, nor dropped by retention.
+        if let Some(begun) = begun {
+            state.segments.push(begun);
+            state.active_begun_at = now;
+        }
         state.active_len = position;
         state.active_max_timestamp = max_timestamp;
         state.indexed_upto = indexed_upto;
@@ -308,6 +317,12 @@ impl Partition {
                 _ => return Ok(()),
             }
         };
+        // What a failed write left behind it would stand in a sealed segment for damage.
+        let file = self.disk.open(segment.path())?;
+        let len = u64::from(entry.position.get());
+        if file.len()? > len {
+            file.set_len(len)?;
+        }
         segment.extend_index(&*self.disk, &[entry])?;
         let mut state = self.state();
         state.active_len = 0;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use whimbrel_storage::{Core, DataFolder, OpenError, PartitionKey, ReadError, Recovered};
+use whimbrel_storage::{Core, DataFolder, Event, OpenError, PartitionKey, ReadError, Recovered};
 
 use super::{FAULTY_OPENINGS_MAX, World};
 use crate::Profile;
@@ -122,12 +122,27 @@ impl World {
         if lost_frames.len() as u64 > self.flipped.journal {
             return Err(format!("{} flips in the journal cost the frames {lost_frames:?}", self.flipped.journal));
         }
-        let last_may_pass_for_torn = !self.model.last_frame_marked && lost_frames.iter().eq([&self.model.last_frame]);
-        if !lost_frames.is_empty() && recovered.damage.is_empty() && !last_may_pass_for_torn {
-            return Err(format!("frames {lost_frames:?} are lost, and nothing was said"));
-        }
+        self.check_told(recovered, &lost_frames)?;
         self.flipped.journal = 0;
         self.checker(core).check_all()
+    }
+
+    /// Lost frames are told of, except the last one where nothing after it said that it had been synced.
+    fn check_told(&mut self, recovered: &Recovered, lost_frames: &BTreeSet<u64>) -> Check {
+        let events = self.events.lock().map_err(|_| "the events' lock broke")?;
+        let told = !recovered.damage.is_empty() || events.iter().any(|event| matches!(event, Event::Damaged(_)));
+        drop(events);
+        let is_unmarked = !self.model.last_frame_marked || self.flipped.journal > 1;
+        let may_pass_for_torn = is_unmarked && lost_frames.iter().eq([&self.model.last_frame]);
+        if !lost_frames.is_empty() && !told && !may_pass_for_torn {
+            return Err(format!("frames {lost_frames:?} are lost, and nothing was said"));
+        }
+        if self.flipped.journal > 0 {
+            let entries = self.model.partitions.values().flat_map(|partition| &partition.entries);
+            self.model.last_frame = entries.map(|entry| entry.frame).max().unwrap_or(0);
+            self.model.last_frame_marked = false;
+        }
+        Ok(())
     }
 
     fn resolve_topics(&mut self, core: &Core) -> Check {
@@ -145,8 +160,12 @@ impl World {
                 }
                 TopicState::Growing { upto } => {
                     for key in (0..upto).map(|partition| PartitionKey { topic, partition }) {
-                        if core.bounds(key).is_ok() && !self.model.partitions.contains_key(&key) {
-                            self.adopt(key);
+                        let known = self.model.partitions.get(&key);
+                        let may_go = known.is_some_and(|known| known.is_adopted && known.entries.is_empty());
+                        match core.bounds(key).is_ok() {
+                            true if known.is_none() => self.adopt(key),
+                            false if may_go => drop(self.model.partitions.remove(&key)),
+                            _ => {}
                         }
                     }
                 }
@@ -195,9 +214,12 @@ impl World {
             if journal_flips == 0 {
                 return Err(format!("{key} ends at {next}, and {} were acknowledged", partition.next()));
             }
-            let lost = partition.entries.split_off(next as usize);
-            self.report.records_lost_to_flips += lost.len() as u64;
-            lost_frames.extend(lost.iter().map(|entry| entry.frame));
+            let known_holes = partition.holes.split_off(&next);
+            let lost = (next..).zip(partition.entries.split_off(next as usize));
+            for (_, entry) in lost.filter(|(offset, _)| !known_holes.contains(offset)) {
+                self.report.records_lost_to_flips += 1;
+                lost_frames.insert(entry.frame);
+            }
         }
         let latest_first = partition.first.min(next).max(partition.first_durable);
         if first > next || !(partition.first_durable..=latest_first).contains(&first) {

@@ -88,10 +88,11 @@ impl Core {
             root,
             _folder: folder,
         };
-        core.replay(&journal_folder, generation, sequence, now, &mut recovered)?;
-        core.begin_generation(now)?;
-        recovered.partitions = core.all_partitions().len();
+        let last_frame = core.replay(&journal_folder, generation, sequence, now, &mut recovered)?;
+        // Told before the journal that shows it is given up: the next start would not find it any more.
         recovered.damage.iter().for_each(|damage| core.tell_of(damage));
+        core.begin_generation(&journal_folder, last_frame.as_ref(), now)?;
+        recovered.partitions = core.all_partitions().len();
         Ok((core, recovered))
     }
 
@@ -102,14 +103,14 @@ impl Core {
         covered: u64,
         now: i64,
         recovered: &mut Recovered,
-    ) -> Result<(), OpenError> {
+    ) -> Result<Option<FoundFrame>, OpenError> {
         let io = |error| OpenError::io(format!("reading the journal {}", journal.display()))(error);
         let scan = scan(&*self.disk, journal, generation, covered).map_err(io)?;
         recovered.torn_tail_cut = scan.torn;
         recovered.damage.extend(scan.damage.into_iter().map(|(_, _, damage)| damage));
-        for frame in scan.frames {
+        for frame in &scan.frames {
             let body = frame.body(&*self.disk, journal).map_err(io)?;
-            self.replay_frame(&frame, body, recovered);
+            self.replay_frame(frame, body, recovered);
             recovered.frames_replayed += 1;
             if self.wants_relief() {
                 // On a full disk it stays in memory, as far as the journal is long; nothing is accepted until it is saved.
@@ -117,7 +118,8 @@ impl Core {
             }
         }
         lock(&self.journal).last_sequence = self.published.load(Ordering::Acquire);
-        Ok(())
+        self.all_partitions().iter().for_each(|partition| partition.reach_first());
+        Ok(scan.frames.into_iter().next_back())
     }
 
     fn replay_frame(&self, frame: &FoundFrame, mut body: Bytes, recovered: &mut Recovered) {
@@ -151,9 +153,15 @@ impl Core {
 
     /// A checkpoint makes the new generation durable and begins its journal. Where there is no room for it, the log is open for
     /// reading and accepts nothing until there is.
-    fn begin_generation(&self, now: i64) -> Result<(), OpenError> {
+    fn begin_generation(&self, journal: &Path, last: Option<&FoundFrame>, now: i64) -> Result<(), OpenError> {
         match self.checkpoint(now, &mut || {}) {
-            Ok(()) | Err(crate::AppendError::DiskFull(_)) => Ok(()),
+            Ok(()) => Ok(()),
+            // The last frame may be in the system's memory only, where its writer was killed before its sync. Readers must not
+            // see what a power loss could still take; the frames before it were synced before it was written.
+            Err(crate::AppendError::DiskFull(_)) => match last {
+                Some(frame) => frame.secure(&*self.disk, journal).map_err(OpenError::io("syncing the journal")),
+                None => Ok(()),
+            },
             Err(error) => Err(OpenError::Io {
                 what: "recovering the log".to_owned(),
                 source: io::Error::other(error.to_string()),

@@ -41,16 +41,18 @@ pub(crate) struct JournalScan {
 
 /// Looks for the frames of `generation` after `covered`.
 pub(crate) fn scan(disk: &dyn Disk, folder: &Path, generation: u64, covered: u64) -> io::Result<JournalScan> {
-    let mut found = Vec::new();
+    let (mut found, mut last_begun) = (Vec::new(), 0);
     let mut names: Vec<String> = disk.list(folder)?.into_iter().filter(|name| slot_number(name).is_some()).collect();
     names.sort();
     for name in names {
         let file = disk.open(&folder.join(&name))?;
-        walk(&*file, &name, generation, covered, &mut found)?;
+        last_begun = last_begun.max(walk(&*file, &name, generation, covered, &mut found)?);
     }
     found.sort_by_key(|frame| frame.sequence);
     found.dedup_by_key(|frame| frame.sequence);
-    Ok(judge(found, covered))
+    let mut scan = judge(found, covered);
+    scan.torn |= last_begun > scan.frames.last().map_or(covered, |frame| frame.sequence);
+    Ok(scan)
 }
 
 /// Which of the found frames count.
@@ -89,18 +91,25 @@ fn judge(found: Vec<FoundFrame>, covered: u64) -> JournalScan {
     scan
 }
 
-fn walk(file: &dyn DiskFile, name: &str, generation: u64, covered: u64, found: &mut Vec<FoundFrame>) -> io::Result<()> {
+/// Adds the whole frames of one file, and returns the highest number of those that are not.
+fn walk(
+    file: &dyn DiskFile,
+    name: &str,
+    generation: u64,
+    covered: u64,
+    found: &mut Vec<FoundFrame>,
+) -> io::Result<u64> {
     let len = file.len()?;
     if len < FRAME_ALIGNMENT as u64 {
-        return Ok(());
+        return Ok(0);
     }
     let header = JournalHeader::read(&read_exact_at(file, 0, FRAME_ALIGNMENT)?);
     // A header of another generation says that the slot is not ours yet, or no more. One that cannot be read says nothing:
     // the frames speak for themselves.
     if header.is_some_and(|header| header.generation.get() != generation) {
-        return Ok(());
+        return Ok(0);
     }
-    let mut position = FRAME_ALIGNMENT as u64;
+    let (mut position, mut last_begun) = (FRAME_ALIGNMENT as u64, 0);
     let mut chunk = Chunk::default();
     while position + FRAME_HEADER_LEN as u64 <= len {
         let Some(header) = FrameHeader::read(chunk.at(file, position)?) else {
@@ -109,10 +118,11 @@ fn walk(file: &dyn DiskFile, name: &str, generation: u64, covered: u64, found: &
         };
         let frame_len = header.frame_len();
         let can_be = frame_len <= FRAME_BYTES_MAX + FRAME_HEADER_LEN && position + frame_len as u64 <= len;
-        if !can_be
-            || header.generation.get() != generation
-            || !header.is_whole(&read_exact_at(file, position, frame_len)?)
-        {
+        let is_ours = can_be && header.generation.get() == generation;
+        if !is_ours || !header.is_whole(&read_exact_at(file, position, frame_len)?) {
+            if is_ours {
+                last_begun = last_begun.max(header.sequence.get());
+            }
             position += FRAME_ALIGNMENT as u64;
             continue;
         }
@@ -127,7 +137,7 @@ fn walk(file: &dyn DiskFile, name: &str, generation: u64, covered: u64, found: &
         }
         position += align(frame_len as u64);
     }
-    Ok(())
+    Ok(last_begun)
 }
 
 /// A window on the file, so that a search does not read block by block.
@@ -151,6 +161,14 @@ impl Chunk {
 }
 
 impl FoundFrame {
+    /// Makes the frame durable where it is. It is written again: a sync that failed before may have lost it for good.
+    pub fn secure(&self, disk: &dyn Disk, folder: &Path) -> io::Result<()> {
+        let file = disk.open(&folder.join(&self.file))?;
+        let frame = read_exact_at(&*file, self.position, self.len)?;
+        file.write_at(&frame, self.position)?;
+        file.sync()
+    }
+
     /// The frame's batches, one after the other.
     pub fn body(&self, disk: &dyn Disk, folder: &Path) -> io::Result<Bytes> {
         let file = disk.open(&folder.join(&self.file))?;
