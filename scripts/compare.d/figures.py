@@ -51,16 +51,19 @@ class Goal:
     system: str
     at_least: float
 
-    def judge(self, standings: List[Standing]) -> Tuple[str, str]:
-        """The verdict, and the figure or the reason behind it."""
-        of_system = [each for each in standings if each.contender.system == self.system and each.contender.is_equal]
-        ratios = [median(each.ratios()) for each in of_system if each.ratios()]
+    def judge(self, standings: List[Standing]) -> List[Tuple[str, str, str]]:
+        """For each way in which the system was measured: that way, the figure or the reason, and the verdict."""
+        return [self.judge_one(each) for each in standings if self.concerns(each.contender)]
+
+    def concerns(self, contender: Contender) -> bool:
+        return contender.system == self.system and contender.is_equal
+
+    def judge_one(self, standing: Standing) -> Tuple[str, str, str]:
+        ratios = standing.ratios()
         if not ratios:
-            reasons = [each.missing for each in of_system if each.missing]
-            return "not measured", reasons[0] if reasons else "there was no round of it"
-        # Where a system was measured in several ways, its best one counts.
-        ratio = min(ratios)
-        return ("met" if ratio >= self.at_least else "missed"), f"{ratio:.2f}×"
+            return standing.contender.connections, standing.missing or "there was no round of it", "not measured"
+        verdict = "met" if median(ratios) >= self.at_least else "missed"
+        return standing.contender.connections, shown_ratio(ratios), verdict
 
 
 def middle(rounds: List[Figures]) -> Figures:

@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 import shutil
+from typing import List
 
 from figures import Contender, Figures, Missing, requests_for
 from processes import need, run
@@ -19,9 +20,13 @@ PAYLOAD_BYTES = 100
 WARMUP_RECORDS = 100_000
 # Of a round, so many seconds of records come before those that count: the producer is a fresh process each time.
 STEADY_AFTER_S = 1.0
-# A batch is about what one request of Whimbrel's batches has. The buffer is small, or latency would tell of the
-# producer's own queue and not of the broker.
-PRODUCER = ["acks=all", "batch.size=131072", "linger.ms=5", "buffer.memory=4194304"]
+# As many as a topic of Whimbrel has where nobody says otherwise.
+PARTITIONS = 4
+PRODUCER = ["acks=all", "linger.ms=5"]
+# A batch of 128 KiB is about what one request of Whimbrel's batches has; one of 512 KiB has more to sync at once.
+BATCH_KIB = [128, 512]
+# The producer's buffer is so many batches, or latency would tell of the producer's own queue and not of the broker.
+BUFFER_BATCHES = 32
 
 STEADY_STATE = re.compile(
     r"^\d+ steady state records sent, ([\d.]+) records/sec .*?([\d.]+) ms 50th,.*?([\d.]+) ms 99th,", re.MULTILINE
@@ -36,33 +41,35 @@ class Kafka:
         self.java += ["-cp", os.path.join(fetch_tools(root), "*")]
         self.topics = []
 
-    def flushing(self) -> Contender:
+    def flushing(self) -> List[Contender]:
         topic = self.create("flushed", ["--config", "flush.messages=1"])
-        return self.contender(topic, "flush.messages=1, acks=all", True)
+        return [self.contender(topic, "flush.messages=1, acks=all", batch_kib, True) for batch_kib in BATCH_KIB]
 
     def not_flushing(self) -> Contender:
         topic = self.create("unflushed", [])
-        return self.contender(topic, "its default: acknowledges from memory, acks=all", False)
+        return self.contender(topic, "its default: acknowledges from memory, acks=all", BATCH_KIB[0], False)
 
-    def contender(self, topic: str, durability: str, is_equal: bool) -> Contender:
+    def contender(self, topic: str, durability: str, batch_kib: int, is_equal: bool) -> Contender:
         def measure(seconds: float) -> Figures:
             timeout_s = seconds * TIMES_LONGER_MAX + ROUND_OVERHEAD_S
-            rate = whole_rate_in(self.produce(topic, WARMUP_RECORDS, 0, timeout_s))
+            rate = whole_rate_in(self.produce(topic, batch_kib, WARMUP_RECORDS, 0, timeout_s))
             before = requests_for(STEADY_AFTER_S, rate, 1)
             records = before + requests_for(seconds, rate, WARMUP_RECORDS)
-            return figures_in(self.produce(topic, records, before, timeout_s))
+            return figures_in(self.produce(topic, batch_kib, records, before, timeout_s))
 
-        return Contender(SYSTEM, durability, "1, batches of 128 KiB", measure, is_equal)
+        return Contender(SYSTEM, durability, f"1, batches of {batch_kib} KiB", measure, is_equal)
 
-    def produce(self, topic: str, records: int, warmup: int, timeout_s: float) -> str:
+    def produce(self, topic: str, batch_kib: int, records: int, warmup: int, timeout_s: float) -> str:
+        batch_bytes = batch_kib * 1024
+        sizes = [f"batch.size={batch_bytes}", f"buffer.memory={batch_bytes * BUFFER_BATCHES}"]
         command = [*self.java, "org.apache.kafka.tools.ProducerPerformance", "--bootstrap-server", self.broker]
         command += ["--topic", topic, "--num-records", str(records), "--warmup-records", str(warmup)]
-        command += ["--throughput", "-1", "--record-size", str(PAYLOAD_BYTES), "--command-property", *PRODUCER]
+        command += ["--throughput", "-1", "--record-size", str(PAYLOAD_BYTES), "--command-property", *PRODUCER, *sizes]
         return run(command, timeout_s)
 
     def create(self, name: str, settings: list) -> str:
         topic = f"whimbrel-compare-{name}-{os.getpid()}"
-        self.administer("--create", "--topic", topic, "--partitions", "1", *settings)
+        self.administer("--create", "--topic", topic, "--partitions", str(PARTITIONS), *settings)
         self.topics.append(topic)
         return topic
 

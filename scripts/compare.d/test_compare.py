@@ -26,8 +26,8 @@ WHIMBREL_OUTPUT = """{"rows":[
  "remarks":["3 refused"]}"""
 
 
-def standing(system, pairs, is_equal=True, missing=None):
-    contender = Contender(system, "", "", lambda seconds: Figures(1, 1, 1), is_equal)
+def standing(system, pairs, is_equal=True, missing=None, way=""):
+    contender = Contender(system, "", way, lambda seconds: Figures(1, 1, 1), is_equal)
     rounds = [Figures(peer, 1, 1) for peer, _ in pairs]
     return Standing(contender, rounds, [Figures(ours, 1, 1) for _, ours in pairs], missing)
 
@@ -72,17 +72,22 @@ class WhatFollows(unittest.TestCase):
         # The device became ten times slower between the turns: every pair still says two.
         self.assertEqual(standing("peer", [(1000, 2000), (100, 200)]).ratios(), [2, 2])
 
-    def test_a_goal_is_judged_by_the_peers_best_way(self):
-        standings = [standing("peer", [(10, 100)]), standing("peer", [(50, 100)])]
-        self.assertEqual(Goal("load", "peer", 3.0).judge(standings), ("missed", "2.00×"))
+    def test_each_way_of_a_peer_has_a_verdict_of_its_own(self):
+        standings = [standing("peer", [(10, 100)], way="plain"), standing("peer", [(50, 100)], way="batched")]
+        judged = Goal("load", "peer", 3.0).judge(standings)
+        self.assertEqual(judged, [("plain", "10.00×", "met"), ("batched", "2.00×", "missed")])
 
-    def test_what_does_not_sync_never_decides_a_goal(self):
+    def test_what_does_not_sync_is_not_judged(self):
         standings = [standing("peer", [(10, 100)]), standing("peer", [(1000, 100)], is_equal=False)]
-        self.assertEqual(Goal("load", "peer", 3.0).judge(standings), ("met", "10.00×"))
+        self.assertEqual(Goal("load", "peer", 3.0).judge(standings), [("", "10.00×", "met")])
 
     def test_a_goal_whose_peer_is_missing_is_neither_met_nor_missed(self):
-        verdict = Goal("load", "peer", 1.0).judge([standing("peer", [], missing="no such module")])
-        self.assertEqual(verdict, ("not measured", "no such module"))
+        judged = Goal("load", "peer", 1.0).judge([standing("peer", [], missing="no such module")])
+        self.assertEqual(judged, [("", "no such module", "not measured")])
+
+    def test_one_lucky_pair_does_not_meet_a_goal(self):
+        judged = Goal("load", "peer", 2.0).judge([standing("peer", [(10, 90), (10, 11), (10, 12)])])
+        self.assertEqual(judged, [("", "1.20× (1.10–9.00)", "missed")])
 
     def test_several_pairs_show_their_span(self):
         self.assertEqual(shown_ratio([3.0, 1.0, 2.0]), "2.00× (1.00–3.00)")
