@@ -98,8 +98,7 @@ pub struct Model {
     pub newest_token: u64,
     /// No more acknowledgements until the log was opened again.
     pub poisoned: bool,
-    /// The last group commit that was acknowledged, and whether an idle frame followed it.
-    pub last_frame: u64,
+    /// An idle frame followed the last group commit that was acknowledged.
     pub last_frame_marked: bool,
     pub frames: u64,
 }

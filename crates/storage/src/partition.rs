@@ -360,9 +360,9 @@ impl Partition {
         if active_expired {
             self.seal_active()?;
         }
-        let (segments, active_len) = {
+        let (segments, active_len, saved_next) = {
             let state = self.state();
-            (state.segments.clone(), state.active_len)
+            (state.segments.clone(), state.active_len, state.saved_next)
         };
         let sealed = &segments[..segments.len() - usize::from(active_len > 0)];
         let mut lens = Vec::with_capacity(sealed.len());
@@ -372,8 +372,9 @@ impl Partition {
         let mut total = lens.iter().sum::<u64>() + active_len;
         let mut dropped = 0;
         for (index, (segment, len)) in sealed.iter().zip(&lens).enumerate() {
+            let end = segments.get(index + 1).map_or(saved_next, |following| following.base);
             let max_timestamp = match not_before {
-                Some(_) => segment.max_timestamp(&*self.disk, self.key, *len)?,
+                Some(_) => segment.max_timestamp(&*self.disk, self.key, *len, end)?,
                 None => Some(i64::MAX),
             };
             let too_old = not_before.zip(max_timestamp).is_some_and(|(limit, max)| max < limit);

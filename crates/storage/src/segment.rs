@@ -155,11 +155,12 @@ impl Segment {
         })
     }
 
-    /// Where to begin to look for the first record at or after a time.
-    pub fn position_for_time(&self, disk: &dyn Disk, time: i64) -> u64 {
+    /// The offset and the position from which to look for the first record at or after a time, as the index has it.
+    pub fn place_for_time(&self, disk: &dyn Disk, time: i64) -> Option<(u64, u64)> {
         self.with_index(disk, |entries| {
             let after = entries.partition_point(|entry| entry.max_before.get() < time);
-            if after == 0 { 0 } else { u64::from(entries[after - 1].position.get()) }
+            let entry = entries.get(after.checked_sub(1)?)?;
+            Some((entry.offset.get(), entry.position.get().into()))
         })
     }
 
@@ -171,11 +172,12 @@ impl Segment {
         })
     }
 
-    /// The latest time in a sealed segment of `len` bytes: from the index's last entry, or by reading it all. `None` where a part
+    /// The latest time in a sealed segment of `len` bytes that ends before the offset `end`: from the index's last entry, or by reading it all. `None` where a part
     /// of it cannot be read: nobody knows how young that is.
-    pub fn max_timestamp(&self, disk: &dyn Disk, key: PartitionKey, len: u64) -> io::Result<Option<i64>> {
+    pub fn max_timestamp(&self, disk: &dyn Disk, key: PartitionKey, len: u64, end: u64) -> io::Result<Option<i64>> {
         let known = self.with_index(disk, |entries| {
-            entries.last().filter(|entry| u64::from(entry.position.get()) == len).map(|entry| entry.max_before.get())
+            let is_end = |entry: &&IndexEntry| (entry.offset.get(), u64::from(entry.position.get())) == (end, len);
+            entries.last().filter(is_end).map(|entry| entry.max_before.get())
         });
         if let Some(max) = known {
             return Ok(Some(max));

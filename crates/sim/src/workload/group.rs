@@ -190,7 +190,6 @@ impl World {
             None if self.model.poisoned => Err("the log was closed for writing, and acknowledged".to_owned()),
             None => {
                 self.model.add(&frame);
-                self.model.last_frame = self.model.frames;
                 self.model.last_frame_marked = false;
                 self.report.group_commits += 1;
                 self.report.records += frame.parts.iter().map(|(_, _, entries)| entries.len() as u64).sum::<u64>();

@@ -189,6 +189,8 @@ fn open_partitions(
     for name in disk.list(topics)? {
         let folder = topics.join(&name);
         if name.ends_with(".deleted") {
+            // Whoever gave it that name may have been killed before it was durable, and without it the topic would come back.
+            disk.sync_dir(topics)?;
             disk.remove_dirs(&folder)?;
             continue;
         }

@@ -130,34 +130,32 @@ impl Partition {
 
     /// The offset of the first record at or after `time`; the next offset where there is none.
     pub fn offset_at(&self, time: i64) -> Result<u64, ReadError> {
-        let (plans, first) = {
+        // What is not in segments is looked at in the same moment as the list of segments: it may be in them a moment later.
+        let (plans, first, in_memory) = {
             let state = self.state();
-            (all_plans(&state), state.first)
+            let mut unsaved = state.tail.iter().filter(|tail| tail.batch.end() > state.saved_next);
+            let in_memory = unsaved.find_map(|tail| first_in_batch(&tail.batch, time, state.first));
+            (all_plans(&state), state.first, in_memory.unwrap_or(state.next))
         };
         for plan in plans {
-            let found = self.first_at_or_after(&plan, time, first);
-            match found {
+            match self.first_at_or_after(&plan, time, first) {
                 Ok(Some(offset)) => return Ok(offset),
                 Ok(None) => {}
-                // What cannot be read has no time; the segments after it do.
-                Err(ReadError::Damaged(_)) => {}
                 Err(ReadError::Io { .. }) if self.bounds().0 >= plan.end_offset => {}
                 Err(error) => return Err(error),
             }
         }
-        let state = self.state();
-        let unsaved = state.tail.iter().filter(|tail| tail.batch.end() > state.saved_next);
-        for tail in unsaved {
-            if let Some(offset) = first_in_batch(&tail.batch, time, first) {
-                return Ok(offset);
-            }
-        }
-        Ok(state.next)
+        Ok(in_memory)
     }
 
     fn first_at_or_after(&self, plan: &SegmentPlan, time: i64, first: u64) -> Result<Option<u64>, ReadError> {
-        let position = plan.segment.position_for_time(&*self.disk, time);
-        let mut scanner = self.scanner(plan, position)?;
+        let mut scanner = match plan.segment.place_for_time(&*self.disk, time) {
+            Some((offset, position)) => match self.trusted_scanner(plan, offset, position)? {
+                Some(scanner) => scanner,
+                None => self.scanner(plan, 0)?,
+            },
+            None => self.scanner(plan, 0)?,
+        };
         loop {
             match scanner.next() {
                 Ok(Some((_, batch))) => {
@@ -167,11 +165,25 @@ impl Partition {
                 }
                 Ok(None) => return Ok(None),
                 Err(ScanError::Io(error)) => return Err(self.io_error(plan, &error)),
-                Err(ScanError::Bad { position, what }) => {
-                    return Err(self.damaged(plan, position, what, plan.end_offset));
-                }
+                // What cannot be read has no time; what comes after it does.
+                Err(ScanError::Bad { position, .. }) => match self.resume_after(plan, position).1 {
+                    Some(onwards) => scanner = self.scanner(plan, onwards)?,
+                    None => return Ok(None),
+                },
             }
         }
+    }
+
+    /// A scanner from a place of the index, where the segment has there what the index says. An index of another segment, or of
+    /// an earlier one of this name, would lead past what is looked for.
+    fn trusted_scanner(&self, plan: &SegmentPlan, offset: u64, position: u64) -> Result<Option<Scanner>, ReadError> {
+        let found = match self.scanner(plan, position)?.next() {
+            Ok(Some((at, batch))) => (at, batch.base()),
+            Ok(None) => (position, plan.end_offset),
+            Err(ScanError::Io(error)) => return Err(self.io_error(plan, &error)),
+            Err(ScanError::Bad { .. }) => return Ok(None),
+        };
+        if found != (position, offset) { Ok(None) } else { self.scanner(plan, position).map(Some) }
     }
 
     fn scanner(&self, plan: &SegmentPlan, position: u64) -> Result<Scanner, ReadError> {

@@ -1,12 +1,21 @@
 //! A data folder that goes when the test ends, and short words for appending and reading.
 
-use std::path::Path;
-use std::sync::Arc;
+#![allow(dead_code, reason = "each of the test programs takes what it needs of it")]
 
+mod unsynced;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use unsynced::UnsyncedDisk;
 use whimbrel_storage::disk::RealDisk;
-use whimbrel_storage::{Core, DataFolder, OpenError, Outcome, Part, PartitionKey, Record, Settings, Store, Work};
+use whimbrel_storage::{
+    Core, DataFolder, Event, OpenError, Outcome, Part, PartitionKey, Record, Recovered, Settings, Store, Work,
+};
 
 pub struct Folder(tempfile::TempDir);
+
+pub type Events = Arc<Mutex<Vec<Event>>>;
 
 impl Folder {
     pub fn new() -> Self {
@@ -26,6 +35,21 @@ impl Folder {
 
     pub fn try_folder(&self) -> Result<DataFolder, OpenError> {
         DataFolder::open(Arc::new(RealDisk::new()), self.path())
+    }
+
+    /// The log without its threads, what its recovery found, and the events that it tells of. On a disk that is not synced:
+    /// nobody cuts the power here.
+    pub fn core(&self, settings: Settings) -> (Core, Recovered, Events) {
+        let events = Events::default();
+        let told = events.clone();
+        let on_event = Box::new(move |event| told.lock().unwrap().push(event));
+        let folder = Arc::new(self.unsynced_folder());
+        let (core, recovered) = Core::open(folder, settings, 0, on_event).unwrap();
+        (core, recovered, events)
+    }
+
+    pub fn unsynced_folder(&self) -> DataFolder {
+        DataFolder::open(Arc::new(UnsyncedDisk::default()), self.path()).unwrap()
     }
 
     pub fn store(&self, settings: Settings) -> Store {

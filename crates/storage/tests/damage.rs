@@ -1,0 +1,213 @@
+//! Flipped bits on a real disk: told with file and place, never read as data, and the rest stays readable.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+
+use support::{Folder, key, part, small};
+use whimbrel_storage::{Core, Event, OpenError, Outcome, PartitionKey, ReadError, Settings, Work};
+
+const FRAMES: u64 = 40;
+const RECORDS_PER_FRAME: u64 = 5;
+const RECORDS: u64 = FRAMES * RECORDS_PER_FRAME;
+
+fn settings() -> Settings {
+    Settings { segment_bytes: 8 << 10, index_interval_bytes: 2048, tail_bytes: 0, ..small() }
+}
+
+fn text(offset: u64) -> String {
+    format!("record {offset} {}", "x".repeat(100))
+}
+
+fn append(core: &Core, partition: PartitionKey, from: u64, count: u64) {
+    let texts: Vec<String> = (from..from + count).map(text).collect();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let outcome = core.commit(&[Work::Append(vec![part(partition, from, &texts)])]).remove(0);
+    assert_eq!(outcome, Outcome::Appended(vec![Ok(from)]));
+}
+
+/// A log with two partitions, written frame by frame.
+fn written() -> (Folder, Core) {
+    let folder = Folder::new();
+    let core = folder.core(settings()).0;
+    core.create_partitions(1, 2).unwrap();
+    for frame in 0..FRAMES {
+        append(&core, key(1, 0), frame * RECORDS_PER_FRAME, RECORDS_PER_FRAME);
+        append(&core, key(1, 1), frame * RECORDS_PER_FRAME, RECORDS_PER_FRAME);
+    }
+    (folder, core)
+}
+
+/// A log whose records are all in segments.
+fn checkpointed() -> Folder {
+    let (folder, core) = written();
+    core.checkpoint(0, &mut || {}).unwrap();
+    folder
+}
+
+fn files(folder: &Path, suffix: &str) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.retain(|path| path.to_string_lossy().ends_with(suffix));
+    files.sort();
+    files
+}
+
+fn flip(path: &Path, position: usize) {
+    let mut bytes = std::fs::read(path).unwrap();
+    bytes[position] ^= 0x10;
+    std::fs::write(path, bytes).unwrap();
+}
+
+/// Reads a whole partition, going on behind damage; the offsets that were read, and the damage that was met.
+fn read_around(core: &Core, partition: PartitionKey) -> (Vec<u64>, Vec<whimbrel_storage::Damage>) {
+    let (mut from, next) = core.bounds(partition).unwrap();
+    let (mut offsets, mut damage) = (Vec::new(), Vec::new());
+    while from < next {
+        match core.read(partition, from, 1000) {
+            Ok(read) => {
+                for (offset, record) in read.batches.iter().flat_map(|batch| batch.records().collect::<Vec<_>>()) {
+                    assert_eq!(record.value, text(offset), "never wrong data");
+                    offsets.extend((offset >= from).then_some(offset));
+                }
+                from = read.next;
+            }
+            Err(ReadError::Damaged(found)) => {
+                from = found.resume_at.filter(|at| *at > from).expect("damage leads on");
+                damage.push(found);
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    (offsets, damage)
+}
+
+fn all() -> Vec<u64> {
+    (0..RECORDS).collect()
+}
+
+#[test]
+fn a_flipped_bit_in_a_segment_is_told_with_its_place_and_the_rest_is_read() {
+    let folder = checkpointed();
+    let segments = files(&folder.path().join("log/topics/1/0"), ".segment");
+    assert!(segments.len() > 2);
+    let batch_bytes = 44 + (0..RECORDS_PER_FRAME).map(|offset| 20 + text(offset).len() as u64).sum::<u64>();
+    flip(&segments[1], 100);
+    let (core, recovered, events) = folder.core(settings());
+    assert_eq!(recovered.damage, [], "segments are not read at the start");
+    let (offsets, damage) = read_around(&core, key(1, 0));
+    assert_eq!(damage.len(), 1);
+    assert_eq!((damage[0].file.as_str(), damage[0].position), (segments[1].to_str().unwrap(), 0));
+    let lost = RECORDS - offsets.len() as u64;
+    let lost_at_most = (2048 / batch_bytes + 2) * RECORDS_PER_FRAME;
+    assert!(
+        (RECORDS_PER_FRAME..=lost_at_most).contains(&lost),
+        "{lost} records lost, up to the next place of the index"
+    );
+    assert_eq!(*events.lock().unwrap(), [Event::Damaged(damage[0].clone())]);
+    assert_eq!(read_around(&core, key(1, 1)), (all(), Vec::new()), "the other partition is whole");
+}
+
+#[test]
+fn every_byte_of_a_segment_is_guarded() {
+    let folder = checkpointed();
+    let segment = files(&folder.path().join("log/topics/1/0"), ".segment").remove(0);
+    let bytes = std::fs::read(&segment).unwrap();
+    for position in (0..bytes.len()).step_by(97).chain(0..44) {
+        flip(&segment, position);
+        let core = folder.core(settings()).0;
+        let (offsets, damage) = read_around(&core, key(1, 0));
+        assert!(!damage.is_empty() && offsets.len() < RECORDS as usize, "byte {position}");
+        std::fs::write(&segment, &bytes).unwrap();
+    }
+    let core = folder.core(settings()).0;
+    assert_eq!(read_around(&core, key(1, 0)), (all(), Vec::new()));
+}
+
+#[test]
+fn damage_before_an_offset_is_not_in_its_way() {
+    let folder = checkpointed();
+    let segment = files(&folder.path().join("log/topics/1/0"), ".segment").remove(0);
+    std::fs::remove_file(segment.with_extension("index")).unwrap();
+    let core = folder.core(settings()).0;
+    let (_, end) = core.bounds(key(1, 0)).unwrap();
+    drop(core);
+    flip(&segment, 60);
+    let core = folder.core(settings()).0;
+    let Err(ReadError::Damaged(damage)) = core.read(key(1, 0), 0, 100) else { panic!("the first record is damaged") };
+    let resume_at = damage.resume_at.unwrap();
+    assert!(resume_at > 0 && resume_at < end);
+    assert_eq!(core.read(key(1, 0), resume_at, 100).unwrap().batches[0].base(), resume_at);
+}
+
+#[test]
+fn an_index_that_is_damaged_swapped_or_gone_costs_nothing_but_time() {
+    let folder = checkpointed();
+    let partition = folder.path().join("log/topics/1/0");
+    let indexes = files(&partition, ".index");
+    let whole: Vec<Vec<u8>> = indexes.iter().map(|path| std::fs::read(path).unwrap()).collect();
+    assert!(whole[0].len() >= 2 * 24);
+    let check = || {
+        let core = folder.core(settings()).0;
+        assert_eq!(read_around(&core, key(1, 0)), (all(), Vec::new()));
+        for offset in (0..RECORDS).step_by(7) {
+            assert_eq!(
+                core.read(key(1, 0), offset, 1).unwrap().next,
+                offset / RECORDS_PER_FRAME * RECORDS_PER_FRAME + 5
+            );
+            // `part` gives each record its offset times ten as its time.
+            assert_eq!(core.offset_at(key(1, 0), offset as i64 * 10), Ok(offset));
+        }
+    };
+    for position in 0..whole[0].len() {
+        flip(&indexes[0], position);
+        check();
+        std::fs::write(&indexes[0], &whole[0]).unwrap();
+    }
+    std::fs::write(&indexes[0], &whole[0][..whole[0].len() - 5]).unwrap();
+    std::fs::write(&indexes[1], b"nonsense that is no index").unwrap();
+    check();
+    std::fs::write(&indexes[0], &whole[1]).unwrap();
+    std::fs::write(&indexes[1], &whole[0]).unwrap();
+    check();
+    indexes.iter().for_each(|path| std::fs::remove_file(path).unwrap());
+    check();
+}
+
+#[test]
+fn a_damaged_journal_frame_that_was_synced_is_told_and_costs_its_own_records_only() {
+    let (folder, _core) = written();
+    let crashed = folder.copy();
+    let journal = files(&crashed.path().join("log/journal"), ".journal").remove(0);
+    // The first block is the file's header, and each frame here fits into one block: the tenth frame is partition 1's fifth.
+    flip(&journal, 10 * 4096 + 300);
+    let (core, recovered, events) = crashed.core(settings());
+    assert_eq!(recovered.damage.len(), 1, "{:?}", recovered.damage);
+    let damage = &recovered.damage[0];
+    assert_eq!(damage.file, "0000.journal");
+    assert!(damage.position > 9 * 4096 && damage.position <= 11 * 4096, "{damage:?}");
+    assert!(events.lock().unwrap().contains(&Event::Damaged(damage.clone())));
+    assert_eq!(read_around(&core, key(1, 0)), (all(), Vec::new()));
+    let (offsets, damage) = read_around(&core, key(1, 1));
+    let lost: Vec<u64> = all().into_iter().filter(|offset| !offsets.contains(offset)).collect();
+    assert_eq!(lost, (20..25).collect::<Vec<_>>());
+    assert_eq!(damage[0].resume_at, Some(25));
+    append(&core, key(1, 1), RECORDS, 1);
+}
+
+#[test]
+fn a_checkpoint_with_any_byte_changed_is_refused_by_name() {
+    let folder = checkpointed();
+    let checkpoint = folder.path().join("log/checkpoint");
+    let bytes = std::fs::read(&checkpoint).unwrap();
+    for position in 0..bytes.len() {
+        flip(&checkpoint, position);
+        let opened = Core::open(folder.unsynced_folder().into(), settings(), 0, Box::new(|_| {}));
+        match opened.map(drop) {
+            Err(OpenError::Checkpoint { path, .. }) => assert_eq!(path, checkpoint),
+            other => panic!("byte {position}: {other:?}"),
+        }
+        std::fs::write(&checkpoint, &bytes).unwrap();
+    }
+    let core = folder.core(settings()).0;
+    assert_eq!(read_around(&core, key(1, 0)), (all(), Vec::new()));
+}

@@ -1,0 +1,92 @@
+//! The machine's disk without its syncs, for tests that open a log thousands of times and never cut the power.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use whimbrel_storage::disk::{Disk, DiskFile, RealDisk};
+
+#[derive(Default)]
+pub struct UnsyncedDisk(RealDisk);
+
+struct UnsyncedFile(Arc<dyn DiskFile>);
+
+fn unsynced(file: Arc<dyn DiskFile>) -> Arc<dyn DiskFile> {
+    Arc::new(UnsyncedFile(file))
+}
+
+impl Disk for UnsyncedDisk {
+    fn open(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
+        self.0.open(path).map(unsynced)
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
+        self.0.create(path).map(unsynced)
+    }
+
+    fn create_dirs(&self, path: &Path) -> io::Result<()> {
+        self.0.create_dirs(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.0.rename(from, to)
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.0.remove_file(path)
+    }
+
+    fn remove_dirs(&self, path: &Path) -> io::Result<()> {
+        self.0.remove_dirs(path)
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
+        self.0.list(path)
+    }
+
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        self.0.exists(path)
+    }
+
+    fn sync_dir(&self, _path: &Path) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn sync_all(&self, _root: &Path, _touched: &[PathBuf]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn free_bytes(&self, path: &Path) -> io::Result<u64> {
+        self.0.free_bytes(path)
+    }
+
+    fn lock(&self, path: &Path) -> io::Result<Box<dyn Send + Sync>> {
+        self.0.lock(path)
+    }
+}
+
+impl DiskFile for UnsyncedFile {
+    fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize> {
+        self.0.read_at(buffer, position)
+    }
+
+    fn write_at(&self, bytes: &[u8], position: u64) -> io::Result<()> {
+        self.0.write_at(bytes, position)
+    }
+
+    fn write_pieces_at(&self, pieces: &[&[u8]], position: u64) -> io::Result<()> {
+        self.0.write_pieces_at(pieces, position)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.0.set_len(len)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.0.len()
+    }
+}
