@@ -6,7 +6,7 @@ use whimbrel_model::PartitionId;
 use whimbrel_model::ports::LogError;
 use whimbrel_roles::receive::{ApiKey, ReceiveSettings, Scope, Secret};
 
-use crate::support::{Answer, House};
+use crate::support::{Answer, House, soon};
 
 const URI: &str = "/v1/topics/orders/messages";
 
@@ -89,9 +89,12 @@ async fn a_caller_who_hung_up_finds_its_answer_when_it_repeats() {
         }
     }
     house.world.log.hold_up(false);
-    while house.world.receipts.under_way() > 0 {
-        tokio::task::yield_now().await;
-    }
+    soon(async {
+        while house.world.receipts.under_way() > 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
     with_key(&house, "k1", "hello").await.ok(201);
     assert_eq!(count(&house), 2);
 }

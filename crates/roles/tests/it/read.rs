@@ -82,6 +82,13 @@ async fn what_is_not_there_is_told_with_what_is() {
 }
 
 #[tokio::test]
+async fn earliest_is_found_also_while_retention_takes_it_away() {
+    let house = house_with(4).await;
+    house.world.log.drop_after_next_bounds(partition(&house), 2);
+    assert_eq!(read(&house, "offset=earliest").await.0, ["m2", "m3"]);
+}
+
+#[tokio::test]
 async fn damage_is_told_with_where_to_go_on() {
     let house = house_with(5).await;
     house.world.log.damage(partition(&house), 1, 3);

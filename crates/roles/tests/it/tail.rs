@@ -10,7 +10,7 @@ use tower::ServiceExt;
 use whimbrel_model::PartitionId;
 use whimbrel_roles::receive::ReceiveSettings;
 
-use crate::support::House;
+use crate::support::{House, soon};
 
 /// An open tail, read event by event.
 struct Tail {
@@ -47,7 +47,7 @@ impl Tail {
                     return Some(fields);
                 }
             }
-            let piece = self.stream.next().await?.unwrap();
+            let piece = soon(self.stream.next()).await?.unwrap();
             self.text.push_str(std::str::from_utf8(&piece).unwrap());
         }
     }

@@ -6,7 +6,7 @@ use whimbrel_model::partitioner::partition_of;
 use whimbrel_model::ports::{CatalogueError, LogError};
 use whimbrel_roles::receive::ReceiveSettings;
 
-use crate::support::{House, World};
+use crate::support::{House, World, soon};
 
 #[tokio::test]
 async fn a_topic_is_made_changed_looked_at_and_deleted() {
@@ -245,9 +245,12 @@ async fn what_another_process_writes_to_the_catalogue_is_followed() {
     };
     entry["number"] = json!(900);
     house.world.catalogue.force("topics/theirs", &entry.to_string());
-    while house.get("/v1/topics/theirs").await.status != 200 {
-        tokio::task::yield_now().await;
-    }
+    soon(async {
+        while house.get("/v1/topics/theirs").await.status != 200 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
     assert_eq!(house.world.log.partitions_of(whimbrel_model::TopicNumber(900)), 4);
     let offset = house.world.log.records(PartitionId::new(whimbrel_model::TopicNumber(900), 0)).len();
     assert_eq!(offset, 0);

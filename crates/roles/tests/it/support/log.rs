@@ -38,6 +38,8 @@ struct Partition {
     first: u64,
     records: Vec<Record>,
     damaged: Option<(u64, u64)>,
+    /// Retention strikes right after the next look at the bounds.
+    drops_after_bounds: Option<u64>,
 }
 
 impl MemoryLog {
@@ -77,6 +79,11 @@ impl MemoryLog {
 
     pub fn drop_before(&self, partition: PartitionId, first: u64) {
         self.state().partition(partition).unwrap().first = first;
+    }
+
+    /// The same, as soon as somebody has asked for the bounds: what that reader learned is then old.
+    pub fn drop_after_next_bounds(&self, partition: PartitionId, first: u64) {
+        self.state().partition(partition).unwrap().drops_after_bounds = Some(first);
     }
 
     pub fn number_of(&self, name: &str) -> Option<TopicNumber> {
@@ -208,7 +215,11 @@ impl Log for MemoryLog {
             let mut state = self.state();
             state.answering()?;
             let partition = state.partition(partition)?;
-            Ok(Bounds { first: partition.first, next: partition.records.len() as u64 })
+            let bounds = Bounds { first: partition.first, next: partition.records.len() as u64 };
+            if let Some(first) = partition.drops_after_bounds.take() {
+                partition.first = first;
+            }
+            Ok(bounds)
         })
     }
 

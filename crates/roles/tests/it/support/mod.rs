@@ -6,6 +6,7 @@ pub mod receipts;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -20,6 +21,14 @@ use whimbrel_roles::receive::{Ports, Receive, ReceiveSettings, StartError};
 use catalogue::MemoryCatalogue;
 use log::MemoryLog;
 use receipts::MemoryReceipts;
+
+/// How long a test waits for what must come. It is never waited for to pass: only a failure takes so long.
+const SOON: Duration = Duration::from_secs(60);
+
+/// What must come, or the test fails instead of hanging.
+pub async fn soon<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(SOON, what).await.expect("it should have come by now")
+}
 
 /// A clock that stands still until it is told.
 pub struct StillClock(AtomicI64);
