@@ -14,7 +14,6 @@ controller.quorum.bootstrap.servers=127.0.0.1:${WHIMBREL_KAFKA_CONTROLLER_PORT:-
 listeners=PLAINTEXT://$address,CONTROLLER://127.0.0.1:${WHIMBREL_KAFKA_CONTROLLER_PORT:-17693}
 controller.listener.names=CONTROLLER
 log.dirs=$data/log
-auto.create.topics.enable=false
 offsets.topic.replication.factor=1
 offsets.topic.num.partitions=1
 transaction.state.log.replication.factor=1

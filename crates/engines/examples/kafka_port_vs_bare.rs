@@ -1,5 +1,5 @@
 //! The Kafka engine through the port beside a bare rdkafka producer with the same settings, in one run: throughput and latency
-//! of each, and the ratios.
+//! of each, and the ratios; beside it reading back, and what a commit takes.
 //!
 //! `scripts/services up && source target/services/env && cargo run --release -p whimbrel-engines --example kafka_port_vs_bare`
 
@@ -8,16 +8,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use rdkafka::ClientContext;
 use rdkafka::config::FromClientConfigAndContext;
+use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::Message;
 use rdkafka::producer::{BaseRecord, DeliveryResult, ProducerContext, ThreadedProducer};
+use rdkafka::{ClientContext, Offset, TopicPartitionList};
 use tokio::sync::oneshot;
 use whimbrel_engines::kafka::{KafkaLog, KafkaSettings};
-use whimbrel_model::ports::{Entry, Log, LogTopics};
+use whimbrel_model::ports::{CommitOutcome, Entry, Log, LogTopics, ReadLimits};
 use whimbrel_model::{Headers, PartitionId, Record, Retention, Timestamp, TopicNumber, TopicSpec};
 
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 9;
 const PARTITIONS: u32 = 4;
 const BATCHED_RECORDS: usize = 400_000;
 const BATCHED_RECORD_BYTES: usize = 100;
@@ -27,6 +29,8 @@ const SINGLE_RECORDS: usize = 2000;
 const SINGLE_RECORD_BYTES: usize = 256;
 const CONNECTIONS: usize = 64;
 const CONCURRENT_RECORDS: usize = 40_000;
+const COMMITS: usize = 200;
+const COMMIT_RECORDS: usize = 2000;
 
 #[tokio::main]
 async fn main() {
@@ -62,6 +66,8 @@ async fn main() {
             }
         }
     }
+    let (bare_read, port_read) = (bare.read(&settings), port_read(&log).await);
+    let commits = [port_commits(&log, 1).await, port_commits(&log, COMMIT_RECORDS).await];
     log.delete(spec.number).await.expect("the topic can be deleted");
     println!("{ROUNDS} rounds, medians; bare is rdkafka's ThreadedProducer with the engine's own settings\n");
     println!(
@@ -74,18 +80,62 @@ async fn main() {
         format!("{CONNECTIONS} at a time, {SINGLE_RECORD_BYTES} B each"),
     ];
     for (name, (bare, port)) in names.iter().zip(figures) {
+        // Each round's own ratio: what else the machine does changes from round to round.
+        let ratio = median(bare.iter().zip(&port).map(|(bare, port)| port.rate / bare.rate).collect());
         let (bare, port) = (Figures::median(bare), Figures::median(port));
         println!(
             "{name:<38} {:>11.0} {:>11.0} {:>6.2}   {:>9} {:>9}   {:>9} {:>9}",
             bare.rate,
             port.rate,
-            port.rate / bare.rate,
+            ratio,
             micros(bare.p50),
             micros(port.p50),
             micros(bare.p99),
             micros(port.p99)
         );
     }
+    println!("{:<38} {bare_read:>11.0} {port_read:>11.0} {:>6.2}", "read back, one partition", port_read / bare_read);
+    for (records, figures) in [1, COMMIT_RECORDS].into_iter().zip(commits) {
+        let name = format!("commit of {records} in two partitions");
+        println!(
+            "{name:<38} {:>11} {:>11.0} {:>6}   {:>9} {:>9}   {:>9} {:>9}",
+            "",
+            figures.rate,
+            "",
+            "",
+            micros(figures.p50),
+            "",
+            micros(figures.p99)
+        );
+    }
+}
+
+/// Reads one partition from its beginning to its end.
+async fn port_read(log: &Arc<KafkaLog>) -> f64 {
+    let partition = PartitionId::new(TopicNumber(1), 0);
+    let end = log.bounds(partition).await.expect("the partition has bounds").next;
+    let limits = ReadLimits { max_records: 10_000, max_bytes: 4 << 20, wait: Duration::from_secs(1) };
+    let (began, mut next, mut records) = (Instant::now(), 0, 0);
+    while next < end {
+        let batch = log.read(partition, next, limits).await.expect("the partition can be read");
+        records += batch.records.len();
+        next = batch.next;
+    }
+    records as f64 / began.elapsed().as_secs_f64()
+}
+
+/// Commits one after the other, of so many records each.
+async fn port_commits(log: &Arc<KafkaLog>, records: usize) -> Figures {
+    let fence = log.fence("port-vs-bare", 1).await.expect("the fence can be opened");
+    let (began, mut latencies) = (Instant::now(), Vec::new());
+    for _ in 0..COMMITS {
+        let entries = (0..records).map(|n| entry(n % 2, Bytes::from_static(&[b'x'; BATCHED_RECORD_BYTES]))).collect();
+        let sent_at = Instant::now();
+        let outcome = log.commit(&fence, entries).await;
+        latencies.push(sent_at.elapsed());
+        assert!(matches!(outcome, CommitOutcome::Done(_)), "{outcome:?}");
+    }
+    Figures::of(COMMITS * records, began.elapsed(), latencies)
 }
 
 #[derive(Clone, Copy)]
@@ -103,15 +153,18 @@ impl Figures {
     }
 
     fn median(rounds: Vec<Self>) -> Self {
-        let mut rates: Vec<f64> = rounds.iter().map(|each| each.rate).collect();
-        rates.sort_by(f64::total_cmp);
-        let middle = |of: fn(&Self) -> Duration| {
-            let mut all: Vec<Duration> = rounds.iter().map(of).collect();
-            all.sort();
-            all[all.len() / 2]
-        };
-        Self { rate: rates[rates.len() / 2], p50: middle(|each| each.p50), p99: middle(|each| each.p99) }
+        let middle = |of: fn(&Self) -> f64| median(rounds.iter().map(of).collect());
+        Self {
+            rate: middle(|each| each.rate),
+            p50: Duration::from_secs_f64(middle(|each| each.p50.as_secs_f64())),
+            p99: Duration::from_secs_f64(middle(|each| each.p99.as_secs_f64())),
+        }
     }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
 /// The producer that somebody would write without the engine.
@@ -174,6 +227,30 @@ impl Bare {
                     std::thread::sleep(Duration::from_micros(100));
                 }
                 Err((error, _)) => panic!("the record is not taken: {error}"),
+            }
+        }
+    }
+
+    fn read(&self, settings: &KafkaSettings) -> f64 {
+        let consumer: BaseConsumer = rdkafka::ClientConfig::new()
+            .set("bootstrap.servers", &settings.bootstrap)
+            .set("group.id", "port-vs-bare")
+            .set("enable.auto.commit", "false")
+            .set("isolation.level", "read_committed")
+            .create()
+            .expect("a consumer can be made");
+        let (_, end) = consumer.fetch_watermarks(&self.topic, 0, Duration::from_secs(5)).expect("the topic is there");
+        let mut list = TopicPartitionList::new();
+        list.add_partition_offset(&self.topic, 0, Offset::Beginning).expect("the list takes it");
+        consumer.assign(&list).expect("the partition can be assigned");
+        let (began, mut records) = (Instant::now(), 0);
+        loop {
+            let message = consumer.poll(Duration::from_secs(5)).expect("a record comes").expect("it can be read");
+            let copied = message.payload().map(Bytes::copy_from_slice);
+            assert!(copied.is_some());
+            records += 1;
+            if message.offset() + 1 >= end {
+                return records as f64 / began.elapsed().as_secs_f64();
             }
         }
     }

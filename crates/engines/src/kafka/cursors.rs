@@ -21,12 +21,13 @@ use super::context::{Consumer, Quiet};
 use super::cursor::Cursor;
 use super::known::KnownTopic;
 use super::outcome;
-use super::settings::KafkaSettings;
+use super::settings::{FetchShape, KafkaSettings};
 
-/// How long the broker may keep a fetch of the shared consumer waiting. A partition that joins is fetched after that at the latest.
-const SHARED_FETCH_WAIT: Duration = Duration::from_millis(100);
-/// The same for extra consumers, which read what is there and are moved often.
-const EXTRA_FETCH_WAIT: Duration = Duration::from_millis(20);
+/// The shared consumer waits for news of many partitions, with little memory for each. A partition that joins is fetched when
+/// the fetch under way is over.
+const SHARED_FETCH: FetchShape = FetchShape { longest: Duration::from_millis(100), partition_bytes: 256 << 10 };
+/// An extra consumer reads what is there, in large pieces, and is moved often.
+const EXTRA_FETCH: FetchShape = FetchShape { longest: Duration::from_millis(20), partition_bytes: 2 << 20 };
 /// How long a shared cursor without readers goes on fetching.
 const SHARED_IDLE_MAX: Duration = Duration::from_secs(60);
 /// How long an extra consumer without readers is kept.
@@ -70,10 +71,10 @@ struct Seat {
 
 impl Cursors {
     pub fn new(settings: &KafkaSettings) -> Result<Self, KafkaError> {
-        let shared_client = Arc::new(Consumer::from_config_and_context(&settings.reader(SHARED_FETCH_WAIT), Quiet)?);
+        let shared_client = Arc::new(Consumer::from_config_and_context(&settings.reader(SHARED_FETCH), Quiet)?);
         Ok(Self {
             shared_client,
-            extra_config: settings.reader(EXTRA_FETCH_WAIT),
+            extra_config: settings.reader(EXTRA_FETCH),
             extra_max: settings.extra_readers_max.max(1),
             seats: Mutex::default(),
             freed: Notify::new(),

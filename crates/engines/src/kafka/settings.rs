@@ -12,8 +12,6 @@ const BATCH_OVERHEAD_BYTES: usize = 4096;
 /// Bytes of one batch that the producer sends. It stays below Kafka's default of `max.message.bytes` (1 MiB), which counts
 /// whole batches: a topic that others made would refuse larger ones.
 const BATCH_BYTES_MAX: usize = 1_000_000;
-/// Bytes that the broker may send of one partition in one answer, and that wait in memory per partition being read.
-const FETCH_PARTITION_BYTES: usize = 256 << 10;
 /// Bytes of one answer to all partitions that are fetched together.
 const FETCH_ANSWER_BYTES: usize = 8 << 20;
 /// How soon a partition whose records wait in memory is asked for again. librdkafka's own second would starve a fast reader.
@@ -118,6 +116,8 @@ impl KafkaSettings {
         config
             .set("bootstrap.servers", &self.bootstrap)
             .set("client.id", "whimbrel")
+            // Asking for a topic that was deleted must not make it again, which a producer's questions do by default.
+            .set("allow.auto.create.topics", "false")
             .set("reconnect.backoff.max.ms", RECONNECT_PAUSE_MAX_MS.to_string());
         for (key, value) in &self.client {
             config.set(key, value);
@@ -159,13 +159,13 @@ impl KafkaSettings {
     /// A consumer that only asks questions: it has no group and no partitions.
     pub(super) fn query_client(&self, isolation: &str) -> ClientConfig {
         let mut config = self.any_client();
-        config.set("isolation.level", isolation).set("allow.auto.create.topics", "false");
+        config.set("isolation.level", isolation);
         config
     }
 
     /// A consumer that reads partitions it is assigned. librdkafka assigns only to a consumer with a group's name; this one
     /// never joins the group and never commits to it.
-    pub(super) fn reader(&self, longest_fetch: Duration) -> ClientConfig {
+    pub(super) fn reader(&self, fetch: FetchShape) -> ClientConfig {
         let mut config = self.query_client("read_committed");
         config
             .set("group.id", "whimbrel-readers")
@@ -173,11 +173,11 @@ impl KafkaSettings {
             .set("enable.auto.offset.store", "false")
             .set("enable.partition.eof", "false")
             .set("auto.offset.reset", "error")
-            .set("fetch.wait.max.ms", longest_fetch.as_millis().to_string());
+            .set("fetch.wait.max.ms", fetch.longest.as_millis().to_string());
         let answer_bytes = FETCH_ANSWER_BYTES.max(self.batch_bytes_max() + BATCH_OVERHEAD_BYTES);
         self.unless_chosen(&mut config, "fetch.queue.backoff.ms", FETCH_QUEUE_BACKOFF_MS.to_string());
-        self.unless_chosen(&mut config, "queued.max.messages.kbytes", (FETCH_PARTITION_BYTES >> 10).to_string());
-        self.unless_chosen(&mut config, "max.partition.fetch.bytes", FETCH_PARTITION_BYTES.to_string());
+        self.unless_chosen(&mut config, "queued.max.messages.kbytes", (fetch.partition_bytes >> 10).to_string());
+        self.unless_chosen(&mut config, "max.partition.fetch.bytes", fetch.partition_bytes.to_string());
         self.unless_chosen(&mut config, "fetch.max.bytes", answer_bytes.to_string());
         config.set("message.max.bytes", self.batch_bytes_max().to_string());
         config
@@ -192,6 +192,15 @@ impl KafkaSettings {
             config.set(key, value);
         }
     }
+}
+
+/// How a reader fetches.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct FetchShape {
+    /// How long the broker may keep a fetch waiting for news.
+    pub longest: Duration,
+    /// Bytes that the broker may send of one partition in one answer, and that wait in memory per partition being read.
+    pub partition_bytes: usize,
 }
 
 /// Why the engine could not start. Each says what to do.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdkafka::ClientConfig;
-use rdkafka::producer::{FutureProducer, FutureRecord};
+use rdkafka::producer::{BaseProducer, BaseRecord, FutureProducer, FutureRecord, Producer};
 use whimbrel_engines::kafka::KafkaLog;
 use whimbrel_model::partitioner::partition_of;
 use whimbrel_model::ports::{Entry, Log, LogTopics, ReadLimits};
@@ -114,6 +114,78 @@ async fn keys_go_to_the_partitions_that_kafkas_own_partitioner_gives_them() {
     }
     for key in keys {
         assert_eq!(partition_of(&key, PARTITIONS), placed[&key], "{}", String::from_utf8_lossy(&key));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_behind_an_open_transaction_is_counted_and_not_yet_visible() {
+    needs_kafka!();
+    let log = connect(settings()).await;
+    let spec = new_topic(&log, 1).await;
+    let partition = PartitionId::new(spec.number, 0);
+    let stranger = Stranger::begin(&spec.name);
+    stranger.write("never to be seen");
+    append(&log, &spec, 0, plain("behind it")).await;
+    assert_eq!(log.bounds(partition).await.expect("the partition has bounds").next, 2);
+    let limits = ReadLimits { max_records: 10, max_bytes: 1 << 20, wait: Duration::ZERO };
+    let hidden = log.read(partition, 0, limits).await.expect("the partition can be read");
+    assert_eq!((hidden.records.len(), hidden.next), (0, 0));
+    let beyond_the_visible = log.read(partition, 2, limits).await.expect("the end as it is counted can be read from");
+    assert_eq!((beyond_the_visible.records.len(), beyond_the_visible.next), (0, 2));
+
+    let waiting = tokio::spawn({
+        let log = log.clone();
+        async move { log.read(partition, 0, ReadLimits { wait: PATIENCE, ..limits }).await }
+    });
+    tokio::task::block_in_place(|| stranger.abort());
+    let shown = waiting.await.expect("the reader ends by itself").expect("the partition can be read");
+    assert_eq!(shown.records.iter().map(|each| &each.record.value[..]).collect::<Vec<_>>(), [b"behind it"]);
+    assert_eq!(shown.records[0].offset, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_aborted_transaction_wrote_is_passed_over_to_the_end() {
+    needs_kafka!();
+    let log = connect(settings()).await;
+    let spec = new_topic(&log, 1).await;
+    let stranger = Stranger::begin(&spec.name);
+    (0..10).for_each(|_| stranger.write("never to be seen"));
+    tokio::task::block_in_place(|| stranger.abort());
+    append(&log, &spec, 0, plain("seen")).await;
+    let stranger = Stranger::begin(&spec.name);
+    stranger.write("never to be seen");
+    tokio::task::block_in_place(|| stranger.abort());
+    let read = read_all(&log, &spec, 0, 1).await;
+    assert_eq!(read.iter().map(|each| &each.record.value[..]).collect::<Vec<_>>(), [b"seen"]);
+    assert_eq!(read[0].offset, 11, "ten records and a marker lie before it");
+}
+
+/// Somebody else's transaction.
+struct Stranger {
+    producer: BaseProducer,
+    topic: String,
+}
+
+impl Stranger {
+    fn begin(topic: &str) -> Self {
+        let producer: BaseProducer = ClientConfig::new()
+            .set("bootstrap.servers", bootstrap())
+            .set("transactional.id", format!("stranger-{topic}"))
+            .create()
+            .expect("a producer can be made");
+        producer.init_transactions(PATIENCE).expect("transactions can be begun");
+        producer.begin_transaction().expect("a transaction can be begun");
+        Self { producer, topic: topic.to_owned() }
+    }
+
+    fn write(&self, text: &str) {
+        let record = BaseRecord::<(), str>::to(&self.topic).partition(0).payload(text);
+        self.producer.send(record).map_err(|(error, _)| error).expect("the record is taken");
+        self.producer.flush(PATIENCE).expect("the record is written");
+    }
+
+    fn abort(&self) {
+        self.producer.abort_transaction(PATIENCE).expect("the transaction can be aborted");
     }
 }
 
