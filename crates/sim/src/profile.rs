@@ -83,15 +83,13 @@ impl Profile {
             journal_file_bytes,
             journal_bytes_max,
             checkpoint_bytes: journal_bytes_max / 2,
-            checkpoint_interval: Duration::from_secs(1),
             segment_bytes: *rng.pick(&[4 << 10, 8 << 10, 32 << 10]),
             segment_age: Duration::from_millis(*rng.pick(&[500, 100_000])),
             index_interval_bytes: *rng.pick(&[256, 1024, 4096]),
             tail_bytes: *rng.pick(&[0, 4 << 10, 64 << 10]),
             unsaved_bytes_max: 2 * frame_bytes_max as u64,
-            queue_bytes_max: 1 << 20,
             disk_reserve_bytes: *rng.pick(&[0, 32 << 10]),
-            idle_after: Duration::from_millis(20),
+            ..Settings::default()
         }
     }
 }

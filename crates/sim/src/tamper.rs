@@ -15,13 +15,14 @@ pub fn change_a_record(disk: &SimDisk, path: &Path) -> Option<&'static str> {
         FileKind::Segment(..) => {
             let batch = Batch::read(&Bytes::from(contents)).ok()?;
             let len = batch.bytes.len();
-            disk.tamper(path, |bytes| change_last_byte(&mut bytes[..len]));
+            // What is not synced yet is changed where programs see it.
+            disk.tamper(path, |bytes| bytes.get_mut(..len).map_or((), change_last_byte));
             Some("a batch")
         }
         FileKind::Journal => {
             let (at, len) = last_frame_with_batches(&contents)?;
             disk.tamper(path, |bytes| {
-                let frame = &mut bytes[at..at + len];
+                let Some(frame) = bytes.get_mut(at..at + len) else { return };
                 let mut from = FRAME_HEADER_LEN;
                 while let Ok(batch) = Batch::read(&Bytes::copy_from_slice(&frame[from..])) {
                     change_last_byte(&mut frame[from..from + batch.bytes.len()]);

@@ -47,7 +47,7 @@ impl Contents {
         }
         let end = position + bytes.len();
         if self.current.len() < end {
-            self.current.resize(end, 0);
+            set_len(&mut self.current, end);
         }
         self.current[position..end].copy_from_slice(bytes);
         self.dirty.extend(position / PAGE_BYTES..end.div_ceil(PAGE_BYTES));
@@ -57,7 +57,7 @@ impl Contents {
         if len < self.durable.len() {
             self.cut_to = Some(self.cut_to.map_or(len, |cut| cut.min(len)));
         }
-        self.current.resize(len, 0);
+        set_len(&mut self.current, len);
         self.dirty.retain(|page| page * PAGE_BYTES < len);
     }
 
@@ -66,7 +66,7 @@ impl Contents {
         if let Some(cut) = self.cut_to.take() {
             self.durable.truncate(cut);
         }
-        self.durable.resize(self.current.len(), 0);
+        set_len(&mut self.durable, self.current.len());
         for page in std::mem::take(&mut self.dirty) {
             self.copy(page * PAGE_BYTES, PAGE_BYTES);
         }
@@ -82,7 +82,7 @@ impl Contents {
             if rng.one_in(2) {
                 let end = ((page + 1) * PAGE_BYTES).min(self.current.len());
                 if self.durable.len() < end {
-                    self.durable.resize(end, 0);
+                    set_len(&mut self.durable, end);
                 }
                 self.copy(page * PAGE_BYTES, PAGE_BYTES);
             }
@@ -113,7 +113,8 @@ impl Contents {
                 1 => long,
                 _ => rng.between(short.min(long), long),
             };
-            self.durable.resize((len as usize).max(self.durable.len()), 0);
+            let len = (len as usize).max(self.durable.len());
+            set_len(&mut self.durable, len);
             for page in std::mem::take(&mut self.dirty) {
                 let from = page * PAGE_BYTES;
                 match rng.below(4) {
@@ -139,6 +140,17 @@ impl Contents {
     pub fn tamper(&mut self, change: impl Fn(&mut [u8])) {
         change(&mut self.durable);
         change(&mut self.current);
+    }
+}
+
+/// As `Vec::resize`, which goes byte by byte where nothing is optimised.
+fn set_len(bytes: &mut Vec<u8>, len: usize) {
+    if len <= bytes.len() {
+        bytes.truncate(len);
+    } else {
+        let mut longer = vec![0; len];
+        longer[..bytes.len()].copy_from_slice(bytes);
+        *bytes = longer;
     }
 }
 

@@ -112,7 +112,7 @@ fn walk(
     let (mut position, mut last_begun) = (FRAME_ALIGNMENT as u64, 0);
     let mut chunk = Chunk::default();
     while position + FRAME_HEADER_LEN as u64 <= len {
-        let Some(header) = FrameHeader::read(chunk.at(file, position)?) else {
+        let Some(header) = FrameHeader::read(chunk.at(file, position, len)?) else {
             position += FRAME_ALIGNMENT as u64;
             continue;
         };
@@ -148,10 +148,10 @@ struct Chunk {
 }
 
 impl Chunk {
-    fn at(&mut self, file: &dyn DiskFile, position: u64) -> io::Result<&[u8]> {
+    fn at(&mut self, file: &dyn DiskFile, position: u64, file_len: u64) -> io::Result<&[u8]> {
         let end = self.from + self.bytes.len() as u64;
         if position < self.from || position + FRAME_HEADER_LEN as u64 > end {
-            self.bytes.resize(SEARCH_CHUNK, 0);
+            self.bytes = vec![0; SEARCH_CHUNK.min(file_len.saturating_sub(position) as usize)];
             let read = file.read_at(&mut self.bytes, position)?;
             self.bytes.truncate(read);
             self.from = position;

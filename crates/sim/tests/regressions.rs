@@ -1,0 +1,274 @@
+//! What the simulator found, each as a test of its own, named after what went wrong.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use whimbrel_sim::SimDisk;
+use whimbrel_sim::disk::Faults;
+use whimbrel_storage::{
+    Core, DataFolder, Outcome, Part, PartitionKey, Record, Recovered, Settings, TopicRetention, Work,
+};
+
+const FOLDER: &str = "/a/new/folder";
+
+/// Power losses are tried with so many disks, which lose different things.
+const DISKS: u64 = 30;
+
+fn settings() -> Settings {
+    Settings {
+        frame_bytes_max: 8 << 10,
+        frame_bytes_target: 8 << 10,
+        journal_file_bytes: 16 << 10,
+        journal_bytes_max: 96 << 10,
+        checkpoint_bytes: 48 << 10,
+        segment_bytes: 4 << 10,
+        index_interval_bytes: 256,
+        tail_bytes: 0,
+        unsaved_bytes_max: 64 << 10,
+        disk_reserve_bytes: 0,
+        ..Settings::default()
+    }
+}
+
+/// Disks that sync everything at once, and disks that sync file by file and so forget what nobody names.
+fn disks() -> impl Iterator<Item = SimDisk> {
+    (0..DISKS).map(|seed| {
+        let disk = SimDisk::new(seed);
+        disk.set_faults(Faults { sync_by_file: seed % 2 == 0, ..Faults::default() });
+        disk
+    })
+}
+
+fn try_open(disk: &SimDisk) -> Result<(Core, Recovered), whimbrel_storage::OpenError> {
+    let folder = DataFolder::open(Arc::new(disk.clone()), Path::new(FOLDER))?;
+    Core::open(folder.into(), settings(), 0, Box::new(|_| {}))
+}
+
+fn open(disk: &SimDisk) -> Core {
+    let (core, recovered) = try_open(disk).unwrap();
+    assert_eq!(recovered.damage, [], "nothing was damaged");
+    core
+}
+
+fn crash(disk: &SimDisk, core: Core) -> Core {
+    drop(core);
+    disk.crash();
+    open(disk)
+}
+
+fn key(topic: u32) -> PartitionKey {
+    PartitionKey { topic, partition: 0 }
+}
+
+/// Appends one record of some size and returns its offset, where it was accepted.
+fn append(core: &Core, topic: u32, timestamp: i64, bytes: usize) -> Option<u64> {
+    let mut records = Vec::new();
+    Record::encode(&mut records, timestamp, None, &[], &vec![7; bytes]);
+    let part = Part { partition: key(topic), count: 1, max_timestamp: timestamp, records };
+    match core.commit(&[Work::Append(vec![part])]).remove(0) {
+        Outcome::Appended(offsets) => offsets[0].clone().ok(),
+        _ => None,
+    }
+}
+
+fn records(core: &Core, topic: u32) -> u64 {
+    let (first, next) = core.bounds(key(topic)).unwrap();
+    let mut from = first;
+    while from < next {
+        from = core.read(key(topic), from, 1000).unwrap().next;
+    }
+    next - first
+}
+
+#[test]
+fn a_new_data_folder_was_gone_after_a_power_loss() {
+    for disk in disks() {
+        let core = open(&disk);
+        core.create_partitions(1, 1).unwrap();
+        append(&core, 1, 0, 10).unwrap();
+        assert_eq!(records(&crash(&disk, core), 1), 1);
+    }
+}
+
+#[test]
+fn a_data_folder_whose_maker_was_killed_was_gone_after_a_power_loss() {
+    for calls in 1..12 {
+        for disk in disks() {
+            disk.lose_power_after(calls);
+            drop(try_open(&disk));
+            disk.kill();
+            let core = open(&disk);
+            core.create_partitions(1, 1).unwrap();
+            append(&core, 1, 0, 10).unwrap();
+            assert_eq!(records(&crash(&disk, core), 1), 1, "killed at call {calls}");
+        }
+    }
+}
+
+#[test]
+fn segments_written_to_relieve_memory_were_not_synced_by_the_checkpoint() {
+    for disk in disks() {
+        let core = open(&disk);
+        core.create_partitions(1, 1).unwrap();
+        for _ in 0..5 {
+            append(&core, 1, 0, 300).unwrap();
+        }
+        core.relieve_memory(0).unwrap();
+        core.checkpoint(0, &mut || {}).unwrap();
+        assert_eq!(records(&crash(&disk, core), 1), 5);
+    }
+}
+
+#[test]
+fn segments_that_retention_dropped_were_taken_for_damage_after_a_power_loss() {
+    for disk in disks() {
+        let core = open(&disk);
+        core.create_partitions(1, 1).unwrap();
+        for timestamp in 0..20 {
+            append(&core, 1, timestamp, 1000).unwrap();
+            core.relieve_memory(timestamp).unwrap();
+        }
+        core.checkpoint(0, &mut || {}).unwrap();
+        core.set_retention(1, TopicRetention { time: Some(std::time::Duration::from_millis(1)), bytes: None });
+        core.retain(1_000_000).unwrap();
+        assert_eq!(core.bounds(key(1)), Ok((20, 20)));
+        let core = crash(&disk, core);
+        assert_eq!(records(&core, 1), 0);
+        assert_eq!(append(&core, 1, 0, 10), Some(20));
+    }
+}
+
+#[test]
+fn a_topic_whose_deletion_failed_lost_its_records_at_the_next_checkpoint() {
+    let mut failed = 0;
+    for disk in disks() {
+        let core = open(&disk);
+        core.create_partitions(1, 1).unwrap();
+        append(&core, 1, 0, 10).unwrap();
+        disk.set_faults(Faults { name_error: 1, ..Faults::default() });
+        failed += u64::from(core.delete_topic(1).is_err());
+        disk.set_faults(Faults::default());
+        core.checkpoint(0, &mut || {}).unwrap();
+        assert_eq!(records(&crash(&disk, core), 1), 1, "it is there whole");
+    }
+    assert_eq!(failed, DISKS);
+}
+
+#[test]
+fn a_topic_whose_deletion_was_cut_off_by_a_kill_came_back_after_a_power_loss() {
+    for calls in 1..6 {
+        for disk in disks() {
+            let core = open(&disk);
+            core.create_partitions(1, 1).unwrap();
+            append(&core, 1, 0, 10).unwrap();
+            disk.lose_power_after(calls);
+            core.delete_topic(1).ok();
+            drop(core);
+            disk.kill();
+            let core = open(&disk);
+            let partitions = core.partition_count(1);
+            assert_eq!(crash(&disk, core).partition_count(1), partitions, "what was seen once stays, at call {calls}");
+        }
+    }
+}
+
+#[test]
+fn a_journal_file_whose_maker_was_killed_vanished_with_acknowledged_frames() {
+    for calls in 1..5 {
+        for disk in disks() {
+            let core = open(&disk);
+            core.create_partitions(1, 1).unwrap();
+            disk.lose_power_after(calls);
+            core.prepare_journal();
+            drop(core);
+            disk.kill();
+            let core = open(&disk);
+            append(&core, 1, 0, 10).unwrap();
+            assert_eq!(records(&crash(&disk, core), 1), 1, "killed at call {calls}");
+        }
+    }
+}
+
+#[test]
+fn a_partition_whose_maker_was_killed_vanished_with_acknowledged_records() {
+    for calls in 1..4 {
+        for disk in disks() {
+            let core = open(&disk);
+            disk.lose_power_after(calls);
+            core.create_partitions(1, 1).ok();
+            drop(core);
+            disk.kill();
+            let core = open(&disk);
+            if append(&core, 1, 0, 10).is_some() {
+                assert_eq!(records(&crash(&disk, core), 1), 1, "killed at call {calls}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_frame_that_was_only_in_memory_was_read_on_a_full_disk_and_then_lost() {
+    for disk in disks() {
+        let core = open(&disk);
+        core.create_partitions(1, 1).unwrap();
+        append(&core, 1, 0, 3000).unwrap();
+        disk.lose_power_after(2);
+        assert_eq!(append(&core, 1, 0, 3000), None, "its sync fails");
+        drop(core);
+        disk.kill();
+        disk.set_budget(disk.used_bytes());
+        let core = open(&disk);
+        assert!(core.refusal().is_some(), "the disk is full");
+        let seen = records(&core, 1);
+        assert_eq!(seen, 2, "the frame is in the system's memory");
+        assert_eq!(records(&crash(&disk, core), 1), seen);
+    }
+}
+
+#[test]
+fn a_full_disk_did_not_open_and_could_not_be_emptied() {
+    for disk in disks() {
+        let core = open(&disk);
+        core.create_partitions(1, 1).unwrap();
+        for timestamp in 0..20 {
+            append(&core, 1, timestamp, 1000).unwrap();
+            core.relieve_memory(timestamp).unwrap();
+        }
+        core.checkpoint(0, &mut || {}).unwrap();
+        drop(core);
+        disk.kill();
+        disk.set_budget(0);
+        let core = open(&disk);
+        assert_eq!(records(&core, 1), 20);
+        disk.set_budget(disk.used_bytes());
+        core.set_retention(1, TopicRetention { time: None, bytes: Some(5000) });
+        core.retain(0).unwrap();
+        let (first, next) = core.bounds(key(1)).unwrap();
+        assert!(first > 0 && next == 20);
+        core.watch_room(0);
+        assert_eq!(core.refusal(), None, "what retention gave back is room");
+        assert_eq!(append(&core, 1, 0, 10), Some(20));
+    }
+}
+
+#[test]
+fn retention_dropped_a_segment_whose_age_it_could_not_read() {
+    let disk = SimDisk::new(1);
+    let core = open(&disk);
+    core.create_partitions(1, 1).unwrap();
+    for timestamp in 0..20 {
+        append(&core, 1, 1000 + timestamp, 1000).unwrap();
+        core.relieve_memory(timestamp).unwrap();
+    }
+    core.checkpoint(0, &mut || {}).unwrap();
+    drop(core);
+    disk.kill();
+    let folder = format!("{FOLDER}/log/topics/1/0/{:020}", 0);
+    let (segment, index) = (format!("{folder}.segment"), format!("{folder}.index"));
+    disk.flip_bit(Path::new(&segment), 60, 1);
+    disk.tamper(Path::new(&index), |bytes| bytes.fill(0));
+    let core = open(&disk);
+    core.set_retention(1, TopicRetention { time: Some(std::time::Duration::from_millis(500)), bytes: None });
+    core.retain(1200).unwrap();
+    assert_eq!(core.bounds(key(1)), Ok((0, 20)), "all of it is younger than that");
+}
