@@ -47,14 +47,15 @@ impl Tail {
                     return Some(fields);
                 }
             }
-            let piece = soon(self.stream.next()).await?.unwrap();
+            let piece = self.stream.next().await?.unwrap();
             self.text.push_str(std::str::from_utf8(&piece).unwrap());
         }
     }
 
     /// The next message: its event's id and its payload.
     async fn message(&mut self) -> (String, String) {
-        let event = self.next().await.unwrap();
+        // Keep-alives come for ever, so it is the message that is waited for, and not the next bytes.
+        let event = soon(self.next()).await.unwrap();
         let field = |name: &str| event.iter().find(|(other, _)| other == name).map(|(_, value)| value.clone());
         assert_eq!(field("event").as_deref(), Some("message"));
         let data: Value = serde_json::from_str(&field("data").unwrap()).unwrap();
