@@ -29,6 +29,8 @@ pub struct Faults {
     pub write_error: u64,
     /// Half of them lose what was to be synced.
     pub sync_error: u64,
+    /// As `sync_error`, for want of room: what a cache took, the disk may have no place for.
+    pub sync_without_room: u64,
     /// Of making, renaming and removing.
     pub name_error: u64,
     /// `sync_all` syncs the files that it is told of and nothing else, as on systems that have no `syncfs`.
@@ -96,8 +98,19 @@ enum Power {
 enum Course {
     Go,
     Fail,
+    FailForRoom,
     /// It takes effect as far as a cache goes, and nobody hears of it.
     PowerGoes,
+}
+
+impl Course {
+    fn sync_error(self) -> io::Error {
+        match self {
+            Course::PowerGoes => injected("the power went"),
+            Course::FailForRoom => io::Error::new(io::ErrorKind::StorageFull, "injected: a sync found no room"),
+            Course::Go | Course::Fail => injected("a sync failed"),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -135,6 +148,10 @@ impl State {
             *count += 1;
             return Ok(Course::Fail);
         }
+        if matches!(call, Call::Sync) && self.rng.one_in(self.faults.sync_without_room) {
+            self.injected.sync_errors += 1;
+            return Ok(Course::FailForRoom);
+        }
         Ok(Course::Go)
     }
 
@@ -149,11 +166,11 @@ impl State {
     fn name_call<T>(&mut self, what: &str, change: impl FnOnce(&mut Tree) -> io::Result<T>) -> io::Result<T> {
         match self.begin(Call::Name)? {
             Course::Go => change(&mut self.tree),
-            Course::Fail => Err(injected(what)),
             Course::PowerGoes => {
                 change(&mut self.tree)?;
                 Err(injected("the power went"))
             }
+            Course::Fail | Course::FailForRoom => Err(injected(what)),
         }
     }
 
@@ -172,7 +189,7 @@ impl State {
         self.tree.used_bytes += (self.tree.file(file)?.pages() as u64 - pages_before) * PAGE_BYTES as u64;
         match course {
             Course::PowerGoes => Err(injected("the power went")),
-            Course::Fail => Err(injected("a write failed")),
+            Course::Fail | Course::FailForRoom => Err(injected("a write failed")),
             Course::Go if fits < len => {
                 self.injected.refused_for_room += 1;
                 Err(io::Error::new(io::ErrorKind::StorageFull, "no room on the simulated disk"))
@@ -191,14 +208,14 @@ impl State {
                 self.tree.file(file)?.sync();
                 Ok(())
             }
-            Course::Fail => {
+            Course::PowerGoes => Err(injected("the power went")),
+            course => {
                 if self.rng.one_in(2) {
                     let mut rng = self.rng.fork();
                     self.tree.file(file)?.lose(&mut rng);
                 }
-                Err(injected("a sync failed"))
+                Err(course.sync_error())
             }
-            Course::PowerGoes => Err(injected("the power went")),
         }
     }
 
@@ -219,7 +236,7 @@ impl State {
         for file in files {
             if course == Course::Go || self.rng.one_in(2) {
                 self.tree.file(file)?.sync();
-            } else if course == Course::Fail && self.rng.one_in(2) {
+            } else if course != Course::PowerGoes && self.rng.one_in(2) {
                 let mut rng = self.rng.fork();
                 self.tree.file(file)?.lose(&mut rng);
             }
@@ -229,11 +246,7 @@ impl State {
                 self.tree.sync_folder(folder);
             }
         }
-        match course {
-            Course::Go => Ok(()),
-            Course::Fail => Err(injected("a sync of everything failed")),
-            Course::PowerGoes => Err(injected("the power went")),
-        }
+        if course == Course::Go { Ok(()) } else { Err(course.sync_error()) }
     }
 }
 
@@ -412,7 +425,7 @@ impl Disk for SimDisk {
                 state.tree.sync_folder(folder);
                 Ok(())
             }
-            _ => Err(injected("a folder could not be synced")),
+            course => Err(course.sync_error()),
         }
     }
 

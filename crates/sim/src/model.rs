@@ -24,11 +24,11 @@ impl Entry {
         let mut rng = Rng::new(self.number.wrapping_mul(0x5851_f42d_4c95_7f2d));
         let mut bytes = |bound: u64| -> Vec<u8> {
             let len = rng.below(bound + 1) as usize;
-            let mut bytes: Vec<u8> = (0..len.div_ceil(8)).flat_map(|_| rng.next().to_le_bytes()).collect();
+            let mut bytes: Vec<u8> = (0..len.div_ceil(8)).flat_map(|_| rng.draw().to_le_bytes()).collect();
             bytes.truncate(len);
             bytes
         };
-        let key = (self.number % 3 > 0).then(|| Bytes::from(bytes(20)));
+        let key = (!self.number.is_multiple_of(3)).then(|| Bytes::from(bytes(20)));
         let headers = Bytes::from(bytes(if self.number.is_multiple_of(2) { 0 } else { 30 }));
         let mut value = self.number.to_le_bytes().to_vec();
         value.extend(bytes(VALUE_BYTES[self.number as usize % VALUE_BYTES.len()]));

@@ -66,6 +66,9 @@ impl Profile {
             (faults.read_error, faults.write_error) = (some(2), some(2));
             (faults.sync_error, faults.name_error) = (some(1), some(1));
         }
+        if self.fills_disk() && rng.one_in(3) {
+            faults.sync_without_room = 100;
+        }
         if self == Profile::LyingSync {
             faults.lie_about_sync = 4;
         }

@@ -107,7 +107,7 @@ const STEPS: [(Step, u64); 15] = [
 impl World {
     fn new(seed: u64, profile: Profile, print: bool) -> Self {
         let mut rng = Rng::new(seed);
-        let disk = SimDisk::new(rng.next());
+        let disk = SimDisk::new(rng.draw());
         disk.set_faults(profile.faults(&mut rng));
         Self {
             settings: profile.settings(&mut rng),

@@ -228,7 +228,11 @@ impl World {
             let (least, most) = (partition.first_durable, partition.first);
             return Err(format!("{key} begins at {first} of {next} after recovery, and may at {least}..={most}"));
         }
-        (partition.first, partition.first_durable) = (first, first);
+        partition.first = first;
+        // Opening ends with a checkpoint, except where there was no room for it.
+        if core.refusal().is_none() {
+            partition.first_durable = first;
+        }
         Ok(())
     }
 

@@ -193,13 +193,13 @@ impl World {
         if self.rng.one_in(2) {
             core.prepare_journal();
         }
-        let refused_before = self.disk.injected().refused_for_room;
+        let failed_before = self.disk.injected().total();
         core.watch_room(self.now);
         let free = self.disk_room();
         let enough = self.settings.disk_reserve_bytes * 2;
         let refusal = core.refusal();
         self.trace.note(|| format!("room was looked for, {free} bytes are free: {refusal:?}"));
-        let was_tight = self.disk.injected().refused_for_room > refused_before;
+        let was_tight = self.disk.injected().total() > failed_before;
         match refusal {
             Some(AppendError::DiskFull(why)) if free >= enough && !was_tight && !self.disk.is_off() => {
                 Err(format!("{free} bytes are free, and the log says: {why}"))
