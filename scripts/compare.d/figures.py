@@ -5,6 +5,10 @@ from statistics import median
 from typing import Callable, List, Optional, Tuple
 
 
+# Where the device moved by more than this between the two rounds of a pair, their ratio tells as much of it as of them.
+DEVICE_MOVED_MAX = 2.0
+
+
 class Missing(Exception):
     """A peer or a round that cannot be had, with the reason for people."""
 
@@ -36,6 +40,8 @@ class Standing:
     contender: Contender
     rounds: List[Figures] = field(default_factory=list)
     whimbrel_after: List[Figures] = field(default_factory=list)
+    # For each pair, how many times slower the device's median sync was before one of the two than before the other.
+    device_moved: List[float] = field(default_factory=list)
     missing: Optional[str] = None
 
     def ratios(self) -> List[float]:
@@ -51,19 +57,23 @@ class Goal:
     system: str
     at_least: float
 
-    def judge(self, standings: List[Standing]) -> List[Tuple[str, str, str]]:
-        """For each way in which the system was measured: that way, the figure or the reason, and the verdict."""
+    def judge(self, standings: List[Standing]) -> List[Tuple[str, str, str, str]]:
+        """For each way in which the system was measured: that way, the figure or the reason, how much the device moved between
+        neighbours, and the verdict."""
         return [self.judge_one(each) for each in standings if self.concerns(each.contender)]
 
     def concerns(self, contender: Contender) -> bool:
         return contender.system == self.system and contender.is_equal
 
-    def judge_one(self, standing: Standing) -> Tuple[str, str, str]:
-        ratios = standing.ratios()
+    def judge_one(self, standing: Standing) -> Tuple[str, str, str, str]:
+        way, ratios = standing.contender.connections, standing.ratios()
         if not ratios:
-            return standing.contender.connections, standing.missing or "there was no round of it", "not measured"
+            return way, standing.missing or "there was no round of it", "", "not measured"
+        moved = max(standing.device_moved, default=1.0)
         verdict = "met" if median(ratios) >= self.at_least else "missed"
-        return standing.contender.connections, shown_ratio(ratios), verdict
+        if moved > DEVICE_MOVED_MAX:
+            verdict += ", on an unsteady device"
+        return way, shown_ratio(ratios), f"{moved:.1f}×", verdict
 
 
 def middle(rounds: List[Figures]) -> Figures:

@@ -29,7 +29,7 @@ WHIMBREL_OUTPUT = """{"rows":[
 def standing(system, pairs, is_equal=True, missing=None, way=""):
     contender = Contender(system, "", way, lambda seconds: Figures(1, 1, 1), is_equal)
     rounds = [Figures(peer, 1, 1) for peer, _ in pairs]
-    return Standing(contender, rounds, [Figures(ours, 1, 1) for _, ours in pairs], missing)
+    return Standing(contender, rounds, [Figures(ours, 1, 1) for _, ours in pairs], missing=missing)
 
 
 class WhatProgramsPrint(unittest.TestCase):
@@ -75,19 +75,25 @@ class WhatFollows(unittest.TestCase):
     def test_each_way_of_a_peer_has_a_verdict_of_its_own(self):
         standings = [standing("peer", [(10, 100)], way="plain"), standing("peer", [(50, 100)], way="batched")]
         judged = Goal("load", "peer", 3.0).judge(standings)
-        self.assertEqual(judged, [("plain", "10.00×", "met"), ("batched", "2.00×", "missed")])
+        self.assertEqual(judged, [("plain", "10.00×", "1.0×", "met"), ("batched", "2.00×", "1.0×", "missed")])
 
     def test_what_does_not_sync_is_not_judged(self):
         standings = [standing("peer", [(10, 100)]), standing("peer", [(1000, 100)], is_equal=False)]
-        self.assertEqual(Goal("load", "peer", 3.0).judge(standings), [("", "10.00×", "met")])
+        self.assertEqual(Goal("load", "peer", 3.0).judge(standings), [("", "10.00×", "1.0×", "met")])
 
     def test_a_goal_whose_peer_is_missing_is_neither_met_nor_missed(self):
         judged = Goal("load", "peer", 1.0).judge([standing("peer", [], missing="no such module")])
-        self.assertEqual(judged, [("", "no such module", "not measured")])
+        self.assertEqual(judged, [("", "no such module", "", "not measured")])
 
     def test_one_lucky_pair_does_not_meet_a_goal(self):
         judged = Goal("load", "peer", 2.0).judge([standing("peer", [(10, 90), (10, 11), (10, 12)])])
-        self.assertEqual(judged, [("", "1.20× (1.10–9.00)", "missed")])
+        self.assertEqual(judged, [("", "1.20× (1.10–9.00)", "1.0×", "missed")])
+
+    def test_a_verdict_says_where_the_device_moved_between_the_two(self):
+        moved = standing("peer", [(10, 100)])
+        moved.device_moved = [1.1, 3.0]
+        judged = Goal("load", "peer", 1.0).judge([moved])
+        self.assertEqual(judged, [("", "10.00×", "3.0×", "met, on an unsteady device")])
 
     def test_several_pairs_show_their_span(self):
         self.assertEqual(shown_ratio([3.0, 1.0, 2.0]), "2.00× (1.00–3.00)")
