@@ -3,7 +3,7 @@
 use whimbrel_model::Event;
 use whimbrel_model::ports::LogError;
 
-use crate::support::House;
+use crate::support::{House, soon};
 
 #[tokio::test]
 async fn an_event_becomes_a_message_of_the_system_topic() {
@@ -28,7 +28,7 @@ async fn events_wait_while_the_log_refuses() {
     });
     house.events.put(Event::new("disk_full", "first"));
     house.events.put(Event::new("disk_full", "second"));
-    times.wait_for(|count| *count >= 6).await.unwrap();
+    soon(times.wait_for(|count| *count >= 6)).await.unwrap();
     house.world.log.judge_nothing();
     let mut details = Vec::new();
     while details.len() < 2 {
