@@ -209,7 +209,7 @@ impl World {
         }
         let events = std::mem::take(&mut *self.events.lock().map_err(|_| "the events' lock broke")?);
         for event in events {
-            if let Event::Damaged(damage) = event {
+            if let Event::Damaged(damage, ..) = event {
                 self.report.damage += 1;
                 if self.flipped.total == 0 {
                     return Err(format!("damage was told of, and no bit was flipped: {damage}"));

@@ -91,6 +91,17 @@ fn a_new_data_folder_was_gone_after_a_power_loss() {
 }
 
 #[test]
+fn a_topic_made_before_the_first_checkpoint_was_gone_after_a_power_loss() {
+    for disk in disks() {
+        disk.set_budget(4096);
+        let core = open(&disk);
+        assert!(core.refusal().is_some(), "there is no room for a checkpoint");
+        core.create_partitions(1, 1).unwrap();
+        assert_eq!(crash(&disk, core).partition_count(1), 1);
+    }
+}
+
+#[test]
 fn a_data_folder_whose_maker_was_killed_was_gone_after_a_power_loss() {
     for calls in 1..12 {
         for disk in disks() {

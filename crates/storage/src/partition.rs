@@ -45,6 +45,8 @@ struct State {
     tail: VecDeque<TailBatch>,
     /// Everything below is in segments.
     saved_next: u64,
+    /// Offsets below that damage took and that nobody may get again; they are in no segment and not in the tail.
+    skipped_upto: u64,
     /// In order of their bases; the last one is being written unless `active_len` is zero.
     segments: Vec<Arc<Segment>>,
     /// Dropped, and to be removed when no checkpoint speaks of them any more.
@@ -92,6 +94,7 @@ impl Partition {
             next: 0,
             tail: VecDeque::new(),
             saved_next: 0,
+            skipped_upto: 0,
             segments: Vec::new(),
             doomed: Vec::new(),
             active_len: 0,
@@ -203,6 +206,13 @@ impl Partition {
         };
         waiting.into_values().for_each(Waker::wake);
         if self.dirty.swap(true, Ordering::AcqRel) { Published::Dirty } else { Published::NewlyDirty }
+    }
+
+    /// Gives up the offsets below: damage took what was there.
+    pub fn skip_to(&self, next: u64) {
+        let mut state = self.state();
+        state.next = state.next.max(next);
+        state.skipped_upto = state.skipped_upto.max(next);
     }
 
     /// Nothing is written below the first kept offset again, also where damage took what was between.
@@ -335,11 +345,13 @@ impl Partition {
     pub fn mark(&self) -> PartitionMark {
         let state = self.state();
         let active_base = state.segments.last().filter(|_| state.active_len > 0).map_or(0, |segment| segment.base);
+        let unsaved = state.tail.iter().map(|tail| tail.batch.base()).find(|base| *base >= state.saved_next);
+        let skipped = state.skipped_upto.min(unsaved.unwrap_or(u64::MAX));
         PartitionMark {
             topic: self.key.topic.into(),
             partition: self.key.partition.into(),
             first: state.first.into(),
-            next: state.saved_next.into(),
+            next: state.saved_next.max(skipped).into(),
             active_base: active_base.into(),
             active_len: state.active_len.into(),
             active_max_timestamp: state.active_max_timestamp.into(),

@@ -195,6 +195,31 @@ fn a_damaged_journal_frame_that_was_synced_is_told_and_costs_its_own_records_onl
 }
 
 #[test]
+fn the_offsets_of_a_damaged_frame_are_not_given_again_where_it_was_the_last_of_its_partition() {
+    let folder = Folder::new();
+    let core = folder.core(settings()).0;
+    core.create_partitions(1, 2).unwrap();
+    append(&core, key(1, 1), 0, 1);
+    append(&core, key(1, 1), 1, 4);
+    append(&core, key(1, 0), 0, 1);
+    let crashed = folder.copy();
+    let journal = files(&crashed.path().join("log/journal"), ".journal").remove(0);
+    flip(&journal, 2 * 4096 + 300);
+    for restart in 0..2 {
+        let (core, recovered, _) = crashed.core(settings());
+        assert_eq!(recovered.damage.len(), if restart == 0 { 1 } else { 0 });
+        assert_eq!(core.bounds(key(1, 1)), Ok((0, 5)), "restart {restart}");
+        let (offsets, damage) = read_around(&core, key(1, 1));
+        assert_eq!((offsets, damage.len(), damage[0].resume_at), (vec![0], 1, Some(5)));
+    }
+    let core = crashed.core(settings()).0;
+    append(&core, key(1, 1), 5, 1);
+    assert_eq!(read_around(&core, key(1, 1)).0, [0, 5]);
+    drop(core);
+    assert_eq!(read_around(&crashed.core(settings()).0, key(1, 1)).0, [0, 5]);
+}
+
+#[test]
 fn a_checkpoint_with_any_byte_changed_is_refused_by_name() {
     let folder = checkpointed();
     let checkpoint = folder.path().join("log/checkpoint");

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use whimbrel_storage::{Core, DataFolder, Event, OpenError, PartitionKey, ReadError, Recovered};
 
-use super::{FAULTY_OPENINGS_MAX, World};
+use super::{FAULTY_OPENINGS_MAX, PARTITIONS_MAX, World};
 use crate::Profile;
 use crate::checker::{Check, FileKind};
 use crate::model::TopicState;
@@ -131,7 +131,7 @@ impl World {
     fn check_told(&mut self, recovered: &Recovered, lost_frames: &BTreeSet<u64>) -> Check {
         let Some(first_lost) = lost_frames.first() else { return Ok(()) };
         let events = self.events.lock().map_err(|_| "the events' lock broke")?;
-        let told = !recovered.damage.is_empty() || events.iter().any(|event| matches!(event, Event::Damaged(_)));
+        let told = !recovered.damage.is_empty() || events.iter().any(|event| matches!(event, Event::Damaged(..)));
         drop(events);
         let there = self.model.partitions.values().flat_map(|partition| {
             let entries = (0..).zip(&partition.entries);
@@ -157,10 +157,10 @@ impl World {
                     self.model.partitions.retain(|key, _| key.topic != topic);
                     self.model.topics.insert(topic, TopicState::Gone);
                 }
-                TopicState::Deleting => {
-                    self.model.topics.insert(topic, TopicState::Alive);
-                }
-                TopicState::Growing { upto } => {
+                TopicState::Deleting | TopicState::Growing { .. } => {
+                    // It may have been growing before it was to be deleted.
+                    let upto = if let TopicState::Growing { upto } = state { upto } else { PARTITIONS_MAX };
+                    self.model.topics.insert(topic, TopicState::Growing { upto });
                     for key in (0..upto).map(|partition| PartitionKey { topic, partition }) {
                         let known = self.model.partitions.get(&key);
                         let may_go = known.is_some_and(|known| known.is_adopted && known.entries.is_empty());
@@ -343,8 +343,7 @@ impl World {
 /// Does the error say which file is wrong? A folder whose format cannot be read is named by itself.
 fn names_file(error: &OpenError, path: &Path) -> bool {
     match error {
-        OpenError::Checkpoint { path: named, .. } => named == path,
         OpenError::OtherFormat { path: folder, .. } | OpenError::NotOurs(folder) => path.parent() == Some(folder),
-        _ => false,
+        other => other.to_string().contains(&path.display().to_string()),
     }
 }

@@ -7,13 +7,14 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 use bytes::{Buf, Bytes};
+use zerocopy::FromBytes;
 
 use super::{Core, JournalState, OnEvent, Recent, RecentFrame, lock};
 use crate::checkpoint::{Checkpoint, PartitionMark};
 use crate::disk::Disk;
 use crate::error::{Damage, OpenError};
 use crate::folder::DataFolder;
-use crate::format::Batch;
+use crate::format::{BATCH_MAGIC, Batch, BatchHeader};
 use crate::journal::{FoundFrame, Slots, scan};
 use crate::partition::Partition;
 use crate::{PartitionKey, Settings};
@@ -49,8 +50,10 @@ impl Core {
         disk.create_dirs(&topics).map_err(io("making"))?;
         let checkpoint = Checkpoint::read(&*disk, &root.join("checkpoint"))?;
         if checkpoint.is_none() {
-            // The first checkpoint syncs what is in the log's folder; the name of the folder itself is in the one above.
+            // The names of the log's folder and of the topics' in it: topics can be made before the first checkpoint, where that
+            // finds no room.
             disk.sync_dir(&folder.path).map_err(io("syncing the folder above"))?;
+            disk.sync_dir(&root).map_err(io("syncing"))?;
         }
         let mut recovered = Recovered::default();
         let slots = Slots::open(disk.clone(), &journal_folder, settings.journal_file_bytes)
@@ -108,7 +111,11 @@ impl Core {
         let scan = scan(&*self.disk, journal, generation, covered).map_err(io)?;
         recovered.torn_tail_cut = scan.torn;
         recovered.damage.extend(scan.damage.into_iter().map(|(_, _, damage)| damage));
+        let mut broken = scan.broken.iter().peekable();
         for frame in &scan.frames {
+            while let Some(lost) = broken.next_if(|lost| lost.sequence < frame.sequence) {
+                self.skip_frame(lost.body(&*self.disk, journal).map_err(io)?);
+            }
             let body = frame.body(&*self.disk, journal).map_err(io)?;
             self.replay_frame(frame, body, recovered);
             recovered.frames_replayed += 1;
@@ -120,6 +127,24 @@ impl Core {
         lock(&self.journal).last_sequence = self.published.load(Ordering::Acquire);
         self.all_partitions().iter().for_each(|partition| partition.reach_first());
         Ok(scan.frames.into_iter().next_back())
+    }
+
+    /// Leaves the offsets of a frame that cannot be read to what was there: they were acknowledged, and nobody else may get them.
+    /// Its headers are not checked by any CRC, so each is believed only as far as it fits to what is known.
+    fn skip_frame(&self, body: Bytes) {
+        let mut rest = &body[..];
+        while let Ok((header, records)) = BatchHeader::read_from_prefix(rest) {
+            let (len, count) = (header.body_len.get() as usize, header.count.get());
+            if header.magic != BATCH_MAGIC || len > records.len() || count as usize > len {
+                return;
+            }
+            let key = PartitionKey { topic: header.topic.get(), partition: header.partition.get() };
+            let base = header.base_offset.get();
+            if let Some(partition) = self.partition(key).filter(|partition| partition.bounds().1 == base) {
+                partition.skip_to(base + u64::from(count));
+            }
+            rest = &records[len..];
+        }
     }
 
     fn replay_frame(&self, frame: &FoundFrame, mut body: Bytes, recovered: &mut Recovered) {

@@ -35,23 +35,35 @@ pub(crate) struct JournalScan {
     pub frames: Vec<FoundFrame>,
     /// Frames that were acknowledged and cannot be read: the first and last number missing, and where.
     pub damage: Vec<(u64, u64, Damage)>,
+    /// Of the frames that cannot be read, those whose headers can: where they are and what numbers they claim. In order.
+    pub broken: Vec<FoundFrame>,
     /// A tail that was cut: the number it would have had, where something of it is there.
     pub torn: bool,
 }
 
 /// Looks for the frames of `generation` after `covered`.
 pub(crate) fn scan(disk: &dyn Disk, folder: &Path, generation: u64, covered: u64) -> io::Result<JournalScan> {
-    let (mut found, mut last_begun) = (Vec::new(), 0);
+    let (mut found, mut broken) = (Vec::new(), Vec::new());
     let mut names: Vec<String> = disk.list(folder)?.into_iter().filter(|name| slot_number(name).is_some()).collect();
     names.sort();
     for name in names {
         let file = disk.open(&folder.join(&name))?;
-        last_begun = last_begun.max(walk(&*file, &name, generation, covered, &mut found)?);
+        walk(&*file, &name, generation, covered, &mut found, &mut broken)?;
     }
-    found.sort_by_key(|frame| frame.sequence);
-    found.dedup_by_key(|frame| frame.sequence);
+    for frames in [&mut found, &mut broken] {
+        frames.sort_by_key(|frame| frame.sequence);
+        frames.dedup_by_key(|frame| frame.sequence);
+    }
     let mut scan = judge(found, covered);
-    scan.torn |= last_begun > scan.frames.last().map_or(covered, |frame| frame.sequence);
+    let last = scan.frames.last().map_or(covered, |frame| frame.sequence);
+    scan.torn |= broken.last().is_some_and(|frame| frame.sequence > last);
+    for frame in broken {
+        let is_in = |(from, to, _): &&mut (u64, u64, Damage)| (*from..=*to).contains(&frame.sequence);
+        if let Some((_, _, damage)) = scan.damage.iter_mut().find(is_in) {
+            (damage.file, damage.position) = (frame.file.clone(), frame.position);
+            scan.broken.push(frame);
+        }
+    }
     Ok(scan)
 }
 
@@ -91,25 +103,26 @@ fn judge(found: Vec<FoundFrame>, covered: u64) -> JournalScan {
     scan
 }
 
-/// Adds the whole frames of one file, and returns the highest number of those that are not.
+/// Adds the frames of one file: the whole ones, and those that have a header and are not whole.
 fn walk(
     file: &dyn DiskFile,
     name: &str,
     generation: u64,
     covered: u64,
     found: &mut Vec<FoundFrame>,
-) -> io::Result<u64> {
+    broken: &mut Vec<FoundFrame>,
+) -> io::Result<()> {
     let len = file.len()?;
     if len < FRAME_ALIGNMENT as u64 {
-        return Ok(0);
+        return Ok(());
     }
     let header = JournalHeader::read(&read_exact_at(file, 0, FRAME_ALIGNMENT)?);
     // A header of another generation says that the slot is not ours yet, or no more. One that cannot be read says nothing:
     // the frames speak for themselves.
     if header.is_some_and(|header| header.generation.get() != generation) {
-        return Ok(0);
+        return Ok(());
     }
-    let (mut position, mut last_begun) = (FRAME_ALIGNMENT as u64, 0);
+    let mut position = FRAME_ALIGNMENT as u64;
     let mut chunk = Chunk::default();
     while position + FRAME_HEADER_LEN as u64 <= len {
         let Some(header) = FrameHeader::read(chunk.at(file, position, len)?) else {
@@ -119,25 +132,27 @@ fn walk(
         let frame_len = header.frame_len();
         let can_be = frame_len <= FRAME_BYTES_MAX + FRAME_HEADER_LEN && position + frame_len as u64 <= len;
         let is_ours = can_be && header.generation.get() == generation;
+        let frame = FoundFrame {
+            sequence: header.sequence.get(),
+            synced_upto: header.synced_upto.get(),
+            file: name.to_owned(),
+            position,
+            len: frame_len,
+        };
+        let is_new = frame.sequence > covered;
         if !is_ours || !header.is_whole(&read_exact_at(file, position, frame_len)?) {
-            if is_ours {
-                last_begun = last_begun.max(header.sequence.get());
+            if is_ours && is_new {
+                broken.push(frame);
             }
             position += FRAME_ALIGNMENT as u64;
             continue;
         }
-        if header.sequence.get() > covered {
-            found.push(FoundFrame {
-                sequence: header.sequence.get(),
-                synced_upto: header.synced_upto.get(),
-                file: name.to_owned(),
-                position,
-                len: frame_len,
-            });
+        if is_new {
+            found.push(frame);
         }
         position += align(frame_len as u64);
     }
-    Ok(last_begun)
+    Ok(())
 }
 
 /// A window on the file, so that a search does not read block by block.
