@@ -58,7 +58,7 @@ class Goal:
     at_least: float
 
     def judge(self, standings: List[Standing]) -> List[Tuple[str, str, str, str]]:
-        """For each way in which the system was measured: that way, the figure or the reason, how much the device moved between
+        """For each way in which the system was measured: that way, the figure, how much the device moved between
         neighbours, and the verdict."""
         return [self.judge_one(each) for each in standings if self.concerns(each.contender)]
 
@@ -68,7 +68,7 @@ class Goal:
     def judge_one(self, standing: Standing) -> Tuple[str, str, str, str]:
         way, ratios = standing.contender.connections, standing.ratios()
         if not ratios:
-            return way, standing.missing or "there was no round of it", "", "not measured"
+            return way, "missing" if standing.missing else "", "", "not measured"
         moved = max(standing.device_moved, default=1.0)
         verdict = "met" if median(ratios) >= self.at_least else "missed"
         if moved > DEVICE_MOVED_MAX:

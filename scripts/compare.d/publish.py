@@ -191,7 +191,7 @@ def report(
     head = ["load", "system", "durability", "connections", "messages/s", "p50", "p99", "Whimbrel / peer"]
     rows = [row for lane in lanes for row in rows_of(lane)]
     lines = [table(head, rows), "", *machine(probes, arguments, busy)]
-    lines += [f"remark: {each}" for each in remarks]
+    lines += [*reasons(lanes), *(f"remark: {each}" for each in remarks)]
     by_load = {lane.load: lane.standings for lane in lanes}
     verdicts = []
     for goal in GOALS:
@@ -213,8 +213,15 @@ def rows_of(lane: Lane) -> List[List[str]]:
             rows.append([lane.load, *row_of(contender, standing.rounds), ratio_of(lane, standing)])
         if standing.missing is not None:
             named = [contender.system, contender.durability, contender.connections]
-            rows.append([lane.load, *named, "missing", "", "", standing.missing])
+            rows.append([lane.load, *named, "missing", "", "", ""])
     return rows
+
+
+def reasons(lanes: List[Lane]) -> List[str]:
+    """Why what is missing is missing, each reason once: a peer that did not come is missing under every load."""
+    absent = [standing for lane in lanes for standing in lane.standings if standing.missing is not None]
+    said = [f"missing: {each.contender.system}, {each.contender.durability}: {each.missing}" for each in absent]
+    return list(dict.fromkeys(said))
 
 
 def ratio_of(lane: Lane, standing: Standing) -> str:

@@ -9,6 +9,7 @@ import redis_streams
 import whimbrel
 from figures import Contender, Figures, Goal, Missing, Standing, shown_ratio, shown_rate, table
 from processes import run
+from publish import Lane, reasons, rows_of
 from services import exported, is_running
 
 KAFKA_OUTPUT = """Warmup first 200000 records. Steady state results will print after the complete test summary.
@@ -83,7 +84,7 @@ class WhatFollows(unittest.TestCase):
 
     def test_a_goal_whose_peer_is_missing_is_neither_met_nor_missed(self):
         judged = Goal("load", "peer", 1.0).judge([standing("peer", [], missing="no such module")])
-        self.assertEqual(judged, [("", "no such module", "", "not measured")])
+        self.assertEqual(judged, [("", "missing", "", "not measured")])
 
     def test_one_lucky_pair_does_not_meet_a_goal(self):
         judged = Goal("load", "peer", 2.0).judge([standing("peer", [(10, 90), (10, 11), (10, 12)])])
@@ -103,6 +104,16 @@ class WhatFollows(unittest.TestCase):
 
     def test_columns_are_as_wide_as_their_widest_cell(self):
         self.assertEqual(table(["a", "b"], [["long", "x"]]), "| a    | b |\n| ---- | - |\n| long | x |")
+
+
+class TheReport(unittest.TestCase):
+    def test_a_reason_that_holds_under_every_load_is_said_once(self):
+        lanes = [Lane(load, None, [standing("peer", [], missing="no such module")]) for load in ("one", "many")]
+        self.assertEqual(reasons(lanes), ["missing: peer, : no such module"])
+
+    def test_a_missing_peer_keeps_its_place_in_the_table(self):
+        rows = rows_of(Lane("one", None, [standing("peer", [], missing="no such module")]))
+        self.assertEqual(rows, [["one", "peer", "", "", "missing", "", "", ""]])
 
 
 class RunningPrograms(unittest.TestCase):
