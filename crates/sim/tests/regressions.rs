@@ -117,6 +117,21 @@ fn a_data_folder_whose_maker_was_killed_was_gone_after_a_power_loss() {
 }
 
 #[test]
+fn a_folder_whose_makers_were_cut_off_twice_was_taken_for_somebody_elses() {
+    for (first, second) in (1..12).flat_map(|first| (1..8).map(move |second| (first, second))) {
+        for disk in disks() {
+            disk.lose_power_after(first);
+            drop(try_open(&disk));
+            disk.kill();
+            disk.lose_power_after(second);
+            drop(try_open(&disk));
+            disk.crash();
+            open(&disk);
+        }
+    }
+}
+
+#[test]
 fn segments_written_to_relieve_memory_were_not_synced_by_the_checkpoint() {
     for disk in disks() {
         let core = open(&disk);
@@ -213,6 +228,26 @@ fn a_partition_whose_maker_was_killed_vanished_with_acknowledged_records() {
             if append(&core, 1, 0, 10).is_some() {
                 assert_eq!(records(&crash(&disk, core), 1), 1, "killed at call {calls}");
             }
+        }
+    }
+}
+
+#[test]
+fn a_partition_made_again_on_a_full_disk_vanished_although_its_making_was_confirmed() {
+    for calls in 1..4 {
+        for disk in disks() {
+            let core = open(&disk);
+            core.create_partitions(2, 1).unwrap();
+            append(&core, 2, 0, 3000).unwrap();
+            disk.lose_power_after(calls);
+            core.create_partitions(1, 1).ok();
+            drop(core);
+            disk.kill();
+            disk.set_budget(disk.used_bytes());
+            let core = open(&disk);
+            assert!(core.refusal().is_some(), "the disk is full");
+            core.create_partitions(1, 1).unwrap();
+            assert_eq!(crash(&disk, core).partition_count(1), 1, "killed at call {calls}");
         }
     }
 }

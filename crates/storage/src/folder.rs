@@ -41,6 +41,9 @@ impl DataFolder {
             sync_names_of(&*disk, path).map_err(io("syncing the folders above"))?;
             let format = format!("{FORMAT_PREFIX}{FOLDER_FORMAT}\n");
             replace_file(&*disk, &path.join(FORMAT_FILE), format.as_bytes()).map_err(io("writing the format of"))?;
+        } else {
+            // Its writer may have been killed before its name was durable, and nothing may be in the folder without it.
+            disk.sync_dir(path).map_err(io("syncing"))?;
         }
         Ok(Self { path: path.to_owned(), disk, _lock: lock })
     }

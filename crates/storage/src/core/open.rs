@@ -129,6 +129,13 @@ impl Core {
         Ok(scan.frames.into_iter().next_back())
     }
 
+    /// Makes the names of all partitions durable, which a checkpoint does otherwise.
+    fn sync_topic_names(&self) -> io::Result<()> {
+        let topics: BTreeSet<u32> = self.all_partitions().iter().map(|partition| partition.key.topic).collect();
+        topics.into_iter().try_for_each(|topic| self.disk.sync_dir(&self.topic_folder(topic)))?;
+        self.disk.sync_dir(&self.root.join("topics"))
+    }
+
     /// Leaves the offsets of a frame that cannot be read to what was there: they were acknowledged, and nobody else may get them.
     /// Its headers are not checked by any CRC, so each is believed only as far as it fits to what is known.
     fn skip_frame(&self, body: Bytes) {
@@ -183,10 +190,10 @@ impl Core {
             Ok(()) => Ok(()),
             // The last frame may be in the system's memory only, where its writer was killed before its sync. Readers must not
             // see what a power loss could still take; the frames before it were synced before it was written.
-            Err(crate::AppendError::DiskFull(_)) => match last {
-                Some(frame) => frame.secure(&*self.disk, journal).map_err(OpenError::io("syncing the journal")),
-                None => Ok(()),
-            },
+            Err(crate::AppendError::DiskFull(_)) => {
+                let secured = last.map_or(Ok(()), |frame| frame.secure(&*self.disk, journal));
+                secured.and_then(|()| self.sync_topic_names()).map_err(OpenError::io("syncing what was found"))
+            }
             Err(error) => Err(OpenError::Io {
                 what: "recovering the log".to_owned(),
                 source: io::Error::other(error.to_string()),
