@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use whimbrel_model::EventSink;
-use whimbrel_model::ports::{Catalogue, Log, LogError, LogTopics, Receipts, ReceiptsError};
+use whimbrel_model::ports::{Catalogue, Log, LogTopics, Receipts, ReceiptsError};
 use whimbrel_storage::OpenError;
 
 use crate::embedded::{self, EmbeddedLog, FileCatalogue, LsmReceipts, ReceiptSettings};
@@ -55,15 +55,6 @@ enum Opened {
 }
 
 impl Engines {
-    /// Why nothing would be accepted now, where that is so.
-    pub fn refusal(&self) -> Option<LogError> {
-        match &self.opened {
-            Opened::Embedded(log) => log.refusal(),
-            #[cfg(feature = "kafka")]
-            Opened::Kafka(_) => None,
-        }
-    }
-
     /// Ends the engines: what was accepted is durable already, this makes the next start quick.
     pub async fn close(&self) {
         match &self.opened {
@@ -82,6 +73,9 @@ pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engi
     match settings.log {
         LogEngine::Embedded(log_settings) => {
             let (log, recovered) = EmbeddedLog::open(folder, log_settings, events)?;
+            if catalogue.is_new() && !log.partitions().is_empty() {
+                return Err(OpenError::CatalogueMissing(catalogue.path().to_owned()).into());
+            }
             let listed = log.clone();
             let shared: Arc<dyn Log> = Arc::new(log.clone());
             let list = Box::new(move || listed.partitions());
@@ -115,15 +109,15 @@ pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engi
 }
 
 fn describe(recovered: &whimbrel_storage::Recovered) -> String {
-    let mut text = format!("embedded ({} partitions", recovered.partitions);
+    let mut text = format!("embedded (partitions: {}", recovered.partitions);
     if recovered.frames_replayed > 0 {
-        text.push_str(&format!(", {} frames replayed", recovered.frames_replayed));
+        text.push_str(&format!(", frames replayed: {}", recovered.frames_replayed));
     }
     if recovered.torn_tail_cut {
         text.push_str(", a torn tail cut");
     }
     if !recovered.damage.is_empty() {
-        text.push_str(&format!(", {} DAMAGED PLACES", recovered.damage.len()));
+        text.push_str(&format!(", DAMAGED PLACES: {}", recovered.damage.len()));
     }
     text.push(')');
     text

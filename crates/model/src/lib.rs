@@ -16,7 +16,7 @@ pub mod time;
 pub mod topic;
 
 pub use clock::{Clock, SystemClock};
-pub use event::{EVENTS_TOPIC, Event, EventSink};
+pub use event::{EVENTS_TOPIC, Event, EventLevel, EventSink};
 pub use id::{IdMint, MessageId, MintedPlace};
 pub use name::{NameError, check_brought_id, check_topic_name};
 pub use record::{Headers, HeadersBuilder, Record, StoredRecord};

@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use whimbrel_model::ports::{Entry, Log};
 use whimbrel_model::record::{HEADER_CONTENT_TYPE, HEADER_ID};
-use whimbrel_model::{Clock, Event, EventSink, Headers, IdMint, PartitionId, Record, Timestamp};
+use whimbrel_model::{Clock, Event, EventLevel, EventSink, Headers, IdMint, PartitionId, Record, Timestamp};
 
 /// Events that wait for the log at most.
 pub const EVENTS_QUEUED_MAX: usize = 1024;
@@ -95,7 +95,11 @@ impl Events {
 
 impl Queue {
     fn put(&self, event: Event) {
-        tracing::info!(kind = event.kind, "{}", event.detail);
+        match event.level {
+            EventLevel::Notice => tracing::info!(kind = event.kind, "{}", event.detail),
+            EventLevel::Warning => tracing::warn!(kind = event.kind, "{}", event.detail),
+            EventLevel::Failure => tracing::error!(kind = event.kind, "{}", event.detail),
+        }
         let at = self.clock.now();
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.events.push_back((at, event));
@@ -121,7 +125,7 @@ impl Queue {
         if waiting.dropped > 0 {
             let dropped = std::mem::take(&mut waiting.dropped);
             let detail = format!("{dropped} events were dropped: more came than the log took");
-            batch.push((self.clock.now(), Event::new("events_dropped", detail).with("count", dropped)));
+            batch.push((self.clock.now(), Event::warning("events_dropped", detail).with("count", dropped)));
         }
         batch.extend(waiting.events.drain(..count));
         batch

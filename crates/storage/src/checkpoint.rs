@@ -65,7 +65,7 @@ impl Checkpoint {
     pub fn read(disk: &dyn Disk, path: &Path) -> Result<Option<Self>, OpenError> {
         let bytes = read_whole(disk, path).map_err(OpenError::io(format!("reading {}", path.display())))?;
         let Some(bytes) = bytes else { return Ok(None) };
-        let wrong = |why: &str| OpenError::Checkpoint { path: path.to_owned(), why: why.to_owned() };
+        let wrong = |why: &str| OpenError::Unreadable { path: path.to_owned(), why: why.to_owned() };
         let (contents, stated) = bytes.split_last_chunk::<4>().ok_or_else(|| wrong("it is too short"))?;
         if crc(contents) != u32::from_le_bytes(*stated) {
             return Err(wrong("its checksum is wrong"));

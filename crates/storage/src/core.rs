@@ -38,7 +38,8 @@ const TOLD_MAX: usize = 1000;
 /// Something an operator wants to know.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    Damaged(Damage),
+    /// Of a partition, where one is known.
+    Damaged(Damage, Option<PartitionKey>),
     DiskFull(String),
     DiskHasRoom,
     Poisoned(String),
@@ -224,16 +225,16 @@ impl Core {
     pub fn read(&self, key: PartitionKey, from: u64, max_bytes: usize) -> Result<Batches, ReadError> {
         let read = self.known_partition(key)?.read(from, max_bytes);
         if let Err(ReadError::Damaged(damage)) = &read {
-            self.tell_of(damage);
+            self.tell_of(damage, Some(key));
         }
         read
     }
 
-    fn tell_of(&self, damage: &Damage) {
+    fn tell_of(&self, damage: &Damage, partition: Option<PartitionKey>) {
         let mut told = lock(&self.told);
         if told.len() < TOLD_MAX && told.insert((damage.file.clone(), damage.position)) {
             drop(told);
-            (self.on_event)(Event::Damaged(damage.clone()));
+            (self.on_event)(Event::Damaged(damage.clone(), partition));
         }
     }
 

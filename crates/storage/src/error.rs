@@ -15,8 +15,12 @@ pub enum OpenError {
     OtherFormat { path: PathBuf, found: String, known: u32 },
     #[error("the settings of the log are wrong: {0}")]
     Settings(String),
-    #[error("the checkpoint {path} cannot be read: {why}")]
-    Checkpoint { path: PathBuf, why: String },
+    /// A file without which nobody knows what the others mean.
+    #[error("{path} cannot be read: {why}")]
+    Unreadable { path: PathBuf, why: String },
+    /// Without it nobody knows which topic is which, and numbers would be given again.
+    #[error("the log has topics, but {0} is missing")]
+    CatalogueMissing(PathBuf),
     #[error("{what}: {source}")]
     Io { what: String, source: std::io::Error },
 }

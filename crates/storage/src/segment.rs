@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::PartitionKey;
 use crate::disk::{Disk, DiskFile, is_full, read_whole};
-use crate::format::{BATCH_HEADER_LEN, BadBatch, Batch, crc};
+use crate::format::{BATCH_HEADER_LEN, BATCH_MAGIC, BadBatch, Batch, crc};
 use crate::settings::FRAME_BYTES_MAX;
 
 const SEGMENT_SUFFIX: &str = ".segment";
@@ -164,14 +164,6 @@ impl Segment {
         })
     }
 
-    /// Places after `position` where a batch should begin: where reading can go on after damage.
-    pub fn positions_after(&self, disk: &dyn Disk, position: u64) -> Vec<u64> {
-        self.with_index(disk, |entries| {
-            let from = entries.partition_point(|entry| u64::from(entry.position.get()) <= position);
-            entries[from..].iter().map(|entry| entry.position.get().into()).collect()
-        })
-    }
-
     /// The latest time in a sealed segment of `len` bytes that ends before the offset `end`: from the index's last entry, or by reading it all. `None` where a part
     /// of it cannot be read: nobody knows how young that is.
     pub fn max_timestamp(&self, disk: &dyn Disk, key: PartitionKey, len: u64, end: u64) -> io::Result<Option<i64>> {
@@ -281,6 +273,39 @@ impl Scanner {
                 Err(BadBatch::WrongCrc) => return bad(self.position, "a batch with a wrong checksum"),
             }
         }
+    }
+
+    /// Looks for the next place from here on that holds a whole batch of this partition, byte by byte.
+    pub fn find_next(&mut self) -> Result<Option<(u64, Batch)>, ScanError> {
+        while self.end - self.position >= BATCH_HEADER_LEN as u64 {
+            if self.chunk.len() < BATCH_MAGIC.len() {
+                self.fill(BATCH_HEADER_LEN)?;
+            }
+            let skipped = match self.chunk.windows(BATCH_MAGIC.len()).position(|bytes| bytes == BATCH_MAGIC) {
+                Some(at) => at,
+                // The last bytes may be the beginning of one.
+                None => self.chunk.len() + 1 - BATCH_MAGIC.len(),
+            };
+            self.skip(skipped);
+            if !self.chunk.starts_with(&BATCH_MAGIC) {
+                continue;
+            }
+            let (position, chunk) = (self.position, self.chunk.clone());
+            match self.next() {
+                Err(ScanError::Io(error)) => return Err(ScanError::Io(error)),
+                Err(ScanError::Bad { .. }) => {
+                    (self.position, self.chunk) = (position, chunk);
+                    self.skip(1);
+                }
+                found => return found,
+            }
+        }
+        Ok(None)
+    }
+
+    fn skip(&mut self, bytes: usize) {
+        self.position += bytes as u64;
+        bytes::Buf::advance(&mut self.chunk, bytes);
     }
 
     fn fill(&mut self, needed: usize) -> Result<(), ScanError> {

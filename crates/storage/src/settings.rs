@@ -34,6 +34,8 @@ pub struct Settings {
     pub queue_bytes_max: usize,
     /// With less free space than this, appends are refused: the log needs room for checkpoints, and its neighbours for theirs.
     pub disk_reserve_bytes: u64,
+    /// How long a group commit waits for callers that are on their way, when there are many. Zero: not at all.
+    pub gather_max: Duration,
     /// How long the journal must be quiet before an empty frame says that the last one was synced.
     pub idle_after: Duration,
 }
@@ -54,6 +56,7 @@ impl Default for Settings {
             unsaved_bytes_max: 128 << 20,
             queue_bytes_max: 64 << 20,
             disk_reserve_bytes: 128 << 20,
+            gather_max: Duration::from_micros(200),
             idle_after: Duration::from_millis(20),
         }
     }

@@ -40,8 +40,9 @@ struct Queue {
     works: Vec<Work>,
     pending: Vec<Arc<Pending>>,
     bytes: usize,
-    /// Nobody is notified who does not sleep: a notification is a system call.
-    journal_sleeps: bool,
+    /// How many must wait before the journal's thread is woken; `None` where it does not sleep. Nobody is notified who does not
+    /// sleep, or who would not go on yet: a notification is a system call, and a wake-up takes a processor from those who work.
+    wake_at: Option<usize>,
     closing: bool,
 }
 
@@ -117,8 +118,8 @@ impl Store {
         queue.bytes += size;
         queue.works.push(work);
         queue.pending.push(pending);
-        if queue.journal_sleeps {
-            queue.journal_sleeps = false;
+        if queue.wake_at.is_some_and(|count| queue.works.len() >= count) {
+            queue.wake_at = None;
             drop(queue);
             self.shared.work_came.notify_one();
         }
@@ -148,14 +149,18 @@ impl Drop for Store {
 impl Shared {
     fn run_journal(&self) {
         let mut idle_marked = true;
+        let mut crowd = Crowd::default();
         loop {
-            let Some((works, pending)) = self.next_group(&mut idle_marked) else { return };
+            let Some((works, pending)) = self.next_group(&mut idle_marked, crowd.group_worth_waiting_for()) else {
+                return;
+            };
             if works.is_empty() {
                 self.core.mark_idle();
                 continue;
             }
             self.wait_for_keeper();
             let outcomes = self.core.commit(&works);
+            crowd.saw(works.len() + lock(&self.queue).works.len());
             answer_all(pending.into_iter().zip(outcomes));
             if self.core.wants_relief() || self.core.wants_checkpoint() {
                 self.want_keeper();
@@ -164,13 +169,13 @@ impl Shared {
     }
 
     /// Waits for work and takes a frame's worth of it. Nothing in it: the journal was quiet. `None`: the log closes.
-    fn next_group(&self, idle_marked: &mut bool) -> Option<(Vec<Work>, Vec<Arc<Pending>>)> {
+    fn next_group(&self, idle_marked: &mut bool, worth: usize) -> Option<(Vec<Work>, Vec<Arc<Pending>>)> {
         let mut queue = lock(&self.queue);
         while queue.works.is_empty() {
             if queue.closing {
                 return None;
             }
-            queue.journal_sleeps = true;
+            queue.wake_at = Some(1);
             if *idle_marked {
                 queue = self.work_came.wait(queue).unwrap_or_else(PoisonError::into_inner);
             } else {
@@ -183,9 +188,10 @@ impl Shared {
                 }
             }
         }
-        queue.journal_sleeps = false;
         *idle_marked = false;
         let target = self.core.settings().frame_bytes_target;
+        queue = self.gather(queue, worth, target);
+        queue.wake_at = None;
         if queue.bytes <= target {
             queue.bytes = 0;
             return Some((std::mem::take(&mut queue.works), std::mem::take(&mut queue.pending)));
@@ -203,6 +209,22 @@ impl Shared {
         let works = queue.works.drain(..count).collect();
         let pending = queue.pending.drain(..count).collect();
         Some((works, pending))
+    }
+
+    /// Waits a moment for those who are on their way: many small groups cost more than few larger ones, and with many callers
+    /// the processors have enough to do meanwhile.
+    fn gather<'a>(&'a self, mut queue: MutexGuard<'a, Queue>, worth: usize, target: usize) -> MutexGuard<'a, Queue> {
+        let begun = Instant::now();
+        while queue.works.len() < worth && queue.bytes < target && !queue.closing {
+            let Some(left) =
+                self.core.settings().gather_max.checked_sub(begun.elapsed()).filter(|left| !left.is_zero())
+            else {
+                break;
+            };
+            queue.wake_at = Some(worth);
+            queue = self.work_came.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        queue
     }
 
     /// Where memory or journal have no room left, the keeper goes first. Meanwhile the queue fills up to its bound, and then
@@ -273,6 +295,28 @@ impl Shared {
         }
         keeper.wanted = false;
         keeper.closing
+    }
+}
+
+/// How many callers there are at a time, as far as the journal's thread can see: those it answered, and those who came meanwhile.
+#[derive(Default)]
+struct Crowd {
+    /// A moving average, times [`Crowd::SCALE`].
+    scaled: usize,
+}
+
+impl Crowd {
+    const SCALE: usize = 16;
+
+    fn saw(&mut self, callers: usize) {
+        self.scaled = self.scaled - self.scaled / Self::SCALE + callers;
+    }
+
+    /// With half of the callers in one group, the other half is served meanwhile. A handful is not worth waiting for.
+    fn group_worth_waiting_for(&self) -> usize {
+        const HANDFUL: usize = 4;
+        let half = self.scaled / Self::SCALE / 2;
+        if half < HANDFUL { 1 } else { half }
     }
 }
 

@@ -103,7 +103,7 @@ fn a_flipped_bit_in_a_segment_is_told_with_its_place_and_the_rest_is_read() {
         (RECORDS_PER_FRAME..=lost_at_most).contains(&lost),
         "{lost} records lost, up to the next place of the index"
     );
-    assert_eq!(*events.lock().unwrap(), [Event::Damaged(damage[0].clone())]);
+    assert_eq!(*events.lock().unwrap(), [Event::Damaged(damage[0].clone(), Some(key(1, 0)))]);
     assert_eq!(read_around(&core, key(1, 1)), (all(), Vec::new()), "the other partition is whole");
 }
 
@@ -185,7 +185,7 @@ fn a_damaged_journal_frame_that_was_synced_is_told_and_costs_its_own_records_onl
     let damage = &recovered.damage[0];
     assert_eq!(damage.file, "0000.journal");
     assert!(damage.position > 9 * 4096 && damage.position <= 11 * 4096, "{damage:?}");
-    assert!(events.lock().unwrap().contains(&Event::Damaged(damage.clone())));
+    assert!(events.lock().unwrap().contains(&Event::Damaged(damage.clone(), None)));
     assert_eq!(read_around(&core, key(1, 0)), (all(), Vec::new()));
     let (offsets, damage) = read_around(&core, key(1, 1));
     let lost: Vec<u64> = all().into_iter().filter(|offset| !offsets.contains(offset)).collect();
@@ -228,7 +228,7 @@ fn a_checkpoint_with_any_byte_changed_is_refused_by_name() {
         flip(&checkpoint, position);
         let opened = Core::open(folder.unsynced_folder().into(), settings(), 0, Box::new(|_| {}));
         match opened.map(drop) {
-            Err(OpenError::Checkpoint { path, .. }) => assert_eq!(path, checkpoint),
+            Err(OpenError::Unreadable { path, .. }) => assert_eq!(path, checkpoint),
             other => panic!("byte {position}: {other:?}"),
         }
         std::fs::write(&checkpoint, &bytes).unwrap();

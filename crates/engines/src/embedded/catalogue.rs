@@ -4,7 +4,8 @@
 //! keys: it only grows, also across a key's deletion.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
@@ -53,7 +54,9 @@ impl FileCatalogue {
         let contents = match read_whole(&*folder.disk, &path).map_err(failed)? {
             None => Contents { format: FORMAT, ..Contents::default() },
             Some(bytes) => {
-                let contents: Contents = serde_json::from_slice(&bytes).map_err(|error| failed(error.into()))?;
+                let unreadable =
+                    |error: serde_json::Error| OpenError::Unreadable { path: path.clone(), why: error.to_string() };
+                let contents: Contents = serde_json::from_slice(&bytes).map_err(unreadable)?;
                 if contents.format != FORMAT {
                     let found = format!("{} in {FILE}", contents.format);
                     return Err(OpenError::OtherFormat { path: folder.path.clone(), found, known: FORMAT });
@@ -63,6 +66,15 @@ impl FileCatalogue {
         };
         let revision = watch::Sender::new(contents.revision);
         Ok(Self { path, disk: folder.disk.clone(), contents: Mutex::new(contents), revision, _folder: folder })
+    }
+
+    /// Nothing was ever written to it.
+    pub fn is_new(&self) -> bool {
+        *self.revision.borrow() == 0
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Makes a change, durably, if the key is at the expected version.
@@ -83,15 +95,21 @@ impl FileCatalogue {
             }
             None => drop(changed.entries.remove(key)),
         }
-        let unavailable = |error: &dyn std::fmt::Display| {
-            CatalogueError::Unavailable(format!("writing {} failed: {error}", self.path.display()))
-        };
-        let bytes = serde_json::to_vec_pretty(&changed).map_err(|error| unavailable(&error))?;
-        replace_file(&*self.disk, &self.path, &bytes).map_err(|error| unavailable(&error))?;
+        let bytes = serde_json::to_vec_pretty(&changed).map_err(|error| self.not_written(error.into()))?;
+        replace_file(&*self.disk, &self.path, &bytes).map_err(|error| self.not_written(error))?;
         *contents = changed;
         drop(contents);
         self.revision.send_replace(version);
         Ok(version)
+    }
+
+    /// Where the file lies is the operator's business, so it goes to the log of the process and not into an answer.
+    fn not_written(&self, error: io::Error) -> CatalogueError {
+        tracing::warn!(%error, file = %self.path.display(), "the catalogue could not be written");
+        match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => CatalogueError::DiskFull,
+            _ => CatalogueError::Unavailable("it could not be written".to_owned()),
+        }
     }
 
     fn look<T>(&self, look: impl FnOnce(&BTreeMap<String, Entry>) -> T) -> T {

@@ -27,6 +27,11 @@ const RECORDS_PER_LARGEST_FRAME: usize = 2;
 /// What a batch's header and a record's lengths add, with room to spare.
 const RECORD_OVERHEAD_BYTES: usize = 256;
 
+/// The largest [`whimbrel_model::Record::size`] that a log of these settings takes.
+pub fn record_bytes_max(settings: &Settings) -> usize {
+    settings.frame_bytes_max / RECORDS_PER_LARGEST_FRAME - RECORD_OVERHEAD_BYTES
+}
+
 impl EmbeddedLog {
     /// Opens the log of a data folder and recovers it.
     pub fn open(
@@ -45,11 +50,6 @@ impl EmbeddedLog {
         tokio::task::spawn_blocking(move || store.close()).await.ok();
     }
 
-    /// Why nothing is accepted at the moment, if so.
-    pub fn refusal(&self) -> Option<LogError> {
-        self.store.refusal().map(append_error)
-    }
-
     /// The partitions that exist now.
     pub fn partitions(&self) -> Vec<PartitionId> {
         self.store.partition_keys().into_iter().map(id_of).collect()
@@ -57,7 +57,7 @@ impl EmbeddedLog {
 
     /// The largest [`whimbrel_model::Record::size`] that is taken.
     pub fn record_bytes_max(&self) -> usize {
-        self.store.settings().frame_bytes_max / RECORDS_PER_LARGEST_FRAME - RECORD_OVERHEAD_BYTES
+        record_bytes_max(self.store.settings())
     }
 
     /// One append that fits into a frame. It is queued by the call, so that calls keep their order whoever awaits them when.
@@ -160,6 +160,10 @@ impl EmbeddedLog {
 }
 
 impl Log for EmbeddedLog {
+    fn refusal(&self) -> Option<LogError> {
+        self.store.refusal().map(append_error)
+    }
+
     fn append(&self, entries: Vec<Entry>) -> PortFuture<'_, AppendOutcome> {
         let fits_alone = |entry: &Entry| entry.record.size() <= self.record_bytes_max();
         let encoded = entries.iter().map(|entry| size_of_entry(&entry.record)).sum::<usize>();
@@ -249,14 +253,25 @@ fn commit_outcome(outcome: Outcome, places: &[(u32, u32)]) -> CommitOutcome {
 
 fn event_of(event: StorageEvent) -> Event {
     match event {
-        StorageEvent::Damaged(damage) => Event::new("damage_found", damage.to_string())
-            .with("file", &damage.file)
-            .with("position", damage.position)
-            .with("what", &damage.what),
+        StorageEvent::Damaged(damage, partition) => {
+            let mut event = Event::warning("damage_found", damage.to_string())
+                .with("file", &damage.file)
+                .with("position", damage.position)
+                .with("what", &damage.what);
+            if let Some(key) = partition {
+                event = event.with("topic_number", key.topic).with("partition", key.partition);
+            }
+            match damage.resume_at {
+                Some(offset) => event.with("resume_at", offset),
+                None => event,
+            }
+        }
         StorageEvent::DiskFull(why) => {
-            Event::new("disk_full", format!("nothing is accepted until there is room: {why}"))
+            Event::warning("disk_full", format!("nothing is accepted until there is room: {why}"))
         }
         StorageEvent::DiskHasRoom => Event::new("disk_has_room", "there is room on the disk again"),
-        StorageEvent::Poisoned(why) => Event::new("log_failed", format!("nothing is accepted until a restart: {why}")),
+        StorageEvent::Poisoned(why) => {
+            Event::failure("log_failed", format!("nothing is accepted until a restart: {why}"))
+        }
     }
 }

@@ -15,7 +15,7 @@ mod records;
 mod topics;
 
 pub use catalogue::FileCatalogue;
-pub use log::EmbeddedLog;
+pub use log::{EmbeddedLog, record_bytes_max};
 pub use receipts::{LsmReceipts, ReceiptSettings};
 
 use std::path::Path;

@@ -241,7 +241,7 @@ impl Topics {
                  has it, and is lost with that broker; set min.insync.replicas to 2 or more"
             );
             tracing::warn!("{detail}");
-            let event = Event::new("acknowledged_not_durable", detail);
+            let event = Event::warning("acknowledged_not_durable", detail);
             (self.events)(event.with("topic", name).with("replicas", replicas).with("min_insync", min_insync));
         }
     }

@@ -14,6 +14,9 @@ pub enum CatalogueError {
     /// Somebody else wrote first; nothing was written.
     #[error("`{key}` was changed by somebody else: it is at version {found:?}")]
     Conflict { key: String, found: Option<u64> },
+    /// Nothing was written.
+    #[error("the disk is full: the catalogue could not be written")]
+    DiskFull,
     #[error("the catalogue is not available: {0}")]
     Unavailable(String),
 }

@@ -62,6 +62,11 @@ pub trait Log: Send + Sync {
     /// The offset of the first record at or after a time; the next offset where there is none.
     fn offset_at(&self, partition: PartitionId, time: Timestamp) -> PortFuture<'_, Result<u64, LogError>>;
 
+    /// Why nothing would be accepted now, where the engine knows without asking anybody.
+    fn refusal(&self) -> Option<LogError> {
+        None
+    }
+
     /// Drops what is older than `before`, as far as whole pieces can be dropped. The first kept offset is then at most `before`.
     fn trim(&self, partition: PartitionId, before: u64) -> PortFuture<'_, Result<(), LogError>>;
 }

@@ -93,10 +93,7 @@ pub(crate) async fn accept_one(
             count_accepted(&pass, now, 1, payload_bytes);
             Ok(Accepted { id: AcceptedId::Minted(id), partition: partition.index, offset })
         }
-        Err(error) => {
-            door.note_failure(&error);
-            Err(append_problem(error, topic))
-        }
+        Err(error) => Err(append_problem(error, topic)),
     }
 }
 
@@ -137,7 +134,7 @@ pub(crate) async fn accept_many(
     .await;
     let (mut taken, mut taken_bytes) = (0, 0);
     let answered = answers_of(outcome, ids.len()).zip(ids).map(|(outcome, (id, partition, payload_bytes))| {
-        let offset = outcome.inspect_err(|error| door.note_failure(error))?;
+        let offset = outcome?;
         taken += 1;
         taken_bytes += payload_bytes;
         Ok(Accepted { id: AcceptedId::Minted(id), partition, offset })

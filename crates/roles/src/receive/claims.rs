@@ -201,7 +201,6 @@ impl Claiming<'_> {
                 self.finish(claim, answer).await;
             }
             (claim, Err(error)) => {
-                self.door.note_failure(error);
                 if let Some(claim) = claim.filter(|_| !matches!(error, LogError::Unknown(_))) {
                     abandon(self.door, claim).await;
                 }

@@ -2,7 +2,6 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
@@ -29,8 +28,6 @@ pub(crate) struct Door {
     pub(crate) in_flight: Arc<InFlight>,
     pub(crate) tails: Arc<Semaphore>,
     pub(crate) figures: DoorFigures,
-    /// Why the log takes nothing more, once it said so. Only a restart mends it.
-    poisoned: OnceLock<String>,
 }
 
 impl Door {
@@ -65,18 +62,10 @@ impl Door {
             in_flight: InFlight::new(settings.in_flight_bytes_max),
             tails: Arc::new(Semaphore::new(settings.tails_max.min(Semaphore::MAX_PERMITS))),
             figures: DoorFigures::new(),
-            poisoned: OnceLock::new(),
             ports,
             settings,
             registry,
         })
-    }
-
-    /// Remembers what an append said of the log itself.
-    pub(crate) fn note_failure(&self, error: &LogError) {
-        if let LogError::Poisoned(why) = error {
-            self.poisoned.get_or_init(|| why.clone());
-        }
     }
 
     /// Why this process should get no requests now: nothing, where it should.
@@ -85,8 +74,10 @@ impl Door {
         if self.settings.shutdown.is_cancelled() {
             reasons.push("the server is ending".to_owned());
         }
-        if let Some(why) = self.poisoned.get() {
-            reasons.push(format!("the log is closed for writing until a restart: {why}"));
+        match self.ports.log.refusal() {
+            // It passes, and meanwhile everything but publishing works.
+            None | Some(LogError::DiskFull(_)) => {}
+            Some(error) => reasons.push(error.to_string()),
         }
         let Some(events) = self.registry.get(EVENTS_TOPIC) else {
             reasons.push("the system's topics are not there".to_owned());

@@ -204,6 +204,7 @@ impl From<CatalogueError> for Problem {
     fn from(error: CatalogueError) -> Self {
         let code = match error {
             CatalogueError::Conflict { .. } => Code::Conflict,
+            CatalogueError::DiskFull => Code::DiskFull,
             CatalogueError::Unavailable(_) => Code::Unavailable,
         };
         Self::new(code, error.to_string())

@@ -202,7 +202,7 @@ impl Registry {
         let defaults = &self.defaults;
         let retention = change.retention.unwrap_or(defaults.retention.time);
         let stored = StoredTopic {
-            number: self.next_number().await?,
+            number: self.unused_number().await?,
             partitions: change.partitions.unwrap_or(defaults.partitions),
             retention_ms: retention.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
             retention_bytes: change.retention_bytes.unwrap_or(defaults.retention.bytes),
@@ -272,16 +272,25 @@ impl Registry {
         if wanted < stored.partitions {
             return Err(TopicError::Shrink { name, from: stored.partitions, to: wanted });
         }
-        if wanted > stored.partitions {
+        let topic = if stored == topic.stored { topic } else { self.keep_for(topic, stored).await? };
+        if wanted > topic.stored.partitions {
+            let stored = topic.stored.clone();
             return self.grow(topic, stored, wanted, changing).await;
         }
-        if stored == topic.stored {
-            return Ok(PutOutcome { topic, created: false, grown: None });
-        }
-        self.ports.log_topics.alter(&stored.spec(&name)).await?;
-        let version = self.ports.catalogue.put(&key_of(&name), encode(&stored), Some(topic.version)).await?;
-        let topic = self.show(topic.succeeded_by(stored, version));
         Ok(PutOutcome { topic, created: false, grown: None })
+    }
+
+    /// Changes how long a topic keeps its messages. The catalogue goes first: what the log dropped cannot be brought back, so it must
+    /// not hear of a change that is then refused.
+    async fn keep_for(&self, topic: Arc<Topic>, stored: StoredTopic) -> Result<Arc<Topic>, TopicError> {
+        let (name, key) = (topic.name.to_string(), key_of(&topic.name));
+        let version = self.ports.catalogue.put(&key, encode(&stored), Some(topic.version)).await?;
+        if let Err(error) = self.ports.log_topics.alter(&stored.spec(&name)).await {
+            let version = self.ports.catalogue.put(&key, encode(&topic.stored), Some(version)).await?;
+            self.show(topic.succeeded_by(topic.stored.clone(), version));
+            return Err(error.into());
+        }
+        Ok(self.show(topic.succeeded_by(stored, version)))
     }
 
     /// Copies are given when a topic is made; asking for what it has is no change.
@@ -467,6 +476,21 @@ impl Registry {
             }
         }
         Ok(())
+    }
+
+    /// A number that the log does not know either: a catalogue that was put back from a backup may be older than its log.
+    async fn unused_number(&self) -> Result<TopicNumber, TopicError> {
+        loop {
+            let number = self.next_number().await?;
+            match self.ports.log_topics.describe(number).await {
+                // A log that cannot answer now will say so when the topic is made.
+                Err(_) => return Ok(number),
+                Ok(_) => tracing::warn!(
+                    number = number.0,
+                    "the log has a topic of this number that the catalogue does not know"
+                ),
+            }
+        }
     }
 
     async fn next_number(&self) -> Result<TopicNumber, TopicError> {

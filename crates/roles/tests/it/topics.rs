@@ -1,5 +1,7 @@
 //! Topics: making, changing, growing, deleting, and what a crash or others leave behind.
 
+use std::time::Duration;
+
 use serde_json::json;
 use whimbrel_model::PartitionId;
 use whimbrel_model::partitioner::partition_of;
@@ -272,4 +274,29 @@ async fn a_log_that_cannot_be_reached_stops_the_start() {
     world.log.refuse(Some(LogError::Unavailable("no broker".into())));
     let error = world.try_open(ReceiveSettings::default()).await.err().unwrap();
     assert!(error.to_string().contains("no broker"), "{error}");
+}
+
+#[tokio::test]
+async fn a_retention_that_the_catalogue_refused_does_not_reach_the_log() {
+    let house = House::new().await;
+    house.put("/v1/topics/orders", json!({ "retention": "7d" })).await.ok(201);
+    house.world.catalogue.refuse_writes(Some(CatalogueError::DiskFull));
+    house.put("/v1/topics/orders", json!({ "retention": "1s" })).await.problem(503, "disk_full");
+    assert_eq!(house.world.log.retention_of("orders").time, Some(Duration::from_secs(7 * 86_400)));
+    house.world.catalogue.refuse_writes(None);
+    house.put("/v1/topics/orders", json!({ "retention": "1s" })).await.ok(200);
+    assert_eq!(house.world.log.retention_of("orders").time, Some(Duration::from_secs(1)));
+}
+
+#[tokio::test]
+async fn a_number_that_the_log_knows_and_the_catalogue_forgot_is_not_given_again() {
+    let house = House::new().await;
+    house.post("/v1/topics/orders/messages", "old").await.ok(201);
+    let number = house.get("/v1/topics/orders").await.ok(200)["number"].clone();
+    let world = house.close().await;
+    world.catalogue.forget();
+    let house = world.open().await;
+    house.post("/v1/topics/others/messages", "new").await.ok(201);
+    assert_ne!(house.get("/v1/topics/others").await.ok(200)["number"], number);
+    assert_eq!(house.payloads("others").await.concat(), ["new"]);
 }

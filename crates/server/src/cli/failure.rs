@@ -49,9 +49,7 @@ impl From<ClientError> for Failure {
                 failure.with_hint("is it running? Start it with `whimbrel serve`, or name another with --server URL")
             }
             ClientError::Problem(problem) => match problem.code.as_str() {
-                "unauthorized" | "unauthenticated" | "missing_key" | "unknown_key" => {
-                    failure.with_hint("pass an API key with --key or WHIMBREL_KEY")
-                }
+                "key_missing" | "key_unknown" => failure.with_hint("pass an API key with --key or WHIMBREL_KEY"),
                 "unknown_topic" => failure.with_hint("`whimbrel topic list` shows the topics there are"),
                 _ => failure,
             },

@@ -5,6 +5,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use whimbrel_engines::embedded::{LogSettings, record_bytes_max};
+use whimbrel_model::limits::KEY_MAX_BYTES;
+
 use super::Settings;
 use super::keys::KeyEntry;
 use super::raw::{Findings, Source};
@@ -199,6 +202,14 @@ fn check(config: &Config, settings: &Settings, findings: &mut Findings) {
         wrong(format!(
             "{} is below {}: a batch of one message could be refused where the message alone is not",
             at("limits.batch_bytes"),
+            at("limits.payload_bytes")
+        ));
+    }
+    let largest = config.limits.payload_bytes + config.limits.headers * config.limits.header_bytes + KEY_MAX_BYTES;
+    let taken = record_bytes_max(&LogSettings::default());
+    if config.log.engine == LogEngineName::Embedded && largest > taken {
+        wrong(format!(
+            "{}: with its headers a message could have {largest} bytes, and the embedded log takes {taken}",
             at("limits.payload_bytes")
         ));
     }

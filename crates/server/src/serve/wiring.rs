@@ -35,6 +35,12 @@ fn hint_for(error: &EngineError) -> Option<&'static str> {
         EngineError::Folder(OpenError::OtherFormat { .. }) => {
             Some("run the version that wrote it, or a newer one; nothing was changed")
         }
+        EngineError::Folder(OpenError::Unreadable { .. } | OpenError::CatalogueMissing(_)) => {
+            Some("put the folder back from a backup; docs/operating/trouble.md says what can be done without one")
+        }
+        EngineError::Receipts(_) => {
+            Some("move the folder `receipts` away: its answers are found again in the log, as far back as the window")
+        }
         EngineError::Folder(OpenError::Io { .. }) => Some("is the folder there, and may this user write to it?"),
         _ => None,
     }

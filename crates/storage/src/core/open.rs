@@ -93,7 +93,7 @@ impl Core {
         };
         let last_frame = core.replay(&journal_folder, generation, sequence, now, &mut recovered)?;
         // Told before the journal that shows it is given up: the next start would not find it any more.
-        recovered.damage.iter().for_each(|damage| core.tell_of(damage));
+        recovered.damage.iter().for_each(|damage| core.tell_of(damage, None));
         core.begin_generation(&journal_folder, last_frame.as_ref(), now)?;
         recovered.partitions = core.all_partitions().len();
         Ok((core, recovered))

@@ -195,17 +195,14 @@ impl Partition {
         Ok(Scanner::new(file, self.key, position.min(len), len))
     }
 
-    /// The offset at which reading can go on after a bad batch at `position`, and its place in the segment: the next one that the
-    /// index knows and that holds a batch, or after the segment.
+    /// The offset at which reading can go on after a bad batch at `position`, and its place in the segment: the next place that
+    /// holds a whole batch, or after the segment. Not by the index, which knows one place in many.
     fn resume_after(&self, plan: &SegmentPlan, position: u64) -> (u64, Option<u64>) {
-        plan.segment
-            .positions_after(&*self.disk, position)
-            .into_iter()
-            .find_map(|position| match self.scanner(plan, position).ok()?.next() {
-                Ok(Some((_, batch))) => Some((batch.base(), Some(position))),
-                _ => None,
-            })
-            .unwrap_or((plan.end_offset, None))
+        let found = self.scanner(plan, position + 1).ok().and_then(|mut scanner| scanner.find_next().ok().flatten());
+        match found {
+            Some((position, batch)) => (batch.base(), Some(position)),
+            None => (plan.end_offset, None),
+        }
     }
 
     fn hole_at(&self, from: u64) -> ReadError {

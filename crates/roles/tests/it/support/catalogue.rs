@@ -19,6 +19,11 @@ impl MemoryCatalogue {
         *self.refuses.lock().unwrap() = error;
     }
 
+    /// Loses everything, as an old backup would.
+    pub fn forget(&self) {
+        self.entries.lock().unwrap().clear();
+    }
+
     /// Writes as another process would.
     pub fn force(&self, key: &str, value: &str) {
         let mut entries = self.entries.lock().unwrap();

@@ -9,7 +9,7 @@ use whimbrel_model::ports::{
     AppendOutcome, Bounds, CommitOutcome, Entry, Fence, Log, LogError, LogTopics, PartitionStatus, PortFuture,
     ReadBatch, ReadLimits, TopicStatus,
 };
-use whimbrel_model::{PartitionId, Record, StoredRecord, Timestamp, TopicNumber, TopicSpec};
+use whimbrel_model::{PartitionId, Record, Retention, StoredRecord, Timestamp, TopicNumber, TopicSpec};
 
 /// Called for each entry before it is kept; an error is that entry's outcome.
 type Judge = Box<dyn FnMut(&Entry) -> Result<(), LogError> + Send>;
@@ -30,6 +30,8 @@ struct State {
     judge: Option<Judge>,
     /// What `create`, `alter` and the reading calls answer instead, while it is there.
     refuses: Option<LogError>,
+    /// What it says of itself while it accepts nothing.
+    refusal: Option<LogError>,
     waiting_appends: usize,
 }
 
@@ -53,6 +55,15 @@ impl MemoryLog {
 
     pub fn judge_nothing(&self) {
         self.state().judge = None;
+    }
+
+    pub fn retention_of(&self, name: &str) -> Retention {
+        let number = self.number_of(name).unwrap();
+        self.state().topics[&number].0.retention
+    }
+
+    pub fn accept_nothing(&self, why: LogError) {
+        self.state().refusal = Some(why);
     }
 
     pub fn refuse(&self, error: Option<LogError>) {
@@ -172,6 +183,10 @@ impl State {
 }
 
 impl Log for MemoryLog {
+    fn refusal(&self) -> Option<LogError> {
+        self.state().refusal.clone()
+    }
+
     fn append(&self, entries: Vec<Entry>) -> PortFuture<'_, AppendOutcome> {
         Box::pin(async move {
             let mut held_up = self.held_up.subscribe();
