@@ -103,6 +103,7 @@ macro_rules! log_properties {
                 altering_never_shrinks,
                 deleting_what_is_not_there_is_no_error,
                 a_deleted_topic_takes_and_gives_nothing,
+                a_reader_that_waits_in_a_topic_is_told_of_its_deletion,
                 a_topic_made_again_under_an_old_name_inherits_nothing,
                 a_topic_is_described_partition_by_partition,
                 an_unknown_topic_cannot_be_described,

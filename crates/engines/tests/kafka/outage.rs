@@ -81,6 +81,9 @@ async fn commits_across_a_crash_of_the_broker_are_whole_or_absent() {
             CommitOutcome::NotNow(_) | CommitOutcome::Unknown(_) | CommitOutcome::Fenced => undone += 1,
         }
     }
+    // What was decided upon a commit of unknown outcome must not land after it.
+    let after_the_unknown = outcomes.iter().skip_while(|outcome| !matches!(outcome, CommitOutcome::Unknown(_))).skip(1);
+    assert!(after_the_unknown.into_iter().all(|outcome| *outcome == CommitOutcome::Fenced), "{outcomes:?}");
     tokio::task::block_in_place(|| broker.start_again());
     let fence = reopened(&log, &spec, Instant::now()).await;
     for n in 100..110 {

@@ -80,6 +80,18 @@ pub async fn a_deleted_topic_takes_and_gives_nothing(factory: &dyn Factory) {
     assert_eq!(log.bounds(partition).await, Err(gone));
 }
 
+pub async fn a_reader_that_waits_in_a_topic_is_told_of_its_deletion(factory: &dyn Factory) {
+    let (scene, topic) = Scene::with_topic(factory, 1).await;
+    let partition = PartitionId::new(topic, 0);
+    let log = scene.open.log.clone();
+    let waiting = tokio::spawn(async move { log.read(partition, 0, wide()).await });
+    // Whether the reader waits already or comes just too late, it gets the same answer.
+    scene.try_read(partition, 0, Duration::from_millis(20)).await.expect("the end can be waited at");
+    scene.open.topics.delete(topic).await.expect("the topic can be deleted");
+    let told = tokio::time::timeout(PATIENCE / 2, waiting).await.expect("the reader does not wait in vain");
+    assert_eq!(told.expect("the reader ends by itself"), Err(LogError::UnknownPartition(partition)));
+}
+
 pub async fn a_topic_made_again_under_an_old_name_inherits_nothing(factory: &dyn Factory) {
     let scene = Scene::new(factory).await;
     let old = new_spec(2);
@@ -87,13 +99,19 @@ pub async fn a_topic_made_again_under_an_old_name_inherits_nothing(factory: &dyn
     let old_partition = PartitionId::new(old.number, 0);
     scene.append_texts(old_partition, &["old 1", "old 2"]).await;
     scene.read_now(old_partition, 0).await;
+    // Somebody has waited at the end of the old one: that place must not be taken for one of the new.
+    let old_end = scene.bounds(old_partition).await.next;
+    scene.try_read(old_partition, old_end, Duration::from_millis(20)).await.expect("the end can be waited at");
     scene.open.topics.delete(old.number).await.expect("the topic can be deleted");
     let new = TopicSpec { number: new_spec(1).number, partitions: 1, ..old.clone() };
     assert_eq!(scene.create(&new).await, 1, "not even its number of partitions");
     let partition = PartitionId::new(new.number, 0);
     assert_eq!(scene.bounds(partition).await.next, 0);
     assert!(scene.read_now(partition, 0).await.records.is_empty());
-    assert_eq!(scene.append_texts(partition, &["new"]).await, [0]);
+    let (woken, offsets) =
+        tokio::join!(scene.try_read(partition, 0, PATIENCE), scene.append_texts(partition, &["new"]));
+    assert_eq!(offsets, [0]);
+    assert_eq!(woken.expect("the new topic can be waited at").records.iter().map(text_of).collect::<Vec<_>>(), ["new"]);
     assert_eq!(scene.texts(partition).await, ["new"]);
     assert_eq!(
         scene.open.log.append(vec![entry(old_partition, "late")]).await,
