@@ -220,6 +220,24 @@ fn the_offsets_of_a_damaged_frame_are_not_given_again_where_it_was_the_last_of_i
 }
 
 #[test]
+fn a_damaged_count_of_records_did_not_cost_what_came_after_it() {
+    let folder = Folder::new();
+    let core = folder.core(settings()).0;
+    core.create_partitions(1, 1).unwrap();
+    append(&core, key(1, 0), 0, 1);
+    append(&core, key(1, 0), 1, 4);
+    append(&core, key(1, 0), 5, 1);
+    append(&core, key(1, 0), 6, 1);
+    let crashed = folder.copy();
+    let journal = files(&crashed.path().join("log/journal"), ".journal").remove(0);
+    // The second frame's only batch says that it has twenty records instead of four.
+    flip(&journal, 2 * 4096 + 40 + 12);
+    let core = crashed.core(settings()).0;
+    assert_eq!(core.bounds(key(1, 0)), Ok((0, 7)));
+    assert_eq!(read_around(&core, key(1, 0)).0, [0, 5, 6]);
+}
+
+#[test]
 fn a_checkpoint_with_any_byte_changed_is_refused_by_name() {
     let folder = checkpointed();
     let checkpoint = folder.path().join("log/checkpoint");

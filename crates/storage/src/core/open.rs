@@ -112,12 +112,13 @@ impl Core {
         recovered.torn_tail_cut = scan.torn;
         recovered.damage.extend(scan.damage.into_iter().map(|(_, _, damage)| damage));
         let mut broken = scan.broken.iter().peekable();
+        let mut lost_ends = HashMap::new();
         for frame in &scan.frames {
             while let Some(lost) = broken.next_if(|lost| lost.sequence < frame.sequence) {
-                self.skip_frame(lost.body(&*self.disk, journal).map_err(io)?);
+                self.note_lost(lost.body(&*self.disk, journal).map_err(io)?, &mut lost_ends);
             }
             let body = frame.body(&*self.disk, journal).map_err(io)?;
-            self.replay_frame(frame, body, recovered);
+            self.replay_frame(frame, body, &mut lost_ends, recovered);
             recovered.frames_replayed += 1;
             if self.wants_relief() {
                 // On a full disk it stays in memory, as far as the journal is long; nothing is accepted until it is saved.
@@ -125,7 +126,12 @@ impl Core {
             }
         }
         lock(&self.journal).last_sequence = self.published.load(Ordering::Acquire);
-        self.all_partitions().iter().for_each(|partition| partition.reach_first());
+        for partition in self.all_partitions() {
+            partition.reach_first();
+            if let Some(end) = lost_ends.get(&partition.key) {
+                partition.skip_to(*end);
+            }
+        }
         Ok(scan.frames.into_iter().next_back())
     }
 
@@ -136,9 +142,10 @@ impl Core {
         self.disk.sync_dir(&self.root.join("topics"))
     }
 
-    /// Leaves the offsets of a frame that cannot be read to what was there: they were acknowledged, and nobody else may get them.
-    /// Its headers are not checked by any CRC, so each is believed only as far as it fits to what is known.
-    fn skip_frame(&self, body: Bytes) {
+    /// Notes up to which offsets a frame that cannot be read had records: they were acknowledged, and nobody else may get them.
+    /// Its headers are not checked by any CRC, so each is believed only as far as it fits to what is known, and only until a
+    /// whole batch of the same partition says better.
+    fn note_lost(&self, body: Bytes, lost_ends: &mut HashMap<PartitionKey, u64>) {
         let mut rest = &body[..];
         while let Ok((header, records)) = BatchHeader::read_from_prefix(rest) {
             let (len, count) = (header.body_len.get() as usize, header.count.get());
@@ -147,14 +154,21 @@ impl Core {
             }
             let key = PartitionKey { topic: header.topic.get(), partition: header.partition.get() };
             let base = header.base_offset.get();
-            if let Some(partition) = self.partition(key).filter(|partition| partition.bounds().1 == base) {
-                partition.skip_to(base + u64::from(count));
+            let next = || self.partition(key).map(|partition| partition.bounds().1);
+            if lost_ends.get(&key).copied().or_else(next) == Some(base) {
+                lost_ends.insert(key, base + u64::from(count));
             }
             rest = &records[len..];
         }
     }
 
-    fn replay_frame(&self, frame: &FoundFrame, mut body: Bytes, recovered: &mut Recovered) {
+    fn replay_frame(
+        &self,
+        frame: &FoundFrame,
+        mut body: Bytes,
+        lost_ends: &mut HashMap<PartitionKey, u64>,
+        recovered: &mut Recovered,
+    ) {
         let mut replayed = RecentFrame { sequence: frame.sequence, bytes: frame.len as u64, partitions: Vec::new() };
         while !body.is_empty() {
             let Ok(batch) = Batch::read(&body) else {
@@ -172,6 +186,7 @@ impl Core {
             let Some(partition) = self.partition(key).filter(|partition| partition.bounds().1 <= batch.base()) else {
                 continue;
             };
+            lost_ends.remove(&key);
             self.hand_over(&partition, batch, frame.sequence);
             replayed.partitions.push(partition);
         }
