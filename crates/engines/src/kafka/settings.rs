@@ -49,7 +49,8 @@ const RESERVED: &[&str] = &[
 pub struct KafkaSettings {
     /// `host:port`, several with commas.
     pub bootstrap: String,
-    /// Options for librdkafka by its own names: `security.protocol`, `sasl.mechanism`, `compression.type`, ….
+    /// Options for librdkafka by its own names: `compression.type`, and with the feature `kafka-tls` also `security.protocol`,
+    /// `sasl.mechanism`, `ssl.ca.location` and the like.
     pub client: BTreeMap<String, String>,
     /// After this an append that Kafka has not acknowledged is answered as failed or unknown.
     pub message_timeout: Duration,
