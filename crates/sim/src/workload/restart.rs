@@ -134,7 +134,8 @@ impl World {
         let told = !recovered.damage.is_empty() || events.iter().any(|event| matches!(event, Event::Damaged(..)));
         drop(events);
         let there = self.model.partitions.values().flat_map(|partition| {
-            let entries = (0..).zip(&partition.entries);
+            // What was trimmed is not there to say anything.
+            let entries = (0..).zip(&partition.entries).skip(partition.first as usize);
             entries.filter(|(offset, _)| !partition.holes.contains(offset)).map(|(_, entry)| entry.frame)
         });
         let last_there = there.max().unwrap_or(0);
