@@ -27,9 +27,10 @@ impl Gathered {
         let mut by_partition: HashMap<PartitionId, u32> = HashMap::new();
         for Entry { partition, record } in entries {
             let part_count = gathered.parts.len() as u32;
-            // A batch that goes to one partition, as most do, needs no map.
+            // A single record, or a batch that goes to one partition, needs no map.
             let index = match gathered.parts.last() {
                 Some(part) if part.partition == key_of(*partition) => part_count - 1,
+                _ if entries.len() == 1 => 0,
                 _ => *by_partition.entry(*partition).or_insert(part_count),
             };
             if index == part_count {
