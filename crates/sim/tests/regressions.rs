@@ -272,6 +272,31 @@ fn a_frame_that_was_only_in_memory_was_read_on_a_full_disk_and_then_lost() {
 }
 
 #[test]
+fn a_checkpoint_that_was_recovered_by_on_a_full_disk_was_taken_back_by_a_power_loss() {
+    // Each call of the last checkpoint is the one at which its process is killed.
+    for calls in 1..10 {
+        for disk in disks() {
+            let core = open(&disk);
+            core.create_partitions(1, 1).unwrap();
+            for _ in 0..4 {
+                append(&core, 1, 0, 1000).unwrap();
+            }
+            core.checkpoint(0, &mut || {}).unwrap();
+            core.trim(key(1), 2).unwrap();
+            disk.lose_power_after(calls);
+            core.checkpoint(0, &mut || {}).ok();
+            drop(core);
+            disk.kill();
+            disk.set_budget(0);
+            let core = open(&disk);
+            let (first, _) = core.bounds(key(1)).unwrap();
+            let core = crash(&disk, core);
+            assert_eq!(core.bounds(key(1)).unwrap().0, first, "killed at call {calls}");
+        }
+    }
+}
+
+#[test]
 fn a_full_disk_did_not_open_and_could_not_be_emptied() {
     for disk in disks() {
         let core = open(&disk);

@@ -9,7 +9,7 @@ use whimbrel_storage::{Core, DataFolder, Event, OpenError, PartitionKey, ReadErr
 use super::{FAULTY_OPENINGS_MAX, PARTITIONS_MAX, World};
 use crate::Profile;
 use crate::checker::{Check, FileKind};
-use crate::model::TopicState;
+use crate::model::{Entry, TopicState};
 use crate::tamper;
 
 /// A bit that was flipped in a file without which the log does not open.
@@ -210,6 +210,12 @@ impl World {
         let (first, next) = core.bounds(key).map_err(|error| format!("{key} after recovery: {error}"))?;
         let journal_flips = self.flipped.journal;
         let Some(partition) = self.model.partitions.get_mut(&key) else { return Ok(()) };
+        // A damaged frame's own count is all that says how many offsets it had; where a bit of that flipped, more are given up,
+        // and nothing may ever be read there.
+        while journal_flips > 0 && partition.next() < next {
+            partition.holes.insert(partition.next());
+            partition.entries.push(Entry { number: 0, timestamp: i64::MIN, frame: 0 });
+        }
         if next > partition.next() {
             return Err(format!("{key} ends at {next}, and only {} were written", partition.next()));
         }

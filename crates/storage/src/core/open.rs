@@ -49,11 +49,12 @@ impl Core {
         let io = |what: &str| OpenError::io(format!("{what} {}", root.display()));
         disk.create_dirs(&topics).map_err(io("making"))?;
         let checkpoint = Checkpoint::read(&*disk, &root.join("checkpoint"))?;
+        // Whoever wrote the checkpoint may have been killed before its name was durable, and what is recovered by it must not be
+        // taken back. Of a new log it is the names of its folders: topics can be made before the first checkpoint, where that
+        // finds no room.
+        disk.sync_dir(&root).map_err(io("syncing"))?;
         if checkpoint.is_none() {
-            // The names of the log's folder and of the topics' in it: topics can be made before the first checkpoint, where that
-            // finds no room.
             disk.sync_dir(&folder.path).map_err(io("syncing the folder above"))?;
-            disk.sync_dir(&root).map_err(io("syncing"))?;
         }
         let mut recovered = Recovered::default();
         let slots = Slots::open(disk.clone(), &journal_folder, settings.journal_file_bytes)
