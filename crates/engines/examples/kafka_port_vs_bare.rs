@@ -94,7 +94,11 @@ async fn main() {
             micros(port.p99)
         );
     }
-    println!("{:<38} {bare_read:>11.0} {port_read:>11.0} {:>6.2}", "read back, one partition", port_read / bare_read);
+    println!(
+        "{:<38} {bare_read:>11.0} {port_read:>11.0} {:>6.2}",
+        "read back (bare: all defaults)",
+        port_read / bare_read
+    );
     for (records, figures) in [1, COMMIT_RECORDS].into_iter().zip(commits) {
         let name = format!("commit of {records} in two partitions");
         println!(
