@@ -42,6 +42,8 @@ impl FileKind {
         match names[..] {
             [.., "journal", _] => FileKind::Journal,
             [.., "topics", topic, partition, file] => {
+                // A topic whose deletion is not durable may come back.
+                let topic = topic.strip_suffix(".deleted").unwrap_or(topic);
                 let key = topic.parse().ok().zip(partition.parse().ok());
                 let key = key.map(|(topic, partition)| PartitionKey { topic, partition });
                 match (key, file.strip_suffix(".segment").and_then(|base| base.parse().ok())) {

@@ -222,8 +222,9 @@ impl State {
     fn sync_all(&mut self, root: &Path, touched: &[PathBuf]) -> io::Result<()> {
         let (files, folders) = if self.faults.sync_by_file {
             let files: Vec<u64> = touched.iter().filter_map(|path| self.tree.open(path).ok()).collect();
-            let parents = touched.iter().filter_map(|path| self.tree.find(path.parent()?).ok());
-            (files, parents.collect())
+            let folders = touched.iter().flat_map(|path| [Some(path.as_path()), path.parent()]).flatten();
+            // Syncing the names of what is a file does nothing.
+            (files, folders.filter_map(|path| self.tree.find(path).ok()).collect())
         } else {
             self.tree.below(self.tree.find(root)?)
         };

@@ -13,7 +13,13 @@ use crate::model::{Entry, TopicState};
 use crate::tamper;
 
 /// A bit that was flipped in a file without which the log does not open.
-type Undo = (PathBuf, u64, u32);
+struct Undo {
+    path: PathBuf,
+    position: u64,
+    bit: u32,
+    /// The file with the flipped bit.
+    contents: Option<Vec<u8>>,
+}
 
 impl World {
     pub(super) fn open(&mut self) -> Check<Core> {
@@ -63,7 +69,7 @@ impl World {
             let opened = self.open_once();
             self.trace.note(|| format!("opened: {:?}", opened.as_ref().map(|(_, recovered)| recovered)));
             match opened {
-                Ok(_) if undo.as_ref().is_some_and(|(path, _, _)| path.ends_with("checkpoint")) => {
+                Ok(_) if undo.as_ref().is_some_and(|undo| undo.path.ends_with("checkpoint")) => {
                     return Err("the checkpoint was damaged, and the log opened".to_owned());
                 }
                 Ok(_) if self.disk.is_off() => self.interrupt(),
@@ -77,13 +83,15 @@ impl World {
                     self.report.failed_openings += 1;
                     let failed = self.something_failed();
                     match undo.take_if(|_| !failed) {
-                        Some(flip) if names_file(&error, &flip.0) => {
-                            self.disk.flip_bit(&flip.0, flip.1, flip.2);
+                        Some(flip) if names_file(&error, &flip.path) => {
+                            self.disk.flip_bit(&flip.path, flip.position, flip.bit);
                         }
                         _ if !failed || is_honest => return Err(format!("the log does not open: {error}")),
                         _ => {}
                     }
                     self.interrupt();
+                    // A power loss may have brought back the file as it was before it was written and damaged.
+                    undo = undo.filter(|undo| self.disk.contents(&undo.path) == undo.contents);
                 }
             }
         }
@@ -129,6 +137,11 @@ impl World {
 
     /// Lost frames are told of, except the last ones where nothing whole after them says that they had been synced.
     fn check_told(&mut self, recovered: &Recovered, lost_frames: &BTreeSet<u64>) -> Check {
+        let was_marked = self.model.last_frame_marked;
+        if self.flipped.journal > 0 {
+            // The flip may have hit the idle frame, and then nothing says any more that the one before it was synced.
+            self.model.last_frame_marked = false;
+        }
         let Some(first_lost) = lost_frames.first() else { return Ok(()) };
         let events = self.events.lock().map_err(|_| "the events' lock broke")?;
         let told = !recovered.damage.is_empty() || events.iter().any(|event| matches!(event, Event::Damaged(..)));
@@ -140,11 +153,10 @@ impl World {
         });
         let last_there = there.max().unwrap_or(0);
         // An idle frame is itself one that a flip can hit.
-        let is_marked = self.model.last_frame_marked && self.flipped.journal as usize <= lost_frames.len();
+        let is_marked = was_marked && self.flipped.journal as usize <= lost_frames.len();
         if !told && (is_marked || *first_lost < last_there) {
             return Err(format!("frames {lost_frames:?} are lost, frame {last_there} is there, and nothing was said"));
         }
-        self.model.last_frame_marked = false;
         Ok(())
     }
 
@@ -326,7 +338,8 @@ impl World {
             FileKind::Journal => self.flipped.journal += 1,
             FileKind::Index | FileKind::Other => {}
         }
-        Some((path, position, bit))
+        let contents = self.disk.contents(&path);
+        Some(Undo { path, position, bit, contents })
     }
 
     /// Changes a record together with its checksums: nothing in the log can notice, so the checker must.
