@@ -51,51 +51,60 @@ impl Topics {
 
     pub async fn create(&self, spec: &TopicSpec) -> Result<u32, LogError> {
         if let Some(found) = self.look(&spec.name, |_| true).await? {
-            return self.make_known(spec, &found).await;
+            return self.make_known(spec, &found, Vec::new()).await;
         }
-        let configs = topic_configs(spec, self.settings.batch_bytes_max());
+        let configs = new_configs(spec, self.settings.batch_bytes_max());
         let replication = spec.replicas.map_or(BROKERS_DEFAULT_REPLICATION, |replicas| replicas as i32);
         let new = NewTopic::new(&spec.name, spec.partitions as i32, TopicReplication::Fixed(replication));
         let new = configs.iter().fold(new, |new, (key, value)| new.set(key, value));
         let created =
             self.admin.create_topics([&new], &self.options()).await.map_err(|error| outcome::unavailable(&error))?;
-        match created.into_iter().next() {
+        let just_set = match created.into_iter().next() {
+            Some(Ok(_)) => configs,
             // Somebody else made it in the same moment: then it is there, which is what was asked for.
-            Some(Ok(_) | Err((_, Code::TopicAlreadyExists))) => {}
+            Some(Err((_, Code::TopicAlreadyExists))) => Vec::new(),
             Some(Err((_, code))) => return Err(refused(code, &spec.name)),
             None => return Err(LogError::Unavailable("Kafka did not say whether the topic was made".to_owned())),
-        }
+        };
         let found =
             self.wait_for(&spec.name, |topic| topic.partitions.iter().all(|each| each.leader.is_some())).await?;
-        self.make_known(spec, &found).await
+        self.make_known(spec, &found, just_set).await
     }
 
-    async fn make_known(&self, spec: &TopicSpec, found: &FoundTopic) -> Result<u32, LogError> {
-        let configs = self.configs(&spec.name).await?;
-        let batch_bytes_max =
-            configs.get("max.message.bytes").and_then(|value| value.parse().ok()).unwrap_or(usize::MAX);
-        let record_bytes_max = self.settings.record_bytes_max_under(batch_bytes_max);
+    async fn make_known(
+        &self,
+        spec: &TopicSpec,
+        found: &FoundTopic,
+        just_set: Vec<(&str, String)>,
+    ) -> Result<u32, LogError> {
+        let in_force = InForce::of(&self.configs(&spec.name).await?, &just_set);
         let partitions = found.partitions.len() as u32;
-        let topic = KnownTopic::new(spec.number, spec.name.clone(), partitions, record_bytes_max);
-        let displaced = self.known.put(topic);
-        self.retire(displaced).await;
-        let min_insync = configs.get("min.insync.replicas").and_then(|value| value.parse().ok()).unwrap_or(1);
-        self.warn_if_not_durable(&spec.name, found, min_insync);
+        self.remember(spec.number, &spec.name, partitions, in_force.batch_bytes_max).await;
+        self.warn_if_not_durable(&spec.name, found, in_force.min_insync);
         Ok(partitions)
+    }
+
+    async fn remember(&self, number: TopicNumber, name: &str, partitions: u32, batch_bytes_max: usize) {
+        let record_bytes_max = self.settings.record_bytes_max_under(batch_bytes_max);
+        let displaced = self.known.put(KnownTopic::new(number, name.to_owned(), partitions, record_bytes_max));
+        self.retire(displaced).await;
     }
 
     pub async fn alter(&self, spec: &TopicSpec) -> Result<(), LogError> {
         let known = self.known.get(spec.number).ok_or(unknown(spec.number))?;
         let found = self.look(&known.name, |_| true).await?.ok_or(unknown(spec.number))?;
-        self.change_configs(&known.name, topic_configs(spec, self.settings.batch_bytes_max())).await?;
-        if spec.partitions > found.partitions.len() as u32 {
-            self.grow(&known, spec.partitions).await?;
+        let batch_bytes_max = self.settings.batch_bytes_max();
+        self.change_configs(&known.name, changeable_configs(spec), batch_bytes_max).await?;
+        let mut partitions = found.partitions.len() as u32;
+        if spec.partitions > partitions {
+            partitions = self.grow(&known.name, spec.partitions).await?;
         }
+        self.remember(spec.number, &known.name, partitions, batch_bytes_max).await;
         Ok(())
     }
 
-    async fn grow(&self, topic: &KnownTopic, partitions: u32) -> Result<(), LogError> {
-        let grown = NewPartitions::new(&topic.name, partitions as usize);
+    async fn grow(&self, name: &str, partitions: u32) -> Result<u32, LogError> {
+        let grown = NewPartitions::new(name, partitions as usize);
         let grown = self
             .admin
             .create_partitions([&grown], &self.options())
@@ -104,15 +113,14 @@ impl Topics {
         match grown.into_iter().next() {
             // It has that many already: somebody else was faster.
             Some(Ok(_) | Err((_, Code::InvalidPartitions))) => {}
-            Some(Err((_, code))) => return Err(refused(code, &topic.name)),
+            Some(Err((_, code))) => return Err(refused(code, name)),
             None => return Err(LogError::Unavailable("Kafka did not say whether the topic has grown".to_owned())),
         }
         let has_grown = |found: &FoundTopic| {
             found.partitions.len() as u32 >= partitions && found.partitions.iter().all(|each| each.leader.is_some())
         };
-        let found = self.wait_for(&topic.name, has_grown).await?;
-        topic.learn_partitions(found.partitions.len() as u32);
-        Ok(())
+        let found = self.wait_for(name, has_grown).await?;
+        Ok(found.partitions.len() as u32)
     }
 
     pub async fn delete(&self, number: TopicNumber) -> Result<(), LogError> {
@@ -210,9 +218,19 @@ impl Topics {
         }
     }
 
-    /// Kafka's request replaces all settings of a topic at once, so what others have set is sent along as it is.
-    async fn change_configs(&self, name: &str, changes: Vec<(&'static str, String)>) -> Result<(), LogError> {
+    /// Kafka's request replaces all settings of a topic at once, so what others have set is sent along as it is. Batches of
+    /// `batch_bytes` must fit afterwards; a topic that others made for larger ones keeps its limit.
+    async fn change_configs(
+        &self,
+        name: &str,
+        mut changes: Vec<(&'static str, String)>,
+        batch_bytes: usize,
+    ) -> Result<(), LogError> {
         let entries = self.config_entries(name).await?;
+        let limit = entries.get("max.message.bytes").and_then(|(value, _)| value.parse::<usize>().ok());
+        if limit.is_none_or(|limit| limit < batch_bytes) {
+            changes.push(("max.message.bytes", batch_bytes.to_string()));
+        }
         let mut wanted: BTreeMap<String, String> = entries
             .into_iter()
             .filter(|(_, (_, source))| *source == ConfigSource::DynamicTopic)
@@ -275,21 +293,48 @@ impl FoundTopic {
     }
 }
 
+/// What the engine must know of a topic's settings.
+#[derive(Debug, PartialEq, Eq)]
+struct InForce {
+    batch_bytes_max: usize,
+    min_insync: u32,
+}
+
+impl InForce {
+    /// A broker may not have heard yet what was set a moment ago, and answers with its defaults: what was set wins.
+    fn of(asked: &BTreeMap<String, String>, just_set: &[(&str, String)]) -> Self {
+        let value = |key: &str| {
+            let set = just_set.iter().find(|(name, _)| *name == key).map(|(_, value)| value);
+            set.or_else(|| asked.get(key))
+        };
+        Self {
+            batch_bytes_max: value("max.message.bytes").and_then(|value| value.parse().ok()).unwrap_or(usize::MAX),
+            min_insync: value("min.insync.replicas").and_then(|value| value.parse().ok()).unwrap_or(1),
+        }
+    }
+}
+
 /// `acks=all` waits for those copies that are in sync, and with one required, one is enough.
 fn is_weaker_than_it_looks(replicas: usize, min_insync: u32) -> bool {
     replicas > 1 && min_insync < 2
 }
 
-/// What is set on a topic of ours.
-fn topic_configs(spec: &TopicSpec, batch_bytes_max: usize) -> Vec<(&'static str, String)> {
+/// What is set on a topic that is made.
+fn new_configs(spec: &TopicSpec, batch_bytes_max: usize) -> Vec<(&'static str, String)> {
+    let mut configs = changeable_configs(spec);
+    configs.push(("max.message.bytes", batch_bytes_max.to_string()));
+    configs.push(("message.timestamp.type", "CreateTime".to_owned()));
+    configs
+}
+
+/// What can be changed of a topic later.
+fn changeable_configs(spec: &TopicSpec) -> Vec<(&'static str, String)> {
     const WITHOUT_BOUND: &str = "-1";
     let time = spec.retention.time.map(|time| time.as_millis().to_string());
     let bytes = spec.retention.bytes.map(|bytes| bytes.to_string());
     let mut configs = vec![
         ("retention.ms", time.unwrap_or_else(|| WITHOUT_BOUND.to_owned())),
         ("retention.bytes", bytes.unwrap_or_else(|| WITHOUT_BOUND.to_owned())),
-        ("max.message.bytes", batch_bytes_max.to_string()),
-        ("message.timestamp.type", "CreateTime".to_owned()),
     ];
     if let Some(min_insync) = spec.min_insync {
         configs.push(("min.insync.replicas", min_insync.to_string()));
@@ -331,6 +376,15 @@ mod tests {
     }
 
     #[test]
+    fn what_was_just_set_is_in_force_though_a_broker_has_not_heard_of_it() {
+        let defaults = [("max.message.bytes", "1048588"), ("min.insync.replicas", "1")];
+        let asked = defaults.map(|(key, value)| (key.to_owned(), value.to_owned())).into_iter().collect();
+        let set = [("max.message.bytes", "2000000".to_owned()), ("min.insync.replicas", "2".to_owned())];
+        assert_eq!(InForce::of(&asked, &set), InForce { batch_bytes_max: 2_000_000, min_insync: 2 });
+        assert_eq!(InForce::of(&asked, &[]), InForce { batch_bytes_max: 1_048_588, min_insync: 1 });
+    }
+
+    #[test]
     fn a_topic_without_bounds_is_kept_for_good() {
         let spec = TopicSpec {
             number: TopicNumber(1),
@@ -340,7 +394,7 @@ mod tests {
             replicas: None,
             min_insync: Some(2),
         };
-        let configs: BTreeMap<_, _> = topic_configs(&spec, 5000).into_iter().collect();
+        let configs: BTreeMap<_, _> = new_configs(&spec, 5000).into_iter().collect();
         assert_eq!(configs["retention.ms"], "-1");
         assert_eq!(configs["retention.bytes"], "-1");
         assert_eq!(configs["max.message.bytes"], "5000");

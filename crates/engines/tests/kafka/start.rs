@@ -1,11 +1,15 @@
 //! Starting, and the limits that are set at the start: what is said when Kafka is not there, an option is wrong, a queue is full.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rdkafka::ClientConfig;
+use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, ConfigSource, ResourceSpecifier};
+use rdkafka::client::DefaultClientContext;
 use whimbrel_engines::kafka::{KafkaLog, KafkaSettings, KafkaStartError};
 use whimbrel_model::ports::{Entry, Log, LogError, LogTopics};
-use whimbrel_model::{Headers, PartitionId, Record, Timestamp, TopicSpec};
+use whimbrel_model::{Headers, PartitionId, Record, Retention, Timestamp, TopicSpec};
 
 use crate::broker::{free_port, new_spec};
 use crate::{connect, needs_kafka, settings};
@@ -57,6 +61,50 @@ async fn a_topic_of_others_with_a_smaller_limit_keeps_it() {
     let outcome = log.append(vec![entry(&spec, 10_000), entry(&spec, 10_001)]).await;
     assert_eq!(outcome[0], Ok(0));
     assert_eq!(outcome[1], Err(LogError::TooLarge { size: 10_001, limit: 10_000 }));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_that_is_altered_takes_our_largest_record_and_keeps_what_others_set() {
+    needs_kafka!();
+    let small = KafkaSettings { record_bytes_max: 10_000, ..settings() };
+    let spec = new_spec(1);
+    connect(small).await.create(&spec).await.expect("the topic can be made");
+    set_by_others(&spec.name, "cleanup.policy", "compact").await;
+    let log = connect(settings()).await;
+    log.create(&spec).await.expect("the topic is there");
+    let retention = Retention { time: Some(Duration::from_secs(3600)), bytes: Some(12_345_678) };
+    log.alter(&TopicSpec { retention, ..spec.clone() }).await.expect("the topic can be altered");
+    let set = configs_of(&spec.name).await;
+    assert_eq!(set["retention.ms"], "3600000");
+    assert_eq!(set["retention.bytes"], "12345678");
+    assert_eq!(set["cleanup.policy"], "compact", "what others set stays");
+    let keyed = |mut entry: Entry| {
+        entry.record.key = Some("compacted topics want keys".into());
+        entry
+    };
+    let outcome = log.append(vec![keyed(entry(&spec, settings().record_bytes_max - 100))]).await;
+    assert_eq!(outcome, [Ok(0)]);
+}
+
+/// Sets one option of a topic beside those it has, as an operator would.
+async fn set_by_others(topic: &str, key: &str, value: &str) {
+    let mut set = configs_of(topic).await;
+    set.insert(key.to_owned(), value.to_owned());
+    let change = set.iter().fold(AlterConfig::new(ResourceSpecifier::Topic(topic)), |change, (k, v)| change.set(k, v));
+    let changed = admin().alter_configs([&change], &AdminOptions::new()).await.expect("Kafka answers");
+    assert!(changed.iter().all(Result::is_ok), "{changed:?}");
+}
+
+/// What is set on the topic itself.
+async fn configs_of(topic: &str) -> BTreeMap<String, String> {
+    let asked = admin().describe_configs([&ResourceSpecifier::Topic(topic)], &AdminOptions::new()).await;
+    let resource = asked.expect("Kafka answers").remove(0).expect("the topic is there");
+    let own = resource.entries.into_iter().filter(|entry| entry.source == ConfigSource::DynamicTopic);
+    own.filter_map(|entry| Some((entry.name, entry.value?))).collect()
+}
+
+fn admin() -> AdminClient<DefaultClientContext> {
+    ClientConfig::new().set("bootstrap.servers", crate::bootstrap()).create().expect("an admin client can be made")
 }
 
 #[tokio::test(flavor = "multi_thread")]
