@@ -272,6 +272,25 @@ fn a_frame_that_was_only_in_memory_was_read_on_a_full_disk_and_then_lost() {
 }
 
 #[test]
+fn the_first_frame_of_a_file_was_lost_on_a_full_disk_with_the_files_header() {
+    for seed in 0..8 * DISKS {
+        let disk = SimDisk::new(seed);
+        let core = open(&disk);
+        core.create_partitions(1, 1).unwrap();
+        disk.set_faults(Faults { sync_error: 2, ..Faults::default() });
+        let acknowledged = u64::from(append(&core, 1, 0, 3000).is_some());
+        disk.set_faults(Faults::default());
+        drop(core);
+        disk.kill();
+        disk.set_budget(disk.used_bytes());
+        let core = open(&disk);
+        let seen = records(&core, 1);
+        assert!(seen >= acknowledged);
+        assert_eq!(records(&crash(&disk, core), 1), seen, "what was seen once stays, on disk {seed}");
+    }
+}
+
+#[test]
 fn a_checkpoint_that_was_recovered_by_on_a_full_disk_was_taken_back_by_a_power_loss() {
     // Each call of the last checkpoint is the one at which its process is killed.
     for calls in 1..10 {

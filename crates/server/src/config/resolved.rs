@@ -61,6 +61,7 @@ pub struct LogConfig {
     pub checkpoint_interval: Duration,
     pub tail_bytes: u64,
     pub unsaved_bytes: u64,
+    pub gather: Duration,
     pub queue_bytes: usize,
     pub disk_reserve_bytes: u64,
 }
@@ -135,6 +136,7 @@ pub fn resolve(settings: &Settings, findings: &mut Findings) -> Config {
             checkpoint_interval: take.time("log.checkpoint_interval"),
             tail_bytes: take.size("log.tail_bytes") as u64,
             unsaved_bytes: take.size("log.unsaved_bytes") as u64,
+            gather: Duration::from_micros(take.number("log.gather_us")),
             queue_bytes: take.size("log.queue_bytes"),
             disk_reserve_bytes: take.size("log.disk_reserve_bytes") as u64,
         },

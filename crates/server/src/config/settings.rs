@@ -183,6 +183,12 @@ pub const SETTINGS: &[Setting] = &[
         "Embedded log: memory for messages that are in the journal and not in segments yet. At it publishes wait.",
     ),
     setting(
+        "log.gather_us",
+        count(0, 100_000),
+        Count(200),
+        "Embedded: microseconds that a write to disk waits for publishes on their way, when there are many. 0: none.",
+    ),
+    setting(
         "log.queue_bytes",
         bytes(MIB, TIB),
         Text("64MiB"),

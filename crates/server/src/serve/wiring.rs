@@ -64,6 +64,7 @@ fn log_settings(config: &Config) -> LogSettings {
         segment_age: log.segment_age,
         tail_bytes: log.tail_bytes,
         unsaved_bytes_max: log.unsaved_bytes,
+        gather_max: log.gather,
         queue_bytes_max: log.queue_bytes,
         disk_reserve_bytes: log.disk_reserve_bytes,
         ..LogSettings::default()

@@ -176,11 +176,14 @@ impl Chunk {
 }
 
 impl FoundFrame {
-    /// Makes the frame durable where it is. It is written again: a sync that failed before may have lost it for good.
+    /// Makes the frame durable where it is, and the file's header, without which it is not found. Both are written again: a sync
+    /// that failed before may have lost them for good.
     pub fn secure(&self, disk: &dyn Disk, folder: &Path) -> io::Result<()> {
         let file = disk.open(&folder.join(&self.file))?;
-        let frame = read_exact_at(&*file, self.position, self.len)?;
-        file.write_at(&frame, self.position)?;
+        for (position, len) in [(0, FRAME_ALIGNMENT), (self.position, self.len)] {
+            let bytes = read_exact_at(&*file, position, len)?;
+            file.write_at(&bytes, position)?;
+        }
         file.sync()
     }
 
