@@ -277,8 +277,11 @@ fn the_first_frame_of_a_file_was_lost_on_a_full_disk_with_the_files_header() {
         let disk = SimDisk::new(seed);
         let core = open(&disk);
         core.create_partitions(1, 1).unwrap();
+        append(&core, 1, 0, 10).unwrap();
+        // The file is used again now, and has the header of an earlier generation.
+        let core = crash(&disk, core);
         disk.set_faults(Faults { sync_error: 2, ..Faults::default() });
-        let acknowledged = u64::from(append(&core, 1, 0, 3000).is_some());
+        let acknowledged = 1 + u64::from(append(&core, 1, 0, 3000).is_some());
         disk.set_faults(Faults::default());
         drop(core);
         disk.kill();
