@@ -73,6 +73,7 @@ macro_rules! log_properties {
                 readers_at_different_places_do_not_disturb_each_other,
                 waiting_readers_do_not_keep_others_from_reading,
                 many_waiting_readers_are_all_woken,
+                a_burst_reaches_every_reader_at_the_tail_whole_and_in_order,
             ]
             trim: [
                 an_empty_partition_begins_and_ends_at_zero,
@@ -81,6 +82,7 @@ macro_rules! log_properties {
                 a_trimmed_offset_is_told_with_the_first_kept_one,
                 what_a_trim_left_is_read_unharmed,
                 trimming_does_not_move_the_end,
+                a_reader_that_a_trim_overtakes_is_told_and_does_not_jump,
             ]
             commit: [
                 a_commit_over_partitions_and_topics_is_all_visible,

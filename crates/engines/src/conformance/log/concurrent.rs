@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use whimbrel_model::PartitionId;
-use whimbrel_model::ports::ReadLimits;
+use whimbrel_model::ports::{Entry, ReadLimits};
 
 use super::Factory;
-use super::scene::{PATIENCE, Scene, assert_growing, entry, new_fence_name, text_of, wide};
+use super::scene::{PATIENCE, Scene, assert_growing, entry, new_fence_name, record, text_of, wide};
 
 pub async fn many_appenders_at_once_lose_nothing_and_share_no_offset(factory: &dyn Factory) {
     const APPENDERS: u32 = 32;
@@ -140,4 +140,44 @@ pub async fn many_waiting_readers_are_all_woken(factory: &dyn Factory) {
     let (followed, ()) = tokio::join!(join_all((0..READERS).map(|_| follow())), appending);
     let all: BTreeSet<String> = (0..RECORDS).map(|n| n.to_string()).collect();
     assert!(followed.iter().all(|seen| *seen == all));
+}
+
+pub async fn a_burst_reaches_every_reader_at_the_tail_whole_and_in_order(factory: &dyn Factory) {
+    const ROUNDS: usize = 5;
+    const RECORD_BYTES: usize = 8 << 10;
+    const BURST: usize = 160;
+    const {
+        assert!(
+            BURST * RECORD_BYTES > 1 << 20,
+            "a burst is more than an engine would keep for a reader that comes late"
+        )
+    };
+    /// How many records a reader takes at once: the fast ones are at the end while the slow ones have just begun.
+    const AT_ONCE: [usize; 8] = [10_000, 10_000, 50, 7, 10_000, 3, 20, 10_000];
+    let (scene, topic) = Scene::with_topic(factory, 1).await;
+    let partition = PartitionId::new(topic, 0);
+    let mut places = [0; AT_ONCE.len()];
+    for round in 0..ROUNDS {
+        let numbers = round * BURST..(round + 1) * BURST;
+        let text = |n: usize| format!("{n:0>RECORD_BYTES$}");
+        // All readers begin to wait before the burst is sent: futures that are joined are polled in their order.
+        let following = join_all(places.iter_mut().zip(AT_ONCE).map(|(next, max_records)| {
+            let (scene, mut expected) = (&scene, numbers.clone());
+            async move {
+                while !expected.is_empty() {
+                    let limits = ReadLimits { max_records, ..wide() };
+                    let batch = scene.open.log.read(partition, *next, limits).await.expect("the partition can be read");
+                    assert!(!batch.records.is_empty(), "a reader has waited in vain at {next}");
+                    for stored in &batch.records {
+                        let (found, number) = (text_of(stored), expected.next());
+                        let found = found.trim_start_matches('0').parse().unwrap_or(0);
+                        assert_eq!(Some(found), number, "a reader of {max_records} at once that stood at {next}");
+                    }
+                    *next = batch.next;
+                }
+            }
+        }));
+        let burst = numbers.clone().map(|n| Entry { partition, record: record(text(n)) }).collect();
+        tokio::join!(following, scene.append(burst));
+    }
 }
