@@ -11,8 +11,8 @@ use whimbrel_engines::conformance::catalogue::OpenCatalogue;
 use whimbrel_engines::conformance::log::{LogTraits, OpenLog};
 use whimbrel_engines::conformance::receipts::OpenReceipts;
 use whimbrel_engines::embedded::{EmbeddedLog, FileCatalogue, LsmReceipts, ReceiptSettings, open_folder};
-use whimbrel_model::EventSink;
-use whimbrel_model::ports::PortFuture;
+use whimbrel_model::ports::{Begun, Claim, ClaimKind, PortFuture};
+use whimbrel_model::{EventSink, PartitionId, Timestamp, TopicNumber};
 use whimbrel_storage::Settings;
 
 whimbrel_engines::conformance_suite!(log, Embedded);
@@ -106,4 +106,38 @@ impl conformance::receipts::Factory for Embedded {
             OpenReceipts { receipts: Arc::new(receipts), window, store }
         })
     }
+}
+
+/// Receipts with a lease of a minute, on a log without topics.
+async fn open_receipts() -> OpenReceipts {
+    conformance::receipts::Factory::open(&Embedded).await
+}
+
+fn claim(partition: u32) -> Claim {
+    let partition = PartitionId::new(TopicNumber(1), partition);
+    Claim { owner: String::new(), kind: ClaimKind::Key, text: "order-1".to_owned(), partition, fingerprint: 7 }
+}
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_millis(1_800_000_000_000 + seconds * 1000)
+}
+
+#[tokio::test]
+async fn a_claim_whose_append_takes_long_does_not_lapse() {
+    let receipts = open_receipts().await.receipts;
+    assert_eq!(receipts.begin(&claim(0), 5, at(0)).await, Ok(Begun::New));
+    assert_eq!(receipts.begin(&claim(0), 6, at(50_000)).await, Ok(Begun::UnderWay));
+}
+
+#[tokio::test]
+async fn a_claim_that_was_left_lapses_after_its_lease_with_every_place_it_went_to() {
+    let receipts = open_receipts().await.receipts;
+    assert_eq!(receipts.begin(&claim(0), 5, at(0)).await, Ok(Begun::New));
+    receipts.leave(&claim(0)).await.unwrap();
+    assert_eq!(receipts.begin(&claim(1), 8, at(30)).await, Ok(Begun::UnderWay), "what was sent may still land");
+    let first = (claim(0).partition, 5);
+    assert_eq!(receipts.begin(&claim(1), 8, at(61)).await, Ok(Begun::Lapsed { places: vec![first] }));
+    receipts.leave(&claim(1)).await.unwrap();
+    let second = (claim(1).partition, 8);
+    assert_eq!(receipts.begin(&claim(2), 9, at(130)).await, Ok(Begun::Lapsed { places: vec![first, second] }));
 }

@@ -373,6 +373,10 @@ impl State {
 }
 
 impl Disk for SimDisk {
+    fn random(&self) -> u64 {
+        self.state().rng.draw()
+    }
+
     fn open(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
         let node = {
             let mut state = self.state();

@@ -5,6 +5,7 @@
 
 mod real;
 
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -44,6 +45,11 @@ pub trait Disk: Send + Sync + 'static {
 
     /// Bytes that can still be written below `path`.
     fn free_bytes(&self, path: &Path) -> io::Result<u64>;
+
+    /// A number that nobody can guess. It is asked for here so that the simulator's runs can be repeated.
+    fn random(&self) -> u64 {
+        RandomState::new().hash_one(std::process::id())
+    }
 
     /// Takes the file's lock for this process until the guard is dropped; `WouldBlock` where another process has it.
     fn lock(&self, path: &Path) -> io::Result<Box<dyn Send + Sync>>;

@@ -176,6 +176,10 @@ impl Partition {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub fn is_deleted(&self) -> bool {
+        self.state().deleted
+    }
+
     /// First kept and next offset.
     pub fn bounds(&self) -> (u64, u64) {
         let state = self.state();

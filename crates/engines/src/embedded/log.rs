@@ -93,7 +93,8 @@ impl EmbeddedLog {
             let size = entry.record.size();
             let encoded = size_of_entry(&entry.record);
             if size > limit || bytes + encoded > self.piece_bytes_max() {
-                answers.extend(self.append_piece(&std::mem::take(&mut piece)).await);
+                let taken = self.append_piece(&std::mem::take(&mut piece), &answers).await;
+                answers.extend(taken);
                 bytes = 0;
             }
             if size > limit {
@@ -103,12 +104,24 @@ impl EmbeddedLog {
                 piece.push(entry);
             }
         }
-        answers.extend(self.append_piece(&piece).await);
+        let taken = self.append_piece(&piece, &answers).await;
+        answers.extend(taken);
         answers
     }
 
-    async fn append_piece(&self, piece: &[Entry]) -> AppendOutcome {
-        if piece.is_empty() { Vec::new() } else { self.append_fitting(piece).await }
+    /// A piece, unless one before it was not taken: later messages of a key must not overtake earlier ones.
+    async fn append_piece(&self, piece: &[Entry], before: &[Result<u64, LogError>]) -> AppendOutcome {
+        let stopped = before.iter().find_map(|answer| match answer {
+            Ok(_) | Err(LogError::TooLarge { .. } | LogError::UnknownPartition(_)) => None,
+            Err(error) => Some(error),
+        });
+        match stopped {
+            _ if piece.is_empty() => Vec::new(),
+            // What is known of the first is not known of these: nothing of them was written.
+            Some(LogError::Unknown(why)) => vec![Err(LogError::Unavailable(why.clone())); piece.len()],
+            Some(error) => vec![Err(error.clone()); piece.len()],
+            None => self.append_fitting(piece).await,
+        }
     }
 
     /// Encoded bytes that fit into a frame for certain, whatever partitions they go to.

@@ -11,6 +11,7 @@ mod slices;
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -30,6 +31,11 @@ const FOLLOWED_AT_ONCE: usize = 16;
 /// Records that are looked at together while following the log.
 const FOLLOW_RECORDS: usize = 10_000;
 const FOLLOW_BYTES: usize = 4 << 20;
+/// How long a start waits for records that are durable and not yet visible.
+const FOLLOW_WAIT_MAX: Duration = Duration::from_secs(60);
+const FOLLOW_WAIT_STEP: Duration = Duration::from_secs(1);
+/// What is written to see whether the store takes anything; no partition has such a key.
+const PROBE_KEY: &[u8] = b"probe";
 /// Memory that the LSM may use for blocks.
 const CACHE_BYTES: u64 = 8 << 20;
 
@@ -70,6 +76,8 @@ struct Inner {
     /// By partition, the offset up to which every answer is in the store.
     applied: Keyspace,
     under_way: Mutex<HashMap<Vec<u8>, UnderWay>>,
+    /// An answer could not be written. Until the store takes one again nothing is begun: a repeat would not be recognised.
+    broken: AtomicBool,
     /// What was noted last, so that a quiet partition is not noted again.
     noted: Mutex<HashMap<PartitionId, u64>>,
     log: Arc<dyn Log>,
@@ -78,10 +86,11 @@ struct Inner {
 
 struct UnderWay {
     fingerprint: u64,
-    partition: PartitionId,
-    /// The partition's end when the claim began: its record cannot be below.
-    from: u64,
+    /// Where each try went: the partition, and its end when the try began, below which its record cannot be.
+    places: Vec<(PartitionId, u64)>,
     began_at: Timestamp,
+    /// Whoever tried went away without knowing the outcome. Before that a claim never lapses, however long its append takes.
+    left: bool,
 }
 
 fn unavailable(error: fjall::Error) -> ReceiptsError {
@@ -105,6 +114,7 @@ impl LsmReceipts {
             ids,
             applied,
             under_way: Mutex::default(),
+            broken: AtomicBool::new(false),
             noted: Mutex::default(),
             log,
             partitions,
@@ -122,23 +132,37 @@ impl Inner {
         let key = claim_key(claim);
         // Held while the store is asked: `finish` writes to the store before it leaves this map.
         let mut under_way = self.under_way();
-        let begun = UnderWay { fingerprint: claim.fingerprint, partition: claim.partition, from: end, began_at: now };
+        if self.broken.load(Ordering::Acquire) {
+            return Err(ReceiptsError::Unavailable(
+                "an answer could not be written; until that works, none is given".to_owned(),
+            ));
+        }
+        let place = (claim.partition, end);
         if let Some(earlier) = under_way.get_mut(&key) {
             if earlier.fingerprint != claim.fingerprint {
                 return Ok(Begun::Different);
             }
-            if now.saturating_sub(self.settings.lease) < earlier.began_at {
+            if !earlier.left || now.saturating_sub(self.settings.lease) < earlier.began_at {
                 return Ok(Begun::UnderWay);
             }
-            earlier.began_at = now;
-            return Ok(Begun::Lapsed { partition: earlier.partition, from: earlier.from });
+            (earlier.began_at, earlier.left) = (now, false);
+            let places = earlier.places.clone();
+            earlier.places.push(place);
+            return Ok(Begun::Lapsed { places });
         }
         if let Some((fingerprint, answer)) = self.earlier_answer(&key, now)? {
             let is_same = fingerprint == claim.fingerprint;
             return Ok(if is_same { Begun::Earlier(answer) } else { Begun::Different });
         }
-        under_way.insert(key, begun);
+        under_way
+            .insert(key, UnderWay { fingerprint: claim.fingerprint, places: vec![place], began_at: now, left: false });
         Ok(Begun::New)
+    }
+
+    fn leave(&self, key: &[u8]) {
+        if let Some(claim) = self.under_way().get_mut(key) {
+            claim.left = true;
+        }
     }
 
     fn earlier_answer(&self, key: &[u8], now: Timestamp) -> Result<Option<(u64, Answer)>, ReceiptsError> {
@@ -195,9 +219,21 @@ impl Inner {
             None => self.log.offset_at(partition, now.saturating_sub(self.settings.window)).await.map_err(failed)?,
         };
         let limits = ReadLimits { max_records: FOLLOW_RECORDS, max_bytes: FOLLOW_BYTES, wait: Duration::ZERO };
+        let waiting = ReadLimits { wait: FOLLOW_WAIT_STEP, ..limits };
+        let mut waited = Duration::ZERO;
         loop {
+            let limits = if waited.is_zero() { limits } else { waiting };
             match self.log.read(partition, from, limits).await {
-                Ok(read) if read.next == from => return self.note(partition, from),
+                // What lies behind an open transaction of somebody else may carry a claim of ours.
+                Ok(read) if read.next == from && from < bounds.next && waited < FOLLOW_WAIT_MAX => {
+                    waited += FOLLOW_WAIT_STEP;
+                }
+                Ok(read) if read.next == from => {
+                    if from < bounds.next {
+                        tracing::warn!(%partition, from, "records are not visible yet; repeats of what they hold may double");
+                    }
+                    return self.note(partition, from);
+                }
                 Ok(read) => {
                     read.records.iter().try_for_each(|stored| self.keep_from_record(partition, stored))?;
                     from = read.next;
@@ -242,14 +278,24 @@ impl Inner {
 
     /// Notes how far the store is complete, and lets go of old slices.
     async fn note_all(&self) -> Result<(), ReceiptsError> {
+        if self.broken.load(Ordering::Acquire) {
+            self.applied.insert(PROBE_KEY, []).map_err(unavailable)?;
+            self.broken.store(false, Ordering::Release);
+        }
         for partition in (self.partitions)() {
             // The end is read before the claims are looked at: a record below it has its claim among them, or in the store.
             let Ok(bounds) = self.log.bounds(partition).await else { continue };
-            let oldest =
-                self.under_way().values().filter(|claim| claim.partition == partition).map(|claim| claim.from).min();
+            let oldest = {
+                let under_way = self.under_way();
+                let places = under_way.values().flat_map(|claim| &claim.places);
+                places.filter(|(other, _)| *other == partition).map(|(_, from)| *from).min()
+            };
             self.note(partition, oldest.map_or(bounds.next, |from| from.min(bounds.next)))?;
         }
         let now = SystemClock.now();
+        // Nobody repeated them while an answer would have been kept; now nobody may count on it.
+        let not_before = now.saturating_sub(self.settings.window);
+        self.under_way().retain(|_, claim| !claim.left || claim.began_at >= not_before);
         self.answers.drop_before(now).map_err(unavailable)?;
         self.ids.drop_before(now).map_err(unavailable)
     }
@@ -275,12 +321,24 @@ impl Receipts for LsmReceipts {
     fn finish<'a>(&'a self, claim: &'a Claim, answer: Answer) -> PortFuture<'a, Result<(), ReceiptsError>> {
         let key = claim_key(claim);
         let kept = self.0.keep(claim.kind, &claim.text, key.clone(), claim.fingerprint, &answer);
-        self.0.under_way().remove(&key);
+        match &kept {
+            Ok(()) => drop(self.0.under_way().remove(&key)),
+            // The message is in the log, and only there: a repeat must look for it.
+            Err(_) => {
+                self.0.broken.store(true, Ordering::Release);
+                self.0.leave(&key);
+            }
+        }
         Box::pin(async move { kept })
     }
 
     fn abandon<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>> {
         self.0.under_way().remove(&claim_key(claim));
+        Box::pin(async { Ok(()) })
+    }
+
+    fn leave<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>> {
+        self.0.leave(&claim_key(claim));
         Box::pin(async { Ok(()) })
     }
 

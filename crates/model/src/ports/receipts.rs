@@ -47,9 +47,9 @@ pub enum Begun {
     Different,
     /// Another publish under this key is under way.
     UnderWay,
-    /// One began, and never finished: look through the partition's log from this offset for a record that carries the claim
-    /// before writing again, and `finish` or write accordingly. The claim is yours.
-    Lapsed { partition: PartitionId, from: u64 },
+    /// One began, perhaps more than once, and its outcome is not known: look through the log from these places on for a record
+    /// that carries the claim before writing again, and `finish` or write accordingly. The claim is yours.
+    Lapsed { places: Vec<(PartitionId, u64)> },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -68,6 +68,10 @@ pub trait Receipts: Send + Sync {
 
     /// Gives the claim up: only where it is certain that nothing was written.
     fn abandon<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>>;
+
+    /// Leaves the claim with an outcome that is not known. After a time in which whatever was sent has landed or never will, a
+    /// repeat takes it as [`Begun::Lapsed`]. A claim that was neither finished, abandoned nor left is under way.
+    fn leave<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>>;
 
     /// Follows the log to its end, so that nothing that a crash cut off is missing. Called once, when the log knows its topics
     /// and before anything is accepted. An engine whose store is not kept beside the log has nothing to follow.

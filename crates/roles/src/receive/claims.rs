@@ -117,7 +117,7 @@ impl Claiming<'_> {
                 let detail = format!("the first publish under `{}` has not ended yet", brought.text);
                 return Err(Problem::new(Code::InProgress, detail));
             }
-            Begun::Lapsed { partition, from } => match look_for(self.door, &claim, partition, from).await? {
+            Begun::Lapsed { places } => match self.look_at_places(&claim, places).await? {
                 Some(answer) => {
                     self.finish(&claim, answer.clone()).await;
                     self.fates.push(Fate::Earlier(accepted_of(answer)));
@@ -126,6 +126,21 @@ impl Claiming<'_> {
             },
         }
         Ok(())
+    }
+
+    /// Looks wherever a try may have gone. Where that cannot be found out, the claim is left as it was.
+    async fn look_at_places(&self, claim: &Claim, places: Vec<(PartitionId, u64)>) -> Result<Option<Answer>, Problem> {
+        for (partition, from) in places {
+            match look_for(self.door, claim, partition, from).await {
+                Ok(None) => {}
+                Ok(found) => return Ok(found),
+                Err(problem) => {
+                    leave(self.door, claim).await;
+                    return Err(problem);
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// Takes the draft under its claim among those that are appended.
@@ -200,11 +215,9 @@ impl Claiming<'_> {
                 };
                 self.finish(claim, answer).await;
             }
-            (claim, Err(error)) => {
-                if let Some(claim) = claim.filter(|_| !matches!(error, LogError::Unknown(_))) {
-                    abandon(self.door, claim).await;
-                }
-            }
+            (Some(claim), Err(LogError::Unknown(_))) => leave(self.door, claim).await,
+            (Some(claim), Err(_)) => abandon(self.door, claim).await,
+            (None, Err(_)) => {}
         }
     }
 
@@ -213,6 +226,12 @@ impl Claiming<'_> {
         if let Err(error) = self.door.ports.receipts.finish(claim, answer).await {
             tracing::warn!(%error, "a receipt could not be kept; a repeat will look for its message in the log");
         }
+    }
+}
+
+async fn leave(door: &Door, claim: &Claim) {
+    if let Err(error) = door.ports.receipts.leave(claim).await {
+        tracing::warn!(%error, "a claim whose outcome is not known could not be left; it will lapse");
     }
 }
 

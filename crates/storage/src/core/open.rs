@@ -67,7 +67,8 @@ impl Core {
             slots: Arc::new(slots),
             journal: Mutex::new(JournalState {
                 journal: None,
-                generation: generation + 1,
+                // Not the next number: whoever could guess it could write a payload that passes for a frame of ours.
+                generation: disk.random().max(1),
                 last_sequence: sequence,
                 fences: HashMap::new(),
                 fence_tokens: 0,

@@ -64,10 +64,13 @@ impl Partition {
                 check_bounds(&state, from)?;
                 plan_for(&state, from)
             };
-            let Some(plan) = plan else { return Err(self.hole_at(from)) };
+            let Some(plan) = plan else {
+                return Err(if self.is_deleted() { ReadError::UnknownPartition(self.key) } else { self.hole_at(from) });
+            };
             match self.read_segment(&plan, from, max_bytes) {
                 // Retention dropped the segment meanwhile; the bounds tell.
                 Err(ReadError::Io { .. }) if self.bounds().0 > from => {}
+                Err(_) if self.is_deleted() => return Err(ReadError::UnknownPartition(self.key)),
                 other => return other,
             }
         }

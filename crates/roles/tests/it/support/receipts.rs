@@ -17,8 +17,7 @@ pub struct MemoryReceipts {
 
 struct Kept {
     fingerprint: u64,
-    partition: PartitionId,
-    from: u64,
+    places: Vec<(PartitionId, u64)>,
     lapsed: bool,
     answer: Option<Answer>,
 }
@@ -58,8 +57,8 @@ impl Receipts for MemoryReceipts {
             self.answering()?;
             let mut claims = self.claims.lock().unwrap();
             let Some(kept) = claims.get_mut(&name_of(claim)) else {
-                let (fingerprint, partition) = (claim.fingerprint, claim.partition);
-                claims.insert(name_of(claim), Kept { fingerprint, partition, from: end, lapsed: false, answer: None });
+                let (fingerprint, places) = (claim.fingerprint, vec![(claim.partition, end)]);
+                claims.insert(name_of(claim), Kept { fingerprint, places, lapsed: false, answer: None });
                 return Ok(Begun::New);
             };
             Ok(match &kept.answer {
@@ -67,7 +66,9 @@ impl Receipts for MemoryReceipts {
                 Some(answer) => Begun::Earlier(answer.clone()),
                 None if kept.lapsed => {
                     kept.lapsed = false;
-                    Begun::Lapsed { partition: kept.partition, from: kept.from }
+                    let places = kept.places.clone();
+                    kept.places.push((claim.partition, end));
+                    Begun::Lapsed { places }
                 }
                 None => Begun::UnderWay,
             })
@@ -89,6 +90,10 @@ impl Receipts for MemoryReceipts {
             self.claims.lock().unwrap().remove(&name_of(claim));
             Ok(())
         })
+    }
+
+    fn leave<'a>(&'a self, _: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>> {
+        Box::pin(async move { self.answering() })
     }
 
     fn recover<'a>(&'a self, partitions: &'a [PartitionId]) -> PortFuture<'a, Result<(), ReceiptsError>> {
