@@ -19,7 +19,7 @@ use super::context::{Consumer, Quiet};
 use super::known::KnownTopic;
 use super::native;
 use super::outcome;
-use super::window::Window;
+use super::window::{OutsideWindow, Window};
 
 /// How long librdkafka may take to let go of a place. It is a matter of its own threads, not of the network.
 const LETTING_GO_MAX: Duration = Duration::from_secs(5);
@@ -34,7 +34,15 @@ pub(super) enum CursorLost {
     Retired,
     /// The consumer does not know the partition. It may not have heard yet that the topic has grown.
     UnknownPartition,
+    /// It has gone on without the reader, which came too late for what the cursor keeps or stands at what was trimmed.
+    Passed,
     Failed(Code),
+}
+
+impl From<OutsideWindow> for CursorLost {
+    fn from(OutsideWindow: OutsideWindow) -> Self {
+        Self::Passed
+    }
 }
 
 impl From<Code> for CursorLost {
@@ -63,9 +71,10 @@ struct State {
 }
 
 impl Cursor {
-    /// A cursor that will stand at `from` once it is placed. Readers may wait at it already.
+    /// A cursor that will stand at `from` once it is placed. Readers may wait at it already; the one that it is made for holds
+    /// the place.
     pub fn new(client: Arc<Consumer>, topic: Arc<KnownTopic>, partition: PartitionId, from: u64) -> Self {
-        let window = Window::at(from);
+        let window = Window::held_at(from);
         let state = State { partition, topic, window, queue: None, assigned: None, lost: None, must_refresh: false };
         Self { client, arrived: Arc::new(Notify::new()), state: Mutex::new(state) }
     }
@@ -75,7 +84,7 @@ impl Cursor {
     }
 
     /// Wakes when there may be more to take. Register before taking, then wait.
-    pub fn arrived(&self) -> &Notify {
+    pub fn arrived(&self) -> &Arc<Notify> {
         &self.arrived
     }
 
@@ -83,24 +92,42 @@ impl Cursor {
         self.state().partition.topic
     }
 
-    pub fn covers(&self, partition: PartitionId, from: u64) -> bool {
-        let state = self.state();
-        state.lost.is_none() && state.partition == partition && state.window.covers(from)
+    /// Keeps what a reader at `from` has still to read, where the cursor covers that place; says whether it does. Until it is
+    /// released, the place is left behind only by a trim, or by others who read on far while the reader does not come.
+    pub fn hold(&self, partition: PartitionId, from: u64) -> bool {
+        let mut state = self.state();
+        let covers = state.lost.is_none() && state.partition == partition && state.window.covers(from);
+        if covers {
+            state.window.hold(from);
+        }
+        covers
+    }
+
+    /// The reader that held `from` has left.
+    pub fn release(&self, from: u64) {
+        self.state().window.release(from);
+    }
+
+    /// The reader that held `from` goes on to `next`.
+    pub fn move_hold(&self, from: u64, next: u64) {
+        let mut state = self.state();
+        state.window.hold(next);
+        state.window.release(from);
     }
 
     /// Takes what is there for a reader at `from`, which may be nothing; `next` then passes the markers that are known of.
     pub fn take(&self, from: u64, limits: &ReadLimits) -> Result<ReadBatch, CursorLost> {
         let mut state = self.state();
-        let batch = state.window.read(from, limits);
+        let batch = state.window.read(from, limits)?;
         if !batch.records.is_empty() {
             return Ok(batch);
         }
         self.pull(&mut state, limits);
-        let batch = state.window.read(from, limits);
+        let batch = state.window.read(from, limits)?;
         if let (true, Some(lost)) = (batch.records.is_empty(), state.lost) {
             return Err(lost);
         }
-        state.window.forget_read(batch.next);
+        state.window.forget_read();
         Ok(batch)
     }
 
@@ -133,21 +160,24 @@ impl Cursor {
         }
     }
 
-    /// The log has dropped what lies before `first`.
+    /// The log has dropped what lies before `first`. Readers that stand there find out.
     pub fn forget_before(&self, partition: PartitionId, first: u64) {
         let mut state = self.state();
         if state.partition == partition {
             state.window.forget_before(first);
+            drop(state);
+            self.arrived.notify_waiters();
         }
     }
 
-    /// Says where the cursor will stand: from now on readers of that place may wait at it. Placing must follow.
+    /// Says where the cursor will stand: from now on readers of that place may wait at it, and the one that it is aimed for holds
+    /// the place. Nobody may hold another one, and placing must follow.
     pub fn aim(&self, topic: Arc<KnownTopic>, partition: PartitionId, from: u64) {
         let mut state = self.state();
         // The queue's callback is switched off when it is dropped, which must be before a new one is switched on.
         state.queue = None;
         state.must_refresh = state.lost == Some(CursorLost::UnknownPartition);
-        (state.partition, state.topic, state.window, state.lost) = (partition, topic, Window::at(from), None);
+        (state.partition, state.topic, state.window, state.lost) = (partition, topic, Window::held_at(from), None);
     }
 
     /// Makes the consumer fetch from the place that was aimed at. Blocks for as long as librdkafka's threads need.

@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 use rdkafka::config::{ClientConfig, FromClientConfigAndContext};
 use rdkafka::error::KafkaError;
 use tokio::sync::Notify;
-use whimbrel_model::ports::LogError;
+use whimbrel_model::ports::{LogError, ReadBatch, ReadLimits};
 use whimbrel_model::{PartitionId, TopicNumber};
 
 use super::context::{Consumer, Quiet};
-use super::cursor::Cursor;
+use super::cursor::{Cursor, CursorLost};
 use super::known::KnownTopic;
 use super::outcome;
 use super::settings::{FetchShape, KafkaSettings};
@@ -82,14 +82,19 @@ impl Cursors {
     }
 
     /// A cursor that a reader at `from` can go on with as it is.
-    pub fn covering(self: &Arc<Self>, partition: PartitionId, from: u64) -> Option<Lease> {
+    pub fn covering(self: &Arc<Self>, partition: PartitionId, from: u64) -> Option<Stand> {
         let seats = self.seats();
         self.covering_in(&seats, partition, from)
     }
 
-    fn covering_in(self: &Arc<Self>, seats: &Seats, partition: PartitionId, from: u64) -> Option<Lease> {
+    fn covering_in(self: &Arc<Self>, seats: &Seats, partition: PartitionId, from: u64) -> Option<Stand> {
         let mut candidates = seats.shared.get(&partition).into_iter().chain(&seats.extra);
-        candidates.find(|seat| seat.cursor.covers(partition, from)).map(|seat| self.take(seat))
+        candidates.find_map(|seat| self.stand(seat, partition, from))
+    }
+
+    /// A stand at a cursor that covers `from`. Only under the lock of the seats, so that the cursor is not moved meanwhile.
+    fn stand(self: &Arc<Self>, seat: &Arc<Seat>, partition: PartitionId, from: u64) -> Option<Stand> {
+        seat.cursor.hold(partition, from).then(|| Stand { lease: self.take(seat), at: from })
     }
 
     /// A cursor at `from`, waited for until `until` where all are in use.
@@ -100,15 +105,15 @@ impl Cursors {
         from: u64,
         purpose: Purpose,
         until: Instant,
-    ) -> Result<Lease, LogError> {
+    ) -> Result<Stand, LogError> {
         loop {
             let mut freed = std::pin::pin!(self.freed.notified());
             freed.as_mut().enable();
             match self.find(topic, partition, from, purpose) {
-                Found::Covering(lease) => return Ok(lease),
-                Found::Aimed(lease) => {
-                    self.place(lease.clone()).await;
-                    return Ok(lease);
+                Found::Covering(stand) => return Ok(stand),
+                Found::Aimed(stand) => {
+                    self.place(stand.lease.clone()).await;
+                    return Ok(stand);
                 }
                 Found::MayOpen(opening) => return self.open(opening, topic.clone(), partition, from).await,
                 Found::AllInUse => {}
@@ -127,26 +132,26 @@ impl Cursors {
         topic: &Arc<KnownTopic>,
         partition: PartitionId,
         from: u64,
-    ) -> Option<Lease> {
-        let (lease, is_placed) = {
+    ) -> Option<Stand> {
+        let stand = {
             let mut seats = self.seats();
             match seats.shared.get(&partition) {
-                Some(seat) if seat.cursor.covers(partition, from) => (self.take(seat), true),
-                Some(seat) if seat.is_idle() => (self.aim(seat, topic, partition, from), false),
-                Some(_) => return None,
-                None => (self.new_shared(&mut seats, topic, partition, from), false),
+                Some(seat) => match self.stand(seat, partition, from) {
+                    Some(stand) => return Some(stand),
+                    None if seat.is_idle() => self.aim(seat, topic, partition, from),
+                    None => return None,
+                },
+                None => self.new_shared(&mut seats, topic, partition, from),
             }
         };
-        if !is_placed {
-            self.place(lease.clone()).await;
-        }
-        Some(lease)
+        self.place(stand.lease.clone()).await;
+        Some(stand)
     }
 
     fn find(self: &Arc<Self>, topic: &Arc<KnownTopic>, partition: PartitionId, from: u64, purpose: Purpose) -> Found {
         let mut seats = self.seats();
-        if let Some(lease) = self.covering_in(&seats, partition, from) {
-            return Found::Covering(lease);
+        if let Some(stand) = self.covering_in(&seats, partition, from) {
+            return Found::Covering(stand);
         }
         let now = Instant::now();
         let shared = seats.shared.get(&partition).map(|seat| seat.idle_for(now));
@@ -173,17 +178,17 @@ impl Cursors {
         topic: &Arc<KnownTopic>,
         partition: PartitionId,
         from: u64,
-    ) -> Lease {
+    ) -> Stand {
         let cursor = Cursor::new(self.shared_client.clone(), topic.clone(), partition, from);
         let seat = Arc::new(Seat::new(cursor, true));
         seats.shared.insert(partition, seat.clone());
-        self.take(&seat)
+        Stand { lease: self.take(&seat), at: from }
     }
 
-    fn aim(self: &Arc<Self>, seat: &Arc<Seat>, topic: &Arc<KnownTopic>, partition: PartitionId, from: u64) -> Lease {
+    fn aim(self: &Arc<Self>, seat: &Arc<Seat>, topic: &Arc<KnownTopic>, partition: PartitionId, from: u64) -> Stand {
         let lease = self.take(seat);
         seat.cursor.aim(topic.clone(), partition, from);
-        lease
+        Stand { lease, at: from }
     }
 
     /// The blocking part has a lease of its own: it goes on when the reader's future is dropped.
@@ -198,22 +203,22 @@ impl Cursors {
         topic: Arc<KnownTopic>,
         partition: PartitionId,
         from: u64,
-    ) -> Result<Lease, LogError> {
+    ) -> Result<Stand, LogError> {
         let opened = tokio::task::spawn_blocking(move || {
             let cursors = opening.0.clone();
             let client = Arc::new(Consumer::from_config_and_context(&cursors.extra_config, Quiet)?);
             let seat = Arc::new(Seat::new(Cursor::new(client, topic, partition, from), false));
-            let lease = {
+            let stand = {
                 let mut seats = cursors.seats();
                 seats.extra.push(seat.clone());
-                cursors.take(&seat)
+                Stand { lease: cursors.take(&seat), at: from }
             };
             drop(opening);
-            lease.place();
-            Ok(lease)
+            stand.lease.place();
+            Ok(stand)
         });
         match opened.await {
-            Ok(Ok(lease)) => Ok(lease),
+            Ok(Ok(stand)) => Ok(stand),
             Ok(Err(error)) => Err(outcome::unavailable(&error)),
             Err(_) => Err(LogError::Unavailable("the log is shutting down".to_owned())),
         }
@@ -276,8 +281,8 @@ impl Cursors {
 }
 
 enum Found {
-    Covering(Lease),
-    Aimed(Lease),
+    Covering(Stand),
+    Aimed(Stand),
     MayOpen(Opening),
     AllInUse,
 }
@@ -308,16 +313,48 @@ impl Seat {
     }
 }
 
-/// The use of a cursor. While there is one, the cursor stays where it is.
-pub(super) struct Lease {
-    cursors: Arc<Cursors>,
-    seat: Arc<Seat>,
+/// A reader's stand at a cursor. What it has still to read there is kept for it, within a bound, until it is dropped.
+pub(super) struct Stand {
+    lease: Lease,
+    at: u64,
 }
 
-impl Lease {
+impl Stand {
     pub fn is_shared(&self) -> bool {
-        self.seat.is_shared
+        self.lease.seat.is_shared
     }
+
+    pub fn arrived(&self) -> &Arc<Notify> {
+        self.lease.arrived()
+    }
+
+    /// Where the reader reads on.
+    pub fn at(&self) -> u64 {
+        self.at
+    }
+
+    /// Takes what is there. Where that is nothing, the stand goes on past the markers that are known of.
+    pub fn take(&mut self, limits: &ReadLimits) -> Result<ReadBatch, CursorLost> {
+        let batch = self.lease.take(self.at, limits)?;
+        if batch.records.is_empty() && batch.next > self.at {
+            self.lease.move_hold(self.at, batch.next);
+            self.at = batch.next;
+        }
+        Ok(batch)
+    }
+}
+
+impl Drop for Stand {
+    fn drop(&mut self) {
+        // The lease is dropped after this, so the cursor has not been moved yet.
+        self.lease.release(self.at);
+    }
+}
+
+/// The use of a cursor. While there is one, the cursor stays where it is.
+struct Lease {
+    cursors: Arc<Cursors>,
+    seat: Arc<Seat>,
 }
 
 impl Deref for Lease {

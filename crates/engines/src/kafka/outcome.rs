@@ -7,6 +7,9 @@ use whimbrel_model::ports::LogError;
 use super::native::Persistence;
 
 /// What became of a record whose delivery failed with `code`.
+///
+/// Persistence is judged before the code: the code is that of the last attempt, and an earlier one that was never answered may
+/// have written the record all the same.
 pub(super) fn append_error(
     code: Code,
     persistence: Persistence,
@@ -14,6 +17,9 @@ pub(super) fn append_error(
     size: usize,
     limit: usize,
 ) -> LogError {
+    if persistence == Persistence::Possible {
+        return LogError::Unknown(format!("Kafka has not acknowledged the record: {code}"));
+    }
     match code {
         Code::MessageSizeTooLarge | Code::MessageBatchTooLarge | Code::InvalidMessageSize => {
             LogError::TooLarge { size, limit }
@@ -21,10 +27,7 @@ pub(super) fn append_error(
         _ if is_unknown_partition(code) => LogError::UnknownPartition(partition),
         Code::QueueFull => LogError::Overloaded("the queue to Kafka is full".to_owned()),
         _ if is_refused_for_good(code) => LogError::Unsupported(format!("Kafka refuses the record: {code}")),
-        _ if persistence == Persistence::Excluded => {
-            LogError::Unavailable(format!("Kafka did not take the record: {code}"))
-        }
-        _ => LogError::Unknown(format!("Kafka has not acknowledged the record: {code}")),
+        _ => LogError::Unavailable(format!("Kafka did not take the record: {code}")),
     }
 }
 
@@ -110,6 +113,21 @@ mod tests {
         assert!(matches!(outcome(Code::MessageTimedOut, Persistence::Possible), LogError::Unknown(_)));
         assert!(matches!(outcome(Code::MessageTimedOut, Persistence::Excluded), LogError::Unavailable(_)));
         assert!(matches!(outcome(Code::PurgeInflight, Persistence::Possible), LogError::Unknown(_)));
+    }
+
+    #[test]
+    fn a_retry_that_is_refused_does_not_undo_a_first_send_that_was_never_answered() {
+        let refusals = [
+            Code::TopicAuthorizationFailed,
+            Code::PolicyViolation,
+            Code::MessageSizeTooLarge,
+            Code::UnknownTopicOrPartition,
+            Code::QueueFull,
+        ];
+        for code in refusals {
+            assert!(matches!(outcome(code, Persistence::Possible), LogError::Unknown(_)), "{code}");
+        }
+        assert!(matches!(outcome(Code::TopicAuthorizationFailed, Persistence::Excluded), LogError::Unsupported(_)));
     }
 
     #[test]

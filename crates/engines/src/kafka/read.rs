@@ -8,7 +8,7 @@ use whimbrel_model::PartitionId;
 use whimbrel_model::ports::{LogError, ReadBatch, ReadLimits};
 
 use super::cursor::CursorLost;
-use super::cursors::{Cursors, Lease, Purpose};
+use super::cursors::{Cursors, Purpose, Stand};
 use super::known::{KnownTopic, KnownTopics};
 use super::queries::{End, Queries};
 
@@ -46,14 +46,14 @@ impl Reader {
             // another topic's by now.
             let topic = &self.known.of(partition)?;
             let reading = Reading { topic, partition, from, limits, wait_until, give_up_at };
-            let (lease, end) = match self.cursors.covering(partition, from) {
-                Some(lease) => (lease, None),
+            let (stand, end) = match self.cursors.covering(partition, from) {
+                Some(stand) => (stand, None),
                 None => match self.begin(&reading).await? {
-                    Begun::At(lease, end) => (lease, Some(end)),
+                    Begun::At(stand, end) => (stand, Some(end)),
                     Begun::NothingYet => return Ok(ReadBatch { records: Vec::new(), next: from }),
                 },
             };
-            match self.read_at(&reading, lease, end).await {
+            match self.read_at(&reading, stand, end).await {
                 Ok(answer) => return answer,
                 // The place may have been trimmed away under the cursor, the topic deleted or grown: asking anew tells.
                 Err(why) => lost = Some(why),
@@ -63,7 +63,10 @@ impl Reader {
             Some(CursorLost::Failed(code)) => {
                 LogError::Unavailable(format!("Kafka does not let the partition be read: {code}"))
             }
-            _ => LogError::UnknownPartition(partition),
+            Some(CursorLost::Passed) => {
+                LogError::Unavailable("others read on faster than this reader is let read".to_owned())
+            }
+            Some(CursorLost::Retired | CursorLost::UnknownPartition) | None => LogError::UnknownPartition(partition),
         })
     }
 
@@ -84,30 +87,32 @@ impl Reader {
         if purpose == Purpose::Wait && Instant::now() >= reading.wait_until {
             return Ok(Begun::NothingYet);
         }
-        let lease = self.cursors.at(topic, partition, from, purpose, reading.give_up_at).await?;
-        Ok(Begun::At(lease, visible.next))
+        let stand = self.cursors.at(topic, partition, from, purpose, reading.give_up_at).await?;
+        Ok(Begun::At(stand, visible.next))
     }
 
     /// Reads at a cursor. `end` is the visible end, where it was asked for since the read began.
     async fn read_at(
         &self,
         reading: &Reading<'_>,
-        mut lease: Lease,
+        mut stand: Stand,
         mut end: Option<u64>,
     ) -> Result<Result<ReadBatch, LogError>, CursorLost> {
         loop {
-            let news = {
-                let mut arrived = std::pin::pin!(lease.arrived().notified());
+            // Not borrowed from the stand, which moves on.
+            let arrivals = stand.arrived().clone();
+            let has_news = {
+                let mut arrived = std::pin::pin!(arrivals.notified());
                 arrived.as_mut().enable();
-                let batch = lease.take(reading.from, &reading.limits)?;
+                let batch = stand.take(&reading.limits)?;
                 if !batch.records.is_empty() {
                     return Ok(Ok(batch));
                 }
                 let now = Instant::now();
                 if now < reading.wait_until {
-                    let pause_end = if lease.is_shared() { reading.wait_until } else { now + CATCHING_UP_PAUSE };
+                    let pause_end = if stand.is_shared() { reading.wait_until } else { now + CATCHING_UP_PAUSE };
                     let wake_at = pause_end.min(reading.wait_until);
-                    tokio::time::timeout_at(wake_at.into(), arrived).await.map_err(|_| batch.next)
+                    tokio::time::timeout_at(wake_at.into(), arrived).await.is_ok()
                 } else {
                     let visible_end = match end {
                         Some(end) => end,
@@ -123,26 +128,23 @@ impl Reader {
                         let late = "the broker has not sent what is there in time";
                         return Ok(Err(LogError::Unavailable(late.to_owned())));
                     }
-                    Ok(())
+                    true
                 }
             };
-            if let Err(next) = news
-                && !lease.is_shared()
-                && Instant::now() < reading.wait_until
-            {
-                lease = self.go_over(reading, lease, next).await;
+            if !has_news && !stand.is_shared() && Instant::now() < reading.wait_until {
+                stand = self.go_over(reading, stand).await;
             }
         }
     }
 
     /// A reader that has caught up with an extra consumer waits at the shared one, which leaves the extra one to others.
-    async fn go_over(&self, reading: &Reading<'_>, lease: Lease, next: u64) -> Lease {
+    async fn go_over(&self, reading: &Reading<'_>, stand: Stand) -> Stand {
         match self.visible_end(reading).await {
-            Ok(end) if next >= end => {
-                let shared = self.cursors.shared_at(reading.topic, reading.partition, next).await;
-                shared.unwrap_or(lease)
+            Ok(end) if stand.at() >= end => {
+                let shared = self.cursors.shared_at(reading.topic, reading.partition, stand.at()).await;
+                shared.unwrap_or(stand)
             }
-            _ => lease,
+            _ => stand,
         }
     }
 
@@ -153,6 +155,6 @@ impl Reader {
 
 enum Begun {
     /// With the visible end as it was just now.
-    At(Lease, u64),
+    At(Stand, u64),
     NothingYet,
 }

@@ -1,15 +1,22 @@
 //! The records that a cursor has taken from Kafka and still has in memory, so that several readers near the same place share
-//! them. Pure: it knows nothing of Kafka.
+//! them. Pure: it knows nothing of Kafka. It must never answer a reader with what lies behind a gap: who stands outside is told.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use whimbrel_model::StoredRecord;
 use whimbrel_model::ports::{ReadBatch, ReadLimits};
 
 /// How many bytes of records that were already read stay for the next reader.
 const KEPT_BYTES: usize = 256 << 10;
+/// How many bytes of records stay for readers that stand at them and do not come. Beyond, those readers are told to look elsewhere.
+const HELD_BYTES_MAX: usize = 2 << 20;
+const _: () = assert!(KEPT_BYTES < HELD_BYTES_MAX);
 /// What a record costs in memory beside its bytes, roughly.
 const RECORD_OVERHEAD_BYTES: usize = 128;
+
+/// The reader's place is not in the window: what is there was forgotten, or has not been reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct OutsideWindow;
 
 /// A stretch of a partition: everything that has a record in `start..next` is here.
 #[derive(Debug)]
@@ -18,11 +25,17 @@ pub(super) struct Window {
     next: u64,
     records: VecDeque<StoredRecord>,
     bytes: usize,
+    /// How far any reader has read.
+    read_to: u64,
+    /// Where readers stand, and how many at each place.
+    readers: BTreeMap<u64, usize>,
 }
 
 impl Window {
-    pub fn at(from: u64) -> Self {
-        Self { start: from, next: from, records: VecDeque::new(), bytes: 0 }
+    /// An empty window with one reader, which stands where it begins.
+    pub fn held_at(from: u64) -> Self {
+        let readers = BTreeMap::from([(from, 1)]);
+        Self { start: from, next: from, records: VecDeque::new(), bytes: 0, read_to: from, readers }
     }
 
     pub fn next(&self) -> u64 {
@@ -49,8 +62,27 @@ impl Window {
         self.next = self.next.max(position);
     }
 
+    /// A reader stands at `from`: what it has still to read is kept for it, within a bound.
+    pub fn hold(&mut self, from: u64) {
+        *self.readers.entry(from).or_default() += 1;
+    }
+
+    /// A reader that stood at `from` has left.
+    pub fn release(&mut self, from: u64) {
+        if let Some(count) = self.readers.get_mut(&from) {
+            *count -= 1;
+            if *count == 0 {
+                self.readers.remove(&from);
+            }
+        }
+        self.forget_read();
+    }
+
     /// What a reader at `from` gets: as many records as its limits allow, and at least one where there is one.
-    pub fn read(&self, from: u64, limits: &ReadLimits) -> ReadBatch {
+    pub fn read(&mut self, from: u64, limits: &ReadLimits) -> Result<ReadBatch, OutsideWindow> {
+        if !self.covers(from) {
+            return Err(OutsideWindow);
+        }
         let begin = self.records.partition_point(|stored| stored.offset < from);
         let mut bytes = 0;
         let within = |stored: &&StoredRecord| {
@@ -62,16 +94,24 @@ impl Window {
         let records: Vec<StoredRecord> = self.records.range(begin..end).cloned().collect();
         let next = match records.last() {
             Some(last) if end < self.records.len() => last.offset + 1,
-            _ => self.next.max(from),
+            _ => self.next,
         };
-        ReadBatch { records, next }
+        self.read_to = self.read_to.max(next);
+        Ok(ReadBatch { records, next })
     }
 
-    /// Forgets the oldest records that were read, beyond what is kept for others.
-    pub fn forget_read(&mut self, read_to: u64) {
-        while self.bytes > KEPT_BYTES && self.records.front().is_some_and(|first| first.offset < read_to) {
+    /// Forgets the oldest records that were read, beyond what is kept for others. What a reader stands at is forgotten only
+    /// beyond a wider bound.
+    pub fn forget_read(&mut self) {
+        let held_from = self.readers.keys().next().copied().unwrap_or(u64::MAX);
+        while let Some(first) = self.records.front() {
+            let bound = if first.offset < held_from { KEPT_BYTES } else { HELD_BYTES_MAX };
+            if first.offset >= self.read_to || self.bytes <= bound {
+                break;
+            }
             self.drop_first();
         }
+        self.assert_whole();
     }
 
     /// Forgets what is no longer kept by the log.
@@ -81,6 +121,16 @@ impl Window {
         }
         self.start = self.start.max(first);
         self.next = self.next.max(self.start);
+        self.assert_whole();
+    }
+
+    /// What is here lies in `start..next`. A record that was forgotten while `start` stayed below it would be a gap that
+    /// readers pass without being told.
+    fn assert_whole(&self) {
+        let first = self.records.front().map_or(self.next, |stored| stored.offset);
+        let end = self.records.back().map_or(self.start, |stored| stored.offset + 1);
+        let (start, next) = (self.start, self.next);
+        assert!(start <= first && end <= next && start <= next, "{first}..{end} is not within {start}..{next}");
     }
 
     fn drop_first(&mut self) {
@@ -115,36 +165,45 @@ mod tests {
         ReadLimits { max_records, max_bytes, wait: Duration::ZERO }
     }
 
+    /// A window where nobody stands.
+    fn empty(from: u64) -> Window {
+        Window { readers: BTreeMap::new(), ..Window::held_at(from) }
+    }
+
+    fn read(window: &mut Window, from: u64, limits: &ReadLimits) -> ReadBatch {
+        window.read(from, limits).expect("the window covers the reader")
+    }
+
     fn offsets(batch: &ReadBatch) -> Vec<u64> {
         batch.records.iter().map(|stored| stored.offset).collect()
     }
 
     #[test]
     fn a_reader_goes_on_behind_the_last_record_it_got() {
-        let mut window = Window::at(5);
+        let mut window = empty(5);
         [5, 6, 8, 9].into_iter().for_each(|offset| window.push(stored(offset, 10)));
-        let batch = window.read(5, &limits(2, 1000));
+        let batch = read(&mut window, 5, &limits(2, 1000));
         assert_eq!((offsets(&batch), batch.next), (vec![5, 6], 7));
-        let batch = window.read(7, &limits(10, 1000));
+        let batch = read(&mut window, 7, &limits(10, 1000));
         assert_eq!((offsets(&batch), batch.next), (vec![8, 9], 10));
     }
 
     #[test]
     fn bytes_are_honoured_and_one_record_comes_all_the_same() {
-        let mut window = Window::at(0);
+        let mut window = empty(0);
         (0..4).for_each(|offset| window.push(stored(offset, 10)));
-        assert_eq!(offsets(&window.read(0, &limits(10, 25))), [0, 1]);
-        assert_eq!(offsets(&window.read(0, &limits(10, 1))), [0]);
-        assert_eq!(offsets(&window.read(0, &limits(0, 1000))), [0]);
+        assert_eq!(offsets(&read(&mut window, 0, &limits(10, 25))), [0, 1]);
+        assert_eq!(offsets(&read(&mut window, 0, &limits(10, 1))), [0]);
+        assert_eq!(offsets(&read(&mut window, 0, &limits(0, 1000))), [0]);
     }
 
     #[test]
     fn markers_at_the_end_are_passed() {
-        let mut window = Window::at(0);
+        let mut window = empty(0);
         window.push(stored(0, 1));
         window.pass_to(3);
-        assert_eq!(window.read(0, &limits(10, 10)).next, 3);
-        let batch = window.read(1, &limits(10, 10));
+        assert_eq!(read(&mut window, 0, &limits(10, 10)).next, 3);
+        let batch = read(&mut window, 1, &limits(10, 10));
         assert_eq!((batch.records.len(), batch.next), (0, 3));
         window.pass_to(2);
         assert_eq!(window.next(), 3, "it never goes back");
@@ -152,27 +211,74 @@ mod tests {
 
     #[test]
     fn what_was_read_is_forgotten_beyond_a_bound_and_what_was_not_is_kept() {
-        let mut window = Window::at(0);
+        let mut window = empty(0);
         (0..10).for_each(|offset| window.push(stored(offset, KEPT_BYTES / 4)));
-        window.forget_read(2);
+        read(&mut window, 0, &limits(2, usize::MAX));
+        window.forget_read();
         assert!(!window.covers(1) && window.covers(2), "nothing unread is forgotten");
-        window.forget_read(10);
+        read(&mut window, 2, &limits(10, usize::MAX));
+        window.forget_read();
         assert!(!window.covers(6) && window.covers(7) && window.covers(10));
     }
 
     #[test]
+    fn a_reader_whose_place_was_forgotten_gets_nothing_from_behind_the_gap() {
+        let mut window = empty(0);
+        (0..10).for_each(|offset| window.push(stored(offset, KEPT_BYTES / 4)));
+        read(&mut window, 0, &limits(10, usize::MAX));
+        window.forget_read();
+        assert_eq!(window.read(0, &limits(10, usize::MAX)), Err(OutsideWindow));
+        assert_eq!(window.read(11, &limits(10, usize::MAX)), Err(OutsideWindow), "nor does one beyond the end");
+        assert_eq!(offsets(&read(&mut window, 7, &limits(10, usize::MAX))), [7, 8, 9]);
+    }
+
+    #[test]
+    fn what_a_reader_stands_at_is_kept_until_the_last_one_there_leaves() {
+        let mut window = Window::held_at(0);
+        [0, 10].into_iter().for_each(|from| window.hold(from));
+        (0..10).for_each(|offset| window.push(stored(offset, KEPT_BYTES / 4)));
+        read(&mut window, 0, &limits(10, usize::MAX));
+        window.release(0);
+        assert!(window.covers(0), "the second reader has still to come");
+        window.release(0);
+        assert!(!window.covers(6) && window.covers(7));
+    }
+
+    #[test]
+    fn a_reader_that_does_not_come_holds_no_more_than_a_bound() {
+        let mut window = Window::held_at(0);
+        for offset in 0..100 {
+            window.push(stored(offset, KEPT_BYTES / 4));
+            read(&mut window, offset, &limits(1, usize::MAX));
+            window.forget_read();
+            assert!(window.bytes <= HELD_BYTES_MAX);
+        }
+        assert_eq!(window.read(0, &limits(1, usize::MAX)), Err(OutsideWindow));
+    }
+
+    #[test]
     fn what_the_log_no_longer_keeps_is_no_longer_covered() {
-        let mut window = Window::at(0);
+        let mut window = empty(0);
         (0..4).for_each(|offset| window.push(stored(offset, 1)));
         window.forget_before(2);
-        assert!(!window.covers(1) && window.covers(2));
-        assert_eq!(offsets(&window.read(2, &limits(10, 10))), [2, 3]);
+        assert_eq!(window.read(1, &limits(10, 10)), Err(OutsideWindow), "a trim is no silent jump");
+        assert_eq!(offsets(&read(&mut window, 2, &limits(10, 10))), [2, 3]);
+    }
+
+    #[test]
+    fn a_trim_beyond_the_window_moves_it_and_leaves_its_readers_behind() {
+        let mut window = Window::held_at(0);
+        window.push(stored(0, 1));
+        window.forget_before(5);
+        assert_eq!(window.read(0, &limits(10, 10)), Err(OutsideWindow));
+        window.push(stored(5, 1));
+        assert_eq!(offsets(&read(&mut window, 5, &limits(10, 10))), [5]);
     }
 
     #[test]
     fn a_record_that_comes_twice_is_kept_once() {
-        let mut window = Window::at(3);
+        let mut window = empty(3);
         [2, 3, 3, 4].into_iter().for_each(|offset| window.push(stored(offset, 1)));
-        assert_eq!(offsets(&window.read(3, &limits(10, 10))), [3, 4]);
+        assert_eq!(offsets(&read(&mut window, 3, &limits(10, 10))), [3, 4]);
     }
 }
