@@ -1,11 +1,16 @@
-//! Answers to publishes, written by hand: names of topics and ids have no character that JSON would escape.
+//! Answers: those to publishes, written by hand (names of topics and ids have no character that JSON would escape), and those with
+//! messages, which count as under way until the client has taken them.
 
-use axum::body::Body;
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
 use axum::response::Response;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, StatusCode};
 
 use super::accept::Accepted;
+use super::load::Load;
+use super::problem::Problem;
 
 /// What an answer takes beside the topic's name, about.
 pub(super) const ANSWER_BYTES_TYPICAL: usize = 112;
@@ -29,4 +34,28 @@ pub(super) fn json_response(status: StatusCode, json: impl Into<Body>) -> Respon
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
+}
+
+/// An answer with messages. Its load becomes what the answer takes, or the answer is refused; it is held until the client has taken
+/// the answer or is gone.
+pub(super) fn bounded_json_response(mut load: Load, json: Vec<u8>) -> Result<Response, Problem> {
+    load.grow_to(json.capacity())?;
+    Ok(json_response(StatusCode::OK, held_until_taken(json, Arc::new(load))))
+}
+
+/// The same bytes, with a load that is held as long as anybody has any of them. A body would let go of it too early: what writes to
+/// the connection takes the bytes out of the body first and waits for the client then.
+pub(super) fn held_until_taken(bytes: impl AsRef<[u8]> + Send + 'static, load: Arc<Load>) -> Bytes {
+    Bytes::from_owner(Held { bytes, _load: load })
+}
+
+struct Held<T> {
+    bytes: T,
+    _load: Arc<Load>,
+}
+
+impl<T: AsRef<[u8]>> AsRef<[u8]> for Held<T> {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes.as_ref()
+    }
 }

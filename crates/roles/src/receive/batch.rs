@@ -95,7 +95,7 @@ async fn read_drafts(door: &Door, mut body: Body, headers: &HeaderMap, load: &mu
     };
     let mut received = 0;
     let split = loop {
-        let Some(piece) = next_chunk(&mut body).await? else { break splitter.finish(&mut each) };
+        let Some(piece) = next_chunk(&mut body, settings.body_wait).await? else { break splitter.finish(&mut each) };
         received += piece.len();
         if received > settings.batch_bytes_max {
             return Err(too_large());

@@ -1,7 +1,12 @@
-//! Bodies on their way in: bounded, and copied as little as can be.
+//! Bodies on their way in: bounded, timed, and copied as little as can be.
+//!
+//! A body counts by what has come of it, never by what it announces: an announcement costs its sender nothing.
+
+use std::time::Duration;
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
+use futures_util::FutureExt;
 use http::HeaderMap;
 use http::header::CONTENT_LENGTH;
 use http_body_util::BodyExt;
@@ -9,17 +14,20 @@ use http_body_util::BodyExt;
 use super::load::Load;
 use super::problem::{Code, Problem};
 
+/// Room that is made at once for a body that announces so much; beyond, room grows with what has come.
+const ROOM_AT_ONCE_BYTES: usize = 64 << 10;
+
 /// What the client says that its body will have.
 pub(super) fn announced_length(headers: &HeaderMap) -> Option<usize> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// The whole body, at most so many bytes of it. One that arrives in one piece is not copied; one that says its length is collected
-/// into one allocation.
+/// The whole body, at most so many bytes of it. One that arrives in one piece is not copied.
 pub(super) async fn collect(
     mut body: Body,
     headers: &HeaderMap,
     load: &mut Load,
+    wait: Duration,
     bytes_max: usize,
     too_large: impl Fn() -> Problem,
 ) -> Result<Bytes, Problem> {
@@ -27,11 +35,9 @@ pub(super) async fn collect(
     if announced.is_some_and(|length| length > bytes_max) {
         return Err(too_large());
     }
-    if let Some(length) = announced {
-        load.grow(length)?;
-    }
-    let Some(first) = next_chunk(&mut body).await? else { return Ok(Bytes::new()) };
+    let Some(first) = next_chunk(&mut body, wait).await? else { return Ok(Bytes::new()) };
     if announced == Some(first.len()) {
+        load.grow(first.len())?;
         return Ok(first);
     }
     let mut whole = BytesMut::new();
@@ -40,24 +46,28 @@ pub(super) async fn collect(
         if whole.len() + chunk.len() > bytes_max {
             return Err(too_large());
         }
-        if announced.is_none() {
-            load.grow(chunk.len())?;
-        }
-        if whole.is_empty() {
-            whole.reserve(announced.unwrap_or(chunk.len()));
+        load.grow(chunk.len())?;
+        if whole.capacity() - whole.len() < chunk.len() {
+            // Doubling, so that little is copied twice, and never past what was announced.
+            let rest = announced.map_or(chunk.len(), |length| length.saturating_sub(whole.len()));
+            whole.reserve(rest.min(whole.len().max(ROOM_AT_ONCE_BYTES)).max(chunk.len()));
         }
         whole.extend_from_slice(&chunk);
-        match next_chunk(&mut body).await? {
+        match next_chunk(&mut body, wait).await? {
             Some(next) => chunk = next,
             None => return Ok(whole.freeze()),
         }
     }
 }
 
-/// The next piece that has data.
-pub(super) async fn next_chunk(body: &mut Body) -> Result<Option<Bytes>, Problem> {
+/// The next piece that has data. A timer is set only where it has to be waited for.
+pub(super) async fn next_chunk(body: &mut Body, wait: Duration) -> Result<Option<Bytes>, Problem> {
     loop {
-        match body.frame().await {
+        let frame = match body.frame().now_or_never() {
+            Some(frame) => frame,
+            None => tokio::time::timeout(wait, body.frame()).await.map_err(|_| too_slow(wait))?,
+        };
+        match frame {
             None => return Ok(None),
             Some(Ok(frame)) => match frame.into_data() {
                 Ok(data) if data.is_empty() => {}
@@ -68,4 +78,9 @@ pub(super) async fn next_chunk(body: &mut Body) -> Result<Option<Bytes>, Problem
             Some(Err(error)) => return Err(Problem::new(Code::BadBody, format!("the body broke off: {error}"))),
         }
     }
+}
+
+/// What is told where a body stood still for so long.
+pub(super) fn too_slow(wait: Duration) -> Problem {
+    Problem::new(Code::BodyTooSlow, format!("nothing more of the body came for {} ms", wait.as_millis()))
 }

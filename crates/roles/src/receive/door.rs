@@ -25,7 +25,10 @@ pub(crate) struct Door {
     pub(crate) registry: Registry,
     pub(crate) mint: Arc<IdMint>,
     pub(crate) keys: KeyRing,
+    /// Bodies and payloads that the log has not yet answered for.
     pub(crate) in_flight: Arc<InFlight>,
+    /// Answers with messages that clients have not yet taken.
+    pub(crate) answers: Arc<InFlight>,
     pub(crate) tails: Arc<Semaphore>,
     pub(crate) figures: DoorFigures,
 }
@@ -59,7 +62,8 @@ impl Door {
         Ok(Self {
             mint: Arc::new(IdMint::new(settings.node, start)),
             keys: KeyRing::new(&settings.keys),
-            in_flight: InFlight::new(settings.in_flight_bytes_max),
+            in_flight: InFlight::new(settings.in_flight_bytes_max, "into the log"),
+            answers: InFlight::new(settings.answer_bytes_max, "to clients"),
             tails: Arc::new(Semaphore::new(settings.tails_max.min(Semaphore::MAX_PERMITS))),
             figures: DoorFigures::new(),
             ports,

@@ -1,10 +1,11 @@
 //! `whimbrel.v1.Messages`: the same door over gRPC. Every call ends in the functions that HTTP uses; nothing is decided here.
 //!
-//! A problem becomes a status: its code's word is in the metadata `whimbrel-code`, the index of a bad entry in `whimbrel-index`, the
+//! Keys and loads are the guard's (see `grpc_guard`). A problem becomes a status: its code's word is in the metadata `whimbrel-code`, the index of a bad entry in `whimbrel-index`, the
 //! seconds to wait in `retry-after`. Holds are in the protocol and answer `UNIMPLEMENTED` with `not_yet` until there are any.
 
 use std::sync::Arc;
 
+use prost::Message as _;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Request, Response, Status};
 use whimbrel_model::record::HEADER_CONTENT_TYPE;
@@ -15,7 +16,9 @@ use super::attributes::check_user_topic;
 use super::batch::{at_index, too_large_bytes, too_large_count};
 use super::door::Door;
 use super::draft::{Brought, ContentType, Draft, OwnHeaders, check_key, check_later, check_payload_size};
-use super::keys::{Caller, Scope};
+use super::grpc_guard::Call;
+use super::keys::Scope;
+use super::load::Load;
 use super::message_json::{id_of, is_own_header};
 use super::problem::{Code, Problem};
 use super::read::{Ask, Start, check_limit, check_wait, read_on, start_of_time, start_of_word};
@@ -52,21 +55,24 @@ pub(super) struct MessagesDoor {
 #[tonic::async_trait]
 impl Messages for MessagesDoor {
     async fn publish(&self, request: Request<PublishRequest>) -> Result<Response<PublishResponse>, Status> {
-        let (metadata, _, request) = request.into_parts();
-        Ok(Response::new(self.do_publish(metadata, request).await?))
+        let (_, mut extensions, request) = request.into_parts();
+        Ok(Response::new(self.do_publish(Call::of(&mut extensions), request).await?))
     }
 
     async fn publish_batch(
         &self,
         request: Request<PublishBatchRequest>,
     ) -> Result<Response<PublishBatchResponse>, Status> {
-        let (metadata, _, request) = request.into_parts();
-        Ok(Response::new(self.do_publish_batch(metadata, request).await?))
+        let (_, mut extensions, request) = request.into_parts();
+        Ok(Response::new(self.do_publish_batch(Call::of(&mut extensions), request).await?))
     }
 
     async fn read(&self, request: Request<ReadRequest>) -> Result<Response<ReadResponse>, Status> {
-        let (metadata, _, request) = request.into_parts();
-        Ok(Response::new(self.do_read(metadata, request).await?))
+        let (_, mut extensions, request) = request.into_parts();
+        let (answer, load) = self.do_read(Call::of(&mut extensions), request).await?;
+        let mut response = Response::new(answer);
+        response.extensions_mut().insert(Arc::new(load));
+        Ok(response)
     }
 
     async fn hold(&self, _: Request<HoldRequest>) -> Result<Response<HoldResponse>, Status> {
@@ -87,30 +93,25 @@ impl Messages for MessagesDoor {
 }
 
 impl MessagesDoor {
-    fn caller(&self, metadata: MetadataMap) -> Result<Caller, Problem> {
-        self.door.keys.caller(&metadata.into_headers())
-    }
-
-    async fn do_publish(&self, metadata: MetadataMap, request: PublishRequest) -> Result<PublishResponse, Problem> {
+    async fn do_publish(&self, call: Call, request: PublishRequest) -> Result<PublishResponse, Problem> {
         let PublishRequest { topic, message, idempotency_key } = request;
-        let caller = self.caller(metadata)?;
+        let caller = &call.caller;
         check_user_topic(&topic)?;
         caller.require_topic(Scope::Publish, &topic)?;
         let message = message.unwrap_or_default();
         let draft = draft_of(message, idempotency_key.as_deref(), &self.door.settings, self.door.ports.clock.now())?;
-        let mut load = self.door.in_flight.begin();
-        load.grow(draft.payload.len())?;
+        let load = call.take_load(&self.door.in_flight);
         let accepted = accept_one(&self.door, &topic, caller.owner(), draft, load).await?;
         Ok(published(&accepted, &topic))
     }
 
     async fn do_publish_batch(
         &self,
-        metadata: MetadataMap,
+        call: Call,
         request: PublishBatchRequest,
     ) -> Result<PublishBatchResponse, Problem> {
         let PublishBatchRequest { topic, messages } = request;
-        let caller = self.caller(metadata)?;
+        let caller = &call.caller;
         check_user_topic(&topic)?;
         caller.require_topic(Scope::Publish, &topic)?;
         let settings = &self.door.settings;
@@ -121,8 +122,7 @@ impl MessagesDoor {
         if bytes > settings.batch_bytes_max {
             return Err(too_large_bytes(settings.batch_bytes_max));
         }
-        let mut load = self.door.in_flight.begin();
-        load.grow(bytes)?;
+        let load = call.take_load(&self.door.in_flight);
         let now = self.door.ports.clock.now();
         let drafts = messages.into_iter().enumerate();
         let drafts: Vec<Draft> = drafts
@@ -147,8 +147,8 @@ impl MessagesDoor {
         Ok(PublishBatchResponse { messages, partly_appended })
     }
 
-    async fn do_read(&self, metadata: MetadataMap, request: ReadRequest) -> Result<ReadResponse, Problem> {
-        let caller = self.caller(metadata)?;
+    async fn do_read(&self, call: Call, request: ReadRequest) -> Result<(ReadResponse, Load), Problem> {
+        let caller = &call.caller;
         caller.require_topic(Scope::Consume, &request.topic)?;
         let start = match &request.start {
             None => Start::Earliest,
@@ -161,7 +161,10 @@ impl MessagesDoor {
         let topic = self.door.registry.find(&request.topic).await?;
         let batch = read_on(&self.door, &topic, Ask { partition: request.partition, start, limit, wait }).await?;
         let messages = batch.records.iter().map(|stored| message_of(&topic, request.partition, stored)).collect();
-        Ok(ReadResponse { messages, next_offset: batch.next })
+        let answer = ReadResponse { messages, next_offset: batch.next };
+        let mut load = self.door.answers.begin();
+        load.grow(answer.encoded_len())?;
+        Ok((answer, load))
     }
 }
 
@@ -241,7 +244,7 @@ fn grpc_code(code: Code) -> tonic::Code {
         Code::Forbidden => tonic::Code::PermissionDenied,
         Code::UnknownPath | Code::MethodNotAllowed | Code::NotYet => tonic::Code::Unimplemented,
         Code::UnknownTopic | Code::UnknownPartition | Code::UnknownMessage => tonic::Code::NotFound,
-        Code::InProgress | Code::Conflict => tonic::Code::Aborted,
+        Code::BodyTooSlow | Code::InProgress | Code::Conflict => tonic::Code::Aborted,
         Code::Damaged => tonic::Code::DataLoss,
         Code::OffsetOutOfRange => tonic::Code::OutOfRange,
         Code::Overloaded | Code::TooManyTopics => tonic::Code::ResourceExhausted,

@@ -1,4 +1,4 @@
-//! How many bytes of payloads are on their way into the log: a bound instead of a growing queue.
+//! How many bytes are on their way, into the log or to clients: a bound instead of a growing queue.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,6 +10,8 @@ use super::problem::{Code, Problem};
 pub(crate) struct InFlight {
     bytes: AtomicUsize,
     bytes_max: usize,
+    /// Where the bytes are going, for who is refused.
+    whither: &'static str,
 }
 
 /// The bytes that one request holds, until it is dropped.
@@ -20,8 +22,8 @@ pub(crate) struct Load {
 }
 
 impl InFlight {
-    pub(crate) fn new(bytes_max: usize) -> Arc<Self> {
-        Arc::new(Self { bytes: AtomicUsize::new(0), bytes_max })
+    pub(crate) fn new(bytes_max: usize, whither: &'static str) -> Arc<Self> {
+        Arc::new(Self { bytes: AtomicUsize::new(0), bytes_max, whither })
     }
 
     pub(crate) fn begin(self: &Arc<Self>) -> Load {
@@ -39,8 +41,13 @@ impl Load {
         if before + bytes <= self.in_flight.bytes_max || alone {
             return Ok(());
         }
-        let detail = format!("{} bytes are on their way into the log; come again in a moment", before);
+        let detail = format!("{before} bytes are on their way {}; come again in a moment", self.in_flight.whither);
         Err(Problem::new(Code::Overloaded, detail))
+    }
+
+    /// Takes what is missing to so many bytes.
+    pub(crate) fn grow_to(&mut self, bytes: usize) -> Result<(), Problem> {
+        self.grow(bytes.saturating_sub(self.held))
     }
 }
 
@@ -56,7 +63,7 @@ mod tests {
 
     #[test]
     fn what_is_over_the_bound_is_refused_until_others_have_ended() {
-        let in_flight = InFlight::new(100);
+        let in_flight = InFlight::new(100, "into the log");
         let mut first = in_flight.begin();
         first.grow(80).unwrap();
         assert_eq!(in_flight.begin().grow(30).unwrap_err().code(), Code::Overloaded);

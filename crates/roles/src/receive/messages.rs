@@ -8,12 +8,11 @@ use std::time::Duration;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use http::StatusCode;
 use whimbrel_model::id::place_from_id;
 use whimbrel_model::record::HEADER_ID;
 use whimbrel_model::{MessageId, PartitionId, StoredRecord, Timestamp};
 
-use super::answer::json_response;
+use super::answer::bounded_json_response;
 use super::attributes::path_part;
 use super::documents::MessageState;
 use super::door::Door;
@@ -40,7 +39,7 @@ const LOOK_AHEAD: Duration = Duration::from_secs(10);
     ),
     responses(
         (status = 200, description = "The message and what became of it", body = MessageState, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_message`, `bad_parameter`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+        (status = "4XX", description = "`unknown_message`, `bad_parameter`, `overloaded`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
         (status = "5XX", description = "`unavailable`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
@@ -59,7 +58,7 @@ pub(super) async fn get_message(State(door): State<Arc<Door>>, request: Request)
     json.extend_from_slice(b"{\"state\":\"published\",");
     write_members(&mut json, &topic, partition, &stored);
     json.extend_from_slice(b",\"subscriptions\":[]}");
-    Ok(json_response(StatusCode::OK, json))
+    bounded_json_response(door.answers.begin(), json)
 }
 
 type Found = (Arc<Topic>, u32, StoredRecord);

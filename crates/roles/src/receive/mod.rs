@@ -14,6 +14,7 @@ pub(crate) mod door;
 mod draft;
 mod entry;
 pub mod grpc;
+mod grpc_guard;
 mod keys;
 mod load;
 mod message_json;
@@ -101,7 +102,7 @@ impl Receive {
             router = router.route(route.path, route.serve);
         }
         router
-            .route_service(grpc::PATH, grpc::service(&self.door))
+            .route(grpc::PATH, grpc_guard::guarded(&self.door))
             .fallback(operating::unknown_path)
             .method_not_allowed_fallback(operating::method_not_allowed)
             .with_state(Arc::clone(&self.door))

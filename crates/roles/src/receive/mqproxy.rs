@@ -99,7 +99,8 @@ async fn try_produce(door: &Arc<Door>, request: Request) -> Result<(String, Acce
     };
     let mut load = door.in_flight.begin();
     let too_large = || check_payload_size(usize::MAX, &door.settings).expect_err("nothing is that large");
-    let payload = collect(body, &parts.headers, &mut load, door.settings.payload_bytes_max, too_large).await?;
+    let (wait, limit) = (door.settings.body_wait, door.settings.payload_bytes_max);
+    let payload = collect(body, &parts.headers, &mut load, wait, limit, too_large).await?;
     let key = key.map(|key| Bytes::copy_from_slice(key.as_bytes()));
     let draft = Draft { key, payload, content_type, headers: own.take(), brought: None };
     let accepted = accept_one(door, topic, caller.owner(), draft, load).await?;

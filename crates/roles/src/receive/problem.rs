@@ -53,6 +53,7 @@ codes! {
     UnknownPartition 404 "unknown_partition" "The topic has no such partition",
     UnknownMessage 404 "unknown_message" "There is no such message",
     MethodNotAllowed 405 "method_not_allowed" "The path does not take this method",
+    BodyTooSlow 408 "body_too_slow" "The body did not come on in time",
     InProgress 409 "in_progress" "A publish under the same key is under way",
     Conflict 409 "conflict" "Somebody else changed it at the same time",
     Damaged 410 "damaged" "The log cannot be read at this place",
@@ -221,7 +222,7 @@ impl From<TopicError> for Problem {
             TopicError::Copies { .. } => Self::new(Code::Unsupported, detail),
             TopicError::TooMany(_) => Self::new(Code::TooManyTopics, detail),
             TopicError::Growing(_) => Self::new(Code::TopicGrowing, detail),
-            TopicError::Malformed { .. } => Self::new(Code::Unavailable, detail),
+            TopicError::InUse(_) | TopicError::Malformed { .. } => Self::new(Code::Unavailable, detail),
             TopicError::Log(error) => error.into(),
             TopicError::Catalogue(error) => error.into(),
         }

@@ -39,7 +39,7 @@ use super::problem::Problem;
     request_body(content = Vec<u8>, content_type = "*/*", description = "The payload"),
     responses(
         (status = 201, description = "The message is durable", body = PublishAnswer, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_topic`, `in_progress`, `payload_too_large`, `bad_name`, `reserved_name`, `bad_id`, `bad_key`, `bad_parameter`, `bad_duration`, `bad_time`, `bad_header`, `reserved_header`, `too_many_headers`, `header_too_large`, `different_body`, `too_many_topics`, `overloaded`, `bad_body`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+        (status = "4XX", description = "`unknown_topic`, `body_too_slow`, `in_progress`, `payload_too_large`, `bad_name`, `reserved_name`, `bad_id`, `bad_key`, `bad_parameter`, `bad_duration`, `bad_time`, `bad_header`, `reserved_header`, `too_many_headers`, `header_too_large`, `different_body`, `too_many_topics`, `overloaded`, `bad_body`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
         (status = "5XX", description = "`not_yet`, `disk_full`, `log_closed`, `unavailable`, `topic_growing`, `outcome_unknown`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
@@ -53,7 +53,7 @@ pub(super) async fn publish(State(door): State<Arc<Door>>, request: Request) -> 
     let mut load = door.in_flight.begin();
     let limit = door.settings.payload_bytes_max;
     let too_large = || check_payload_size(usize::MAX, &door.settings).expect_err("nothing is that large");
-    let payload = collect(body, &parts.headers, &mut load, limit, too_large).await?;
+    let payload = collect(body, &parts.headers, &mut load, door.settings.body_wait, limit, too_large).await?;
     let begun = Instant::now();
     let draft = Draft {
         key: attributes.key.map(|key| Bytes::copy_from_slice(key.as_bytes())),

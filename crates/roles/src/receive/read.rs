@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use http::StatusCode;
 use whimbrel_model::limits::{READ_MESSAGES_DEFAULT, READ_MESSAGES_MAX, READ_WAIT_MAX_MS};
 use whimbrel_model::ports::{LogError, ReadBatch, ReadLimits};
 use whimbrel_model::{PartitionId, Timestamp, parse_duration};
 
-use super::answer::json_response;
+use super::answer::bounded_json_response;
 use super::attributes::topic_in_path;
 use super::documents::ReadAnswer;
 use super::door::Door;
@@ -20,6 +19,8 @@ use super::problem::{Code, Problem};
 use super::query::{Query, shown};
 use crate::topics::Topic;
 
+/// What an answer has beside its messages, about.
+const FRAME_BYTES_TYPICAL: usize = 64;
 /// How often the first kept offset is asked for anew when retention removes it at the same moment.
 const EARLIEST_TRIES: usize = 4;
 
@@ -56,7 +57,7 @@ pub(crate) struct Ask {
     ),
     responses(
         (status = 200, description = "The messages, and where to read on", body = ReadAnswer, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_topic`, `unknown_partition`, `offset_out_of_range`, `damaged`, `bad_parameter`, `bad_duration`, `bad_time`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+        (status = "4XX", description = "`unknown_topic`, `unknown_partition`, `offset_out_of_range`, `damaged`, `bad_parameter`, `bad_duration`, `bad_time`, `overloaded`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
         (status = "5XX", description = "`unavailable`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
@@ -69,18 +70,28 @@ pub(super) async fn read(State(door): State<Arc<Door>>, request: Request) -> Res
     let topic = door.registry.find(&name).await?;
     let batch = read_on(&door, &topic, ask).await?;
     let size: usize = batch.records.iter().map(|stored| stored.record.size() + MESSAGE_BYTES_TYPICAL).sum();
-    let mut json = Vec::with_capacity(size + 64);
+    let mut load = door.answers.begin();
+    load.grow(size + FRAME_BYTES_TYPICAL)?;
+    let mut json = Vec::with_capacity(size + FRAME_BYTES_TYPICAL);
     json.extend_from_slice(b"{\"messages\":[");
+    let mut next = batch.next;
     for (index, stored) in batch.records.iter().enumerate() {
+        let before = json.len();
         if index > 0 {
             json.push(b',');
         }
         write_message(&mut json, &topic, ask.partition, stored);
+        // Written as JSON a message may be six times as large: the bound is judged again by what it became.
+        if index > 0 && json.len() > door.settings.read_bytes_max {
+            json.truncate(before);
+            next = stored.offset;
+            break;
+        }
     }
     json.extend_from_slice(b"],\"next_offset\":");
-    json.extend_from_slice(itoa::Buffer::new().format(batch.next).as_bytes());
+    json.extend_from_slice(itoa::Buffer::new().format(next).as_bytes());
     json.push(b'}');
-    Ok(json_response(StatusCode::OK, json))
+    bounded_json_response(load, json)
 }
 
 fn ask_of(mut query: Query<'_>) -> Result<Ask, Problem> {

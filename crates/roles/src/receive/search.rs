@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use http::StatusCode;
 use whimbrel_model::{PartitionId, Timestamp};
 
-use super::answer::json_response;
+use super::answer::bounded_json_response;
 use super::documents::SearchAnswer;
 use super::door::Door;
 use super::keys::Scope;
@@ -35,7 +34,7 @@ use crate::topics::Topic;
     ),
     responses(
         (status = 200, description = "What was found, and how far it looked", body = SearchAnswer, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_topic`, `bad_parameter`, `bad_time`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+        (status = "4XX", description = "`unknown_topic`, `bad_parameter`, `bad_time`, `overloaded`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
         (status = "5XX", description = "`not_yet`, `unavailable`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
@@ -57,7 +56,7 @@ pub(super) async fn search(State(door): State<Arc<Door>>, request: Request) -> R
             json.extend_from_slice(format!(",\"complete\":false,\"cursor\":\"{partition}:{offset}\"}}").as_bytes());
         }
     }
-    Ok(json_response(StatusCode::OK, json))
+    bounded_json_response(door.answers.begin(), json)
 }
 
 /// What is looked for.

@@ -9,9 +9,13 @@ use super::keys::ApiKey;
 
 /// Bytes of payloads that may be on their way into the log at one time, by default.
 pub const IN_FLIGHT_BYTES_DEFAULT: usize = 256 << 20;
+/// Bytes of answers with messages that may be on their way to clients at one time, by default.
+pub const ANSWER_BYTES_DEFAULT: usize = 256 << 20;
+/// How long the next piece of a body is waited for, by default.
+pub const BODY_WAIT_DEFAULT: Duration = Duration::from_secs(30);
 /// Records that one search looks at, by default.
 pub const SEARCH_SCAN_RECORDS_DEFAULT: usize = 100_000;
-/// Bytes of records that one read returns at most, by default (one message is returned whatever its size).
+/// Bytes of messages, as they are written into the answer, that one read returns at most, by default (one message is returned whatever its size).
 pub const READ_BYTES_DEFAULT: usize = 8 << 20;
 /// Topics that may exist at one time, by default.
 pub const TOPICS_DEFAULT: usize = 10_000;
@@ -29,6 +33,10 @@ pub struct ReceiveSettings {
     pub header_bytes_max: usize,
     pub read_bytes_max: usize,
     pub in_flight_bytes_max: usize,
+    /// Of all answers with messages that clients have not yet taken.
+    pub answer_bytes_max: usize,
+    /// How long a body may be silent between two of its pieces.
+    pub body_wait: Duration,
     pub search_scan_max_records: usize,
     pub topics_max: usize,
     pub tails_max: usize,
@@ -73,6 +81,8 @@ impl Default for ReceiveSettings {
             header_bytes_max: limits::HEADER_BYTES_DEFAULT,
             read_bytes_max: READ_BYTES_DEFAULT,
             in_flight_bytes_max: IN_FLIGHT_BYTES_DEFAULT,
+            answer_bytes_max: ANSWER_BYTES_DEFAULT,
+            body_wait: BODY_WAIT_DEFAULT,
             search_scan_max_records: SEARCH_SCAN_RECORDS_DEFAULT,
             topics_max: TOPICS_DEFAULT,
             tails_max: TAILS_DEFAULT,

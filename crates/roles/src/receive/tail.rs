@@ -1,7 +1,8 @@
 //! `GET /v1/topics/{topic}/tail`: messages as they come, as server-sent events.
 //!
 //! Each event's `id` is `partition:offset` of its message, followed by where each other partition is read on from, so that
-//! `Last-Event-ID` resumes all of them exactly. Beyond [`CURSOR_PARTITIONS_MAX`] partitions that would outgrow the messages, and
+//! `Last-Event-ID` resumes all of them exactly. The greeting has an `id` too, with no place of its own before the first comma, so that
+//! whoever is cut off before the first message misses nothing either. Beyond [`CURSOR_PARTITIONS_MAX`] partitions that would outgrow the messages, and
 //! events have no `id`: such a topic is tailed one partition at a time where nothing may be missed. A slow client slows its own
 //! tail and nobody else's. Partitions that a growing topic gets are joined from their beginning.
 
@@ -89,17 +90,23 @@ pub(super) async fn tail(State(door): State<Arc<Door>>, request: Request) -> Res
     Ok(response)
 }
 
-/// `partition:offset` pairs; the first is the event's own place, the others are where to read on.
+/// `partition:offset` pairs; the first is the event's own place (there is none in a greeting's), the others are where to read on.
 fn parse_cursor(id: &str) -> Result<Vec<(u32, u64)>, Problem> {
     let pair = |text: &str| {
         let (partition, offset) = text.split_once(':')?;
         Some((partition.parse().ok()?, offset.parse::<u64>().ok()?))
     };
-    let pairs: Option<Vec<_>> = id.split(',').map(pair).collect();
+    let (own, others) = match id.strip_prefix(',') {
+        Some(others) => (false, others),
+        None => (true, id),
+    };
+    let pairs: Option<Vec<_>> = others.split(',').map(pair).collect();
     let mut pairs = pairs.filter(|pairs| pairs.len() <= CURSOR_PARTITIONS_MAX).ok_or_else(|| {
         Problem::new(Code::BadParameter, format!("`Last-Event-ID` is not one of a tail: `{}`", shown(id)))
     })?;
-    pairs[0].1 = pairs[0].1.saturating_add(1);
+    if own {
+        pairs[0].1 = pairs[0].1.saturating_add(1);
+    }
     Ok(pairs)
 }
 
@@ -177,7 +184,7 @@ impl Tail {
     async fn next_piece(&mut self) -> Option<Bytes> {
         // The head of the answer goes out at once, so that a client knows that it is connected.
         if !std::mem::replace(&mut self.greeted, true) {
-            return Some(Bytes::from_static(b": tail\n\n"));
+            return Some(self.greeting());
         }
         while !self.ended {
             let shutdown = self.door.settings.shutdown.clone();
@@ -231,7 +238,7 @@ impl Tail {
             return self.keep_alive();
         }
         self.topic.running.figures.read_messages.increment(batch.records.len() as u64);
-        let others = self.cursor_of_others(index);
+        let others = self.cursor_of_all_but(Some(index));
         let mut out = Vec::with_capacity(
             batch.records.iter().map(|stored| stored.record.size() + MESSAGE_BYTES_TYPICAL).sum::<usize>(),
         );
@@ -246,13 +253,21 @@ impl Tail {
         Some(Bytes::from(out))
     }
 
-    /// Where the other partitions are read on from, as the end of an event's id; `None` where there are too many.
-    fn cursor_of_others(&self, index: u32) -> Option<String> {
+    /// An event that clients do not show, but whose id they keep.
+    fn greeting(&self) -> Bytes {
+        match self.cursor_of_all_but(None).filter(|cursor| !cursor.is_empty()) {
+            Some(cursor) => Bytes::from(format!("id: {cursor}\n: tail\n\n")),
+            None => Bytes::from_static(b": tail\n\n"),
+        }
+    }
+
+    /// Where the partitions are read on from, without one, as the end of an event's id; `None` where there are too many.
+    fn cursor_of_all_but(&self, index: Option<u32>) -> Option<String> {
         let followed = self.positions.iter().flatten().count();
         (followed <= CURSOR_PARTITIONS_MAX).then(|| {
             let mut text = String::new();
-            for (other, position) in self.positions.iter().enumerate().filter(|(other, _)| *other != index as usize) {
-                if let Some(position) = position {
+            for (other, position) in self.positions.iter().enumerate() {
+                if let Some(position) = position.filter(|_| index != Some(other as u32)) {
                     write!(text, ",{other}:{position}").expect("a string takes all");
                 }
             }
@@ -293,7 +308,8 @@ mod tests {
     #[test]
     fn a_cursor_resumes_behind_its_own_message_and_at_the_others_places() {
         assert_eq!(parse_cursor("2:17,0:5").unwrap(), [(2, 18), (0, 5)]);
-        for nonsense in ["x", "1", "1:", ":1", "1:2,", "1:-2", "-1:2"] {
+        assert_eq!(parse_cursor(",2:17,0:5").unwrap(), [(2, 17), (0, 5)]);
+        for nonsense in ["x", ",", ",,1:2", "1", "1:", ":1", "1:2,", "1:-2", "-1:2"] {
             assert!(parse_cursor(nonsense).is_err(), "{nonsense}");
         }
     }

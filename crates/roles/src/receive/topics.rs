@@ -159,7 +159,8 @@ pub(super) async fn put_topic(State(door): State<Arc<Door>>, request: Request) -
     caller.require_topic(Scope::Admin, &name)?;
     Query::parse(parts.uri.query())?.end()?;
     let too_large = || Problem::new(Code::PayloadTooLarge, "the description of a topic is small");
-    let body = collect(body, &parts.headers, &mut door.in_flight.begin(), TOPIC_BODY_BYTES_MAX, too_large).await?;
+    let (mut load, wait) = (door.in_flight.begin(), door.settings.body_wait);
+    let body = collect(body, &parts.headers, &mut load, wait, TOPIC_BODY_BYTES_MAX, too_large).await?;
     let change = change_of(&body)?;
     let outcome = undisturbed(&door, move |door| async move { Ok(door.registry.put(&name, change).await?) }).await?;
     let PutOutcome { topic, created, grown } = outcome;

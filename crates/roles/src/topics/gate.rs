@@ -4,6 +4,7 @@
 //! append has ended. Growing closes the gate, waits until nobody is inside, takes the old partitions' ends as barriers, writes the
 //! catalogue, and swaps in the topic with a new gate; the old gate stays closed for good, so that a publish that had looked up the
 //! topic before cannot use the old mapping after. Where growing fails, the old gate opens again.
+//! Deleting closes it in the same way, so that nothing under way lands in a topic that is made anew under the name.
 //!
 //! An append whose caller went away is carried on in the background and stays inside (see `receive::undisturbed`): leaving means
 //! that the log has answered. What the log answered with "unknown" is the engine's to end before it says so.
@@ -22,6 +23,8 @@ use super::Topic;
 pub(crate) struct Gate {
     inside: AtomicUsize,
     closed: AtomicBool,
+    /// Closed for good: whoever comes to wait only now must not wait for a notification that is over.
+    replaced: AtomicBool,
     drained: Notify,
     settled: Notify,
 }
@@ -68,7 +71,6 @@ impl Drop for Pass {
 /// A closed gate. Dropping it opens the gate again, unless the mapping was replaced.
 pub(crate) struct Closed<'a> {
     gate: &'a Gate,
-    replaced: bool,
 }
 
 impl Gate {
@@ -76,7 +78,7 @@ impl Gate {
     pub(crate) async fn close(&self, within: Duration) -> Result<Closed<'_>, StillInside> {
         let deadline = Instant::now() + within;
         self.closed.store(true, Ordering::SeqCst);
-        let closed = Closed { gate: self, replaced: false };
+        let closed = Closed { gate: self };
         while self.inside.load(Ordering::SeqCst) > 0 {
             timeout_at(deadline, self.drained.notified()).await.map_err(|_| StillInside)?;
         }
@@ -88,7 +90,7 @@ impl Gate {
         let settled = self.settled.notified();
         tokio::pin!(settled);
         settled.as_mut().enable();
-        if !self.closed.load(Ordering::SeqCst) {
+        if !self.closed.load(Ordering::SeqCst) || self.replaced.load(Ordering::SeqCst) {
             return Ok(());
         }
         tokio::time::timeout(within, settled).await.map_err(|_| StillInside)
@@ -96,15 +98,16 @@ impl Gate {
 }
 
 impl Closed<'_> {
-    /// The mapping has a successor: the gate stays closed for good, and who waits at it looks up the topic anew.
-    pub(crate) fn replaced(mut self) {
-        self.replaced = true;
+    /// The mapping has a successor, or the topic is gone: the gate stays closed for good, and who waits at it looks up the topic
+    /// anew.
+    pub(crate) fn replaced(self) {
+        self.gate.replaced.store(true, Ordering::SeqCst);
     }
 }
 
 impl Drop for Closed<'_> {
     fn drop(&mut self) {
-        if !self.replaced {
+        if !self.gate.replaced.load(Ordering::SeqCst) {
             self.gate.closed.store(false, Ordering::SeqCst);
         }
         self.gate.settled.notify_waiters();
@@ -131,6 +134,17 @@ mod tests {
         assert!(Pass::enter(Arc::clone(&topic)).is_err());
         closed.replaced();
         assert!(Pass::enter(topic).is_err(), "an old mapping is never used again");
+    }
+
+    #[tokio::test]
+    async fn who_comes_to_wait_after_the_replacement_does_not_wait() {
+        let topic = Topic::for_tests("orders", 1);
+        let closed = topic.gate.close(Duration::from_secs(1)).await.unwrap();
+        assert!(Pass::enter(Arc::clone(&topic)).is_err());
+        closed.replaced();
+        let settled = topic.gate.settled(Duration::from_secs(5));
+        tokio::pin!(settled);
+        assert_eq!(futures_util::poll!(settled), std::task::Poll::Ready(Ok(())));
     }
 
     #[tokio::test(start_paused = true)]

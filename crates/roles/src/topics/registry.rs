@@ -69,6 +69,8 @@ pub enum TopicError {
     TooMany(usize),
     #[error("`{0}` is growing; this passes within moments")]
     Growing(String),
+    #[error("publishes to `{0}` are still under way; delete it again in a moment")]
+    InUse(String),
     #[error("the catalogue's entry `{key}` cannot be read: {why}")]
     Malformed { key: String, why: String },
     #[error(transparent)]
@@ -352,8 +354,11 @@ impl Registry {
         let topic = self.get(name).ok_or_else(|| TopicError::Unknown(name.to_owned()))?;
         let mut stored = topic.stored.clone();
         stored.deleting = true;
+        // What is under way ends first: an engine that knows topics by their names would put it into one made anew under this name.
+        let closed = topic.gate.close(DRAIN_WITHIN).await.map_err(|_| TopicError::InUse(name.to_owned()))?;
         let version = self.ports.catalogue.put(&key_of(name), encode(&stored), Some(topic.version)).await?;
         self.hide(name);
+        closed.replaced();
         self.finish_deleting(name, &stored, version, &changing).await
     }
 

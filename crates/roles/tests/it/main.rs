@@ -3,6 +3,7 @@
 mod support;
 
 mod batch;
+mod bounds;
 mod claims;
 mod events;
 mod grpc;

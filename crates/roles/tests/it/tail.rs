@@ -16,6 +16,8 @@ use crate::support::{House, soon};
 struct Tail {
     stream: Pin<Box<BodyDataStream>>,
     text: String,
+    /// What a client would send when it comes again.
+    last_event_id: String,
 }
 
 /// One event: its fields by name. A comment has none.
@@ -30,10 +32,14 @@ impl Tail {
         let response = house.router.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
         assert_eq!(response.status(), 200);
         assert_eq!(response.headers()["content-type"], "text/event-stream");
-        Self { stream: Box::pin(response.into_body().into_data_stream()), text: String::new() }
+        Self {
+            stream: Box::pin(response.into_body().into_data_stream()),
+            text: String::new(),
+            last_event_id: String::new(),
+        }
     }
 
-    /// The next event that is no comment; `None` when the stream has ended.
+    /// The next event that has data; `None` when the stream has ended.
     async fn next(&mut self) -> Option<SseEvent> {
         loop {
             while let Some((event, rest)) = self.text.split_once("\n\n") {
@@ -43,7 +49,10 @@ impl Tail {
                     .map(|(name, value)| (name.to_owned(), value.to_owned()))
                     .collect();
                 self.text = rest.to_owned();
-                if !fields.is_empty() {
+                if let Some((_, id)) = fields.iter().find(|(name, _)| name == "id") {
+                    self.last_event_id = id.clone();
+                }
+                if fields.iter().any(|(name, _)| name == "data") {
                     return Some(fields);
                 }
             }
@@ -120,10 +129,28 @@ async fn a_tail_resumes_in_every_partition_behind_its_last_event() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_tail_that_broke_before_its_first_message_misses_nothing() {
+    let house = house_with_two_partitions().await;
+    publish(&house, "old").await;
+    let mut tail = Tail::open(&house, "", "").await;
+    let nothing = tokio::time::timeout(std::time::Duration::from_secs(1), tail.next()).await;
+    assert!(nothing.is_err(), "{nothing:?}");
+    let last_event_id = tail.last_event_id.clone();
+    drop(tail);
+    for payload in ["a", "b"] {
+        publish(&house, payload).await;
+    }
+    let mut tail = Tail::open(&house, "", &last_event_id).await;
+    let mut both = [tail.message().await.1, tail.message().await.1];
+    both.sort();
+    assert_eq!(both, ["a", "b"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_quiet_tail_is_kept_alive() {
     let house = house_with_two_partitions().await;
     let mut tail = Tail::open(&house, "", "").await;
-    assert_eq!(tail.stream.next().await.unwrap().unwrap(), ": tail\n\n");
+    assert_eq!(tail.stream.next().await.unwrap().unwrap(), "id: ,0:0,1:0\n: tail\n\n");
     let begun = tokio::time::Instant::now();
     assert_eq!(tail.stream.next().await.unwrap().unwrap(), ": still here\n\n");
     assert!(begun.elapsed() <= std::time::Duration::from_secs(20));

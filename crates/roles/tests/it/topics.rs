@@ -146,6 +146,30 @@ async fn growing_waits_for_publishes_by_the_old_mapping() {
 }
 
 #[tokio::test]
+async fn deleting_waits_for_publishes_under_way() {
+    let house = House::new().await;
+    house.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
+    house.world.log.hold_up(true);
+    let publish = house.post("/v1/topics/orders/messages", "old");
+    tokio::pin!(publish);
+    while house.world.log.waiting_appends() == 0 {
+        assert!(futures_util::poll!(publish.as_mut()).is_pending());
+    }
+    let delete = house.delete("/v1/topics/orders");
+    tokio::pin!(delete);
+    for _ in 0..100 {
+        assert!(futures_util::poll!(delete.as_mut()).is_pending(), "a publish is still under way");
+        tokio::task::yield_now().await;
+    }
+    assert!(house.world.log.number_of("orders").is_some(), "its partition is there until the publish has ended");
+    house.world.log.hold_up(false);
+    publish.await.ok(201);
+    assert_eq!(delete.await.status, 204);
+    house.post("/v1/topics/orders/messages", "new").await.ok(201);
+    assert_eq!(house.payloads("orders").await.concat(), ["new"]);
+}
+
+#[tokio::test]
 async fn a_publish_whose_caller_hung_up_is_below_the_barrier() {
     let house = House::new().await;
     house.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);

@@ -269,6 +269,18 @@ pub const SETTINGS: &[Setting] = &[
         "Bytes of all requests under way that were not yet acknowledged. Beyond, the answer is 429.",
     ),
     setting(
+        "limits.answer_bytes",
+        bytes(MIB, TIB),
+        Text("256MiB"),
+        "Bytes of all answers with messages that clients have not yet taken. Beyond, the answer is 429.",
+    ),
+    setting(
+        "limits.body_wait",
+        duration(SECOND, Duration::from_secs(600)),
+        Text("30s"),
+        "How long a request's body may be silent between two of its pieces. Beyond, the answer is 408.",
+    ),
+    setting(
         "limits.search_records",
         count(1, 1_000_000_000),
         Count(100_000),

@@ -125,6 +125,8 @@ pub fn receive_settings(
         header_bytes_max: limits.header_bytes,
         read_bytes_max: limits.read_bytes,
         in_flight_bytes_max: limits.in_flight_bytes,
+        answer_bytes_max: limits.answer_bytes,
+        body_wait: limits.body_wait,
         search_scan_max_records: limits.search_records,
         topics_max: limits.topics,
         tails_max: limits.tails,
