@@ -74,6 +74,7 @@ macro_rules! log_properties {
                 waiting_readers_do_not_keep_others_from_reading,
                 many_waiting_readers_are_all_woken,
                 a_burst_reaches_every_reader_at_the_tail_whole_and_in_order,
+                a_reader_that_sleeps_while_others_read_on_misses_nothing,
             ]
             trim: [
                 an_empty_partition_begins_and_ends_at_zero,

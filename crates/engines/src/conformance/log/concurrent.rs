@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{FutureExt as _, join_all};
 use whimbrel_model::PartitionId;
 use whimbrel_model::ports::{Entry, ReadLimits};
 
@@ -180,4 +180,29 @@ pub async fn a_burst_reaches_every_reader_at_the_tail_whole_and_in_order(factory
         let burst = numbers.clone().map(|n| Entry { partition, record: record(text(n)) }).collect();
         tokio::join!(following, scene.append(burst));
     }
+}
+
+pub async fn a_reader_that_sleeps_while_others_read_on_misses_nothing(factory: &dyn Factory) {
+    const RECORD_BYTES: usize = 16 << 10;
+    const BURST: usize = 40;
+    const BURSTS: usize = 10;
+    let (scene, topic) = Scene::with_topic(factory, 1).await;
+    let partition = PartitionId::new(topic, 0);
+    // Both begin where somebody has waited before, so that an engine that shares readers' memory shares it here.
+    let (first, _) = tokio::join!(scene.try_read(partition, 0, PATIENCE), scene.append_texts(partition, &["first"]));
+    let begin = first.expect("the partition can be read").next;
+    let mut sleeping = scene.open.log.read(partition, begin, wide());
+    assert!((&mut sleeping).now_or_never().is_none(), "there is nothing to read yet");
+    let (mut next, mut offsets) = (begin, Vec::new());
+    for _ in 0..BURSTS {
+        let burst = (0..BURST).map(|_| Entry { partition, record: record(vec![b'x'; RECORD_BYTES]) }).collect();
+        offsets.extend(scene.append(burst).await);
+        while offsets.last().is_some_and(|last| next <= *last) {
+            next = scene.try_read(partition, next, PATIENCE).await.expect("the partition can be read").next;
+        }
+    }
+    let woken = sleeping.await.expect("the partition can be read");
+    let mut read: Vec<u64> = woken.records.iter().map(|stored| stored.offset).collect();
+    read.extend(scene.read_to_end(partition, woken.next).await.iter().map(|stored| stored.offset));
+    assert_eq!(read, offsets);
 }
