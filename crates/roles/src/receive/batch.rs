@@ -15,7 +15,7 @@ use serde_json::Value;
 use whimbrel_model::ports::LogError;
 
 use super::accept::{Accepted, Refusal, accept_many, append_problem};
-use super::answer::{ANSWER_BYTES_TYPICAL, json_response, write_answer};
+use super::answer::{ANSWER_BYTES_TYPICAL, held_until_taken, json_response, write_answer};
 use super::attributes::{check_user_topic, topic_in_path};
 use super::body::{announced_length, next_chunk};
 use super::documents::{BatchAnswer, NewMessageDocument};
@@ -69,9 +69,10 @@ pub(super) async fn publish_batch(State(door): State<Arc<Door>>, request: Reques
     if drafts.is_empty() {
         return Ok(json_response(StatusCode::OK, r#"{"messages":[]}"#));
     }
+    let answer_load = load_of_answer(&door, drafts.len(), &topic)?;
     let outcomes = accept_many(&door, &topic, caller.owner(), drafts, load).await.map_err(Refusal::into_problem)?;
     door.figures.publish_seconds.record(begun.elapsed());
-    answer(outcomes, &topic)
+    answer(outcomes, &topic, answer_load)
 }
 
 async fn read_drafts(door: &Door, mut body: Body, headers: &HeaderMap, load: &mut Load) -> Result<Vec<Draft>, Problem> {
@@ -147,11 +148,23 @@ pub(super) fn too_large_count(limit: usize) -> Problem {
     too_large("messages", limit)
 }
 
-fn answer(outcomes: Vec<Result<Accepted, LogError>>, topic: &str) -> Result<Response, Problem> {
+/// What the answer to so many messages will take. It is judged before anything is appended: afterwards it is too late to refuse. It
+/// counts with the publishes, so that readers who leave their answers untaken keep no publisher out.
+pub(super) fn load_of_answer(door: &Door, messages: usize, topic: &str) -> Result<Load, Problem> {
+    let mut load = door.in_flight.begin();
+    load.grow(answer_bytes(messages, topic))?;
+    Ok(load)
+}
+
+fn answer_bytes(messages: usize, topic: &str) -> usize {
+    16 + messages * (ANSWER_BYTES_TYPICAL + topic.len())
+}
+
+fn answer(outcomes: Vec<Result<Accepted, LogError>>, topic: &str, load: Load) -> Result<Response, Problem> {
     if outcomes.iter().any(Result::is_err) {
         return Err(partly(outcomes, topic));
     }
-    let mut json = Vec::with_capacity(16 + outcomes.len() * (ANSWER_BYTES_TYPICAL + topic.len()));
+    let mut json = Vec::with_capacity(answer_bytes(outcomes.len(), topic));
     json.extend_from_slice(b"{\"messages\":[");
     for (index, accepted) in outcomes.iter().flatten().enumerate() {
         if index > 0 {
@@ -160,7 +173,7 @@ fn answer(outcomes: Vec<Result<Accepted, LogError>>, topic: &str) -> Result<Resp
         write_answer(&mut json, accepted, topic);
     }
     json.extend_from_slice(b"]}");
-    Ok(json_response(StatusCode::OK, json))
+    Ok(json_response(StatusCode::OK, held_until_taken(json, Arc::new(load))))
 }
 
 /// Not all were taken. Where none was, and for one reason, that reason is the answer.

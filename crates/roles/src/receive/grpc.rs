@@ -13,7 +13,7 @@ use whimbrel_model::{StoredRecord, Timestamp};
 
 use super::accept::{Accepted, Refusal, accept_many, accept_one, append_problem};
 use super::attributes::check_user_topic;
-use super::batch::{at_index, too_large_bytes, too_large_count};
+use super::batch::{at_index, load_of_answer, too_large_bytes, too_large_count};
 use super::door::Door;
 use super::draft::{Brought, ContentType, Draft, OwnHeaders, check_key, check_later, check_payload_size};
 use super::grpc_guard::Call;
@@ -64,15 +64,14 @@ impl Messages for MessagesDoor {
         request: Request<PublishBatchRequest>,
     ) -> Result<Response<PublishBatchResponse>, Status> {
         let (_, mut extensions, request) = request.into_parts();
-        Ok(Response::new(self.do_publish_batch(Call::of(&mut extensions), request).await?))
+        let (answer, load) = self.do_publish_batch(Call::of(&mut extensions), request).await?;
+        Ok(held(answer, load))
     }
 
     async fn read(&self, request: Request<ReadRequest>) -> Result<Response<ReadResponse>, Status> {
         let (_, mut extensions, request) = request.into_parts();
         let (answer, load) = self.do_read(Call::of(&mut extensions), request).await?;
-        let mut response = Response::new(answer);
-        response.extensions_mut().insert(Arc::new(load));
-        Ok(response)
+        Ok(held(answer, load))
     }
 
     async fn hold(&self, _: Request<HoldRequest>) -> Result<Response<HoldResponse>, Status> {
@@ -109,7 +108,7 @@ impl MessagesDoor {
         &self,
         call: Call,
         request: PublishBatchRequest,
-    ) -> Result<PublishBatchResponse, Problem> {
+    ) -> Result<(PublishBatchResponse, Load), Problem> {
         let PublishBatchRequest { topic, messages } = request;
         let caller = &call.caller;
         check_user_topic(&topic)?;
@@ -129,9 +128,10 @@ impl MessagesDoor {
             .map(|(index, message)| draft_of(message, None, settings, now).map_err(|problem| at_index(problem, index)))
             .collect::<Result<_, _>>()?;
         if drafts.is_empty() {
-            return Ok(PublishBatchResponse::default());
+            return Ok((PublishBatchResponse::default(), load));
         }
         self.door.figures.batch_messages.record(drafts.len() as f64);
+        let answer_load = load_of_answer(&self.door, drafts.len(), &topic)?;
         let outcomes =
             accept_many(&self.door, &topic, caller.owner(), drafts, load).await.map_err(Refusal::into_problem)?;
         let partly_appended = outcomes.iter().any(Result::is_err);
@@ -144,7 +144,7 @@ impl MessagesDoor {
             }
         });
         let messages = answers.map(|outcome| BatchAnswer { outcome: Some(outcome) }).collect();
-        Ok(PublishBatchResponse { messages, partly_appended })
+        Ok((PublishBatchResponse { messages, partly_appended }, answer_load))
     }
 
     async fn do_read(&self, call: Call, request: ReadRequest) -> Result<(ReadResponse, Load), Problem> {
@@ -166,6 +166,13 @@ impl MessagesDoor {
         load.grow(answer.encoded_len())?;
         Ok((answer, load))
     }
+}
+
+/// An answer with its load, which the guard holds until the client has taken the answer.
+fn held<T>(answer: T, load: Load) -> Response<T> {
+    let mut response = Response::new(answer);
+    response.extensions_mut().insert(Arc::new(load));
+    response
 }
 
 fn draft_of(

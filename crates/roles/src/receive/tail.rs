@@ -22,6 +22,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Interval};
 use whimbrel_model::ports::{LogError, ReadBatch, ReadLimits};
 
+use super::answer::held_until_taken;
 use super::attributes::{text_header, topic_in_path};
 use super::door::Door;
 use super::keys::Scope;
@@ -39,7 +40,7 @@ const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(15);
 const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// Messages and bytes that one step takes from one partition.
 const STEP_RECORDS: usize = 256;
-const STEP_BYTES: usize = 1 << 20;
+const STEP_BYTES: usize = 256 << 10;
 
 /// Follow a topic
 ///
@@ -228,7 +229,7 @@ impl Tail {
                     }
                     None => self.ended = true,
                 }
-                Some(Bytes::from(format!("event: problem\ndata: {}\n\n", problem.to_json())))
+                Some(problem_event(&problem))
             }
         }
     }
@@ -250,7 +251,13 @@ impl Tail {
             write_message(&mut out, &self.topic, index, stored);
             out.extend_from_slice(b"\n\n");
         }
-        Some(Bytes::from(out))
+        // Where clients have left too much untaken, this one comes again with its last id, and loses nothing by it.
+        let mut load = self.door.answers.begin();
+        if let Err(problem) = load.grow(out.capacity()) {
+            self.ended = true;
+            return Some(problem_event(&problem.with("partition", index)));
+        }
+        Some(held_until_taken(out, Arc::new(load)))
     }
 
     /// An event that clients do not show, but whose id they keep.
@@ -285,7 +292,7 @@ impl Tail {
             None => {
                 self.ended = true;
                 let problem = Problem::new(Code::UnknownTopic, format!("topic `{}` was deleted", self.topic.name));
-                return Some(Bytes::from(format!("event: problem\ndata: {}\n\n", problem.to_json())));
+                return Some(problem_event(&problem));
             }
             Some(topic) => {
                 let known = self.positions.len() as u32;
@@ -298,6 +305,10 @@ impl Tail {
         }
         self.keep_alive()
     }
+}
+
+fn problem_event(problem: &Problem) -> Bytes {
+    Bytes::from(format!("event: problem\ndata: {}\n\n", problem.to_json()))
 }
 
 #[cfg(test)]

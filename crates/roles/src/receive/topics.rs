@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 use whimbrel_model::ports::{Bounds, LogError, PartitionStatus};
 use whimbrel_model::{PartitionId, Timestamp, format_duration, parse_duration};
 
-use super::answer::json_response;
+use super::answer::{bounded_json_response, json_response};
 use super::attributes::{check_user_topic, topic_in_path};
 use super::body::collect;
 use super::door::Door;
@@ -195,7 +195,7 @@ pub(super) async fn list_topics(State(door): State<Arc<Door>>, request: Request)
         }
     });
     let topics = futures_util::stream::iter(documents).buffered(TOPICS_AT_ONCE).collect().await;
-    Ok(json_response(StatusCode::OK, to_json(&TopicList { topics })))
+    bounded_json_response(door.answers.begin(), to_json(&TopicList { topics }))
 }
 
 /// Look at a topic

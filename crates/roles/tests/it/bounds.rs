@@ -11,7 +11,7 @@ use http::{HeaderMap, Method, Request};
 use http_body_util::BodyExt;
 use serde_json::json;
 use tower::ServiceExt;
-use whimbrel_roles::receive::grpc::protocol::{NewMessage, PublishRequest, ReadRequest};
+use whimbrel_roles::receive::grpc::protocol::{NewMessage, PublishBatchRequest, PublishRequest, ReadRequest};
 use whimbrel_roles::receive::{ApiKey, ReceiveSettings, Scope, Secret};
 
 use crate::support::{House, soon};
@@ -211,4 +211,41 @@ async fn an_answer_is_bounded_by_what_its_messages_become() {
         offset = answer["next_offset"].as_u64().unwrap();
     }
     assert_eq!((offset, read), (5, 5));
+}
+
+#[tokio::test]
+async fn a_tail_ends_where_too_much_is_untaken_and_is_resumed() {
+    let house = house(ReceiveSettings { answer_bytes_max: 5_000, ..ReceiveSettings::default() }).await;
+    house.post(MESSAGES, "x".repeat(3_000)).await.ok(201);
+    let tail = || Request::get("/v1/topics/orders/tail?offset=earliest").body(Body::empty()).unwrap();
+    let untaken = respond(&house, Request::get(MESSAGES).body(Body::empty()).unwrap()).await;
+    let refused = respond(&house, tail()).await.into_body().collect();
+    let refused = soon(refused).await.unwrap().to_bytes();
+    assert!(String::from_utf8_lossy(&refused).contains("\"code\":\"overloaded\""), "{refused:?}");
+    drop(untaken);
+    let mut pieces = respond(&house, tail()).await.into_body().into_data_stream().skip(1);
+    let piece = soon(pieces.next()).await.unwrap().unwrap();
+    assert!(piece.len() > 3_000, "{piece:?}");
+    house.get(MESSAGES).await.problem(429, "overloaded");
+}
+
+#[tokio::test]
+async fn untaken_answers_to_batches_keep_further_batches_out_before_they_are_appended() {
+    let house = house(ReceiveSettings { in_flight_bytes_max: 8_000, ..ReceiveSettings::default() }).await;
+    let batch = || {
+        let batch = Request::post("/v1/topics/orders/batch").header("content-type", "application/x-ndjson");
+        batch.body(Body::from("{\"payload\":\"y\"}\n".repeat(40))).unwrap()
+    };
+    let untaken = respond(&house, batch()).await;
+    assert_eq!(untaken.status(), 200);
+    house.send(batch()).await.problem(429, "overloaded");
+    let call = PublishBatchRequest { topic: "orders".into(), messages: vec![NewMessage::default(); 40] };
+    let call = || grpc_request("/whimbrel.v1.Messages/PublishBatch", framed(&call));
+    assert_eq!(grpc_refusal(respond(&house, call()).await.headers()), ("8", "overloaded"));
+    drop(untaken);
+    assert_eq!(house.payloads("orders").await[0].len(), 40, "nothing of what was refused was appended");
+    let untaken = respond(&house, call()).await;
+    house.send(batch()).await.problem(429, "overloaded");
+    drop(untaken);
+    house.send(batch()).await.ok(200);
 }
