@@ -108,17 +108,17 @@ pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engi
     }
 }
 
+/// Which engine it is, and what its start found that an operator should know.
 fn describe(recovered: &whimbrel_storage::Recovered) -> String {
-    let mut text = format!("embedded (partitions: {}", recovered.partitions);
+    let mut found = Vec::new();
     if recovered.frames_replayed > 0 {
-        text.push_str(&format!(", frames replayed: {}", recovered.frames_replayed));
+        found.push(format!("frames replayed: {}", recovered.frames_replayed));
     }
     if recovered.torn_tail_cut {
-        text.push_str(", a torn tail cut");
+        found.push("a torn tail cut".to_owned());
     }
     if !recovered.damage.is_empty() {
-        text.push_str(&format!(", DAMAGED PLACES: {}", recovered.damage.len()));
+        found.push(format!("DAMAGED PLACES: {}", recovered.damage.len()));
     }
-    text.push(')');
-    text
+    if found.is_empty() { "embedded".to_owned() } else { format!("embedded ({})", found.join(", ")) }
 }
