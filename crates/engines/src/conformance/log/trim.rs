@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use futures_util::future::join_all;
+use futures_util::future::FutureExt as _;
 use whimbrel_model::PartitionId;
-use whimbrel_model::ports::{Entry, LogError, ReadLimits};
+use whimbrel_model::ports::{Entry, LogError};
 
 use super::Factory;
 use super::scene::{PATIENCE, Scene, entry, new_fence_name, record, text_of, wide};
@@ -80,41 +80,16 @@ pub async fn trimming_does_not_move_the_end(factory: &dyn Factory) {
 }
 
 pub async fn a_reader_that_a_trim_overtakes_is_told_and_does_not_jump(factory: &dyn Factory) {
-    const ROUNDS: usize = 20;
-    const READERS: usize = 4;
-    const RECORDS: usize = 40;
     let (scene, topic) = Scene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
-    for _ in 0..ROUNDS {
-        let end = scene.bounds(partition).await.next;
-        let following = join_all((0..READERS).map(|reader| {
-            let (scene, mut next) = (&scene, end);
-            async move {
-                while next < end + RECORDS as u64 {
-                    let limits = ReadLimits { max_records: 1 + 5 * reader, ..wide() };
-                    match scene.open.log.read(partition, next, limits).await {
-                        Ok(batch) => {
-                            let first = batch.records.first().map(|stored| stored.offset);
-                            assert_eq!(first, Some(next), "what was trimmed is told and not passed over");
-                            next = batch.next;
-                        }
-                        Err(LogError::Trimmed { asked, first }) => {
-                            assert!(asked == next && first > asked, "{first} is kept, {asked} was told, {next} asked");
-                            next = first;
-                        }
-                        Err(other) => panic!("the partition can be read, and not: {other}"),
-                    }
-                }
-            }
-        }));
-        let trimming = async {
-            let burst = (0..RECORDS).map(|_| Entry { partition, record: record(vec![b'x'; 1000]) }).collect();
-            for offset in scene.append(burst).await.into_iter().step_by(13) {
-                scene.open.log.trim(partition, offset).await.expect("the partition can be trimmed");
-            }
-        };
-        tokio::join!(following, trimming);
-    }
+    // The reader begins where somebody has waited before, so that an engine that shares readers' memory shares it here.
+    let (first, _) = tokio::join!(scene.try_read(partition, 0, PATIENCE), scene.append_texts(partition, &["first"]));
+    let asked = first.expect("the partition can be read").next;
+    let mut sleeping = scene.open.log.read(partition, asked, wide());
+    assert!((&mut sleeping).now_or_never().is_none(), "there is nothing to read yet");
+    let first = trim_until_the_first_moves(&scene, partition).await;
+    assert!(first > asked, "the trim has passed the reader");
+    assert_eq!(sleeping.await, Err(LogError::Trimmed { asked, first }));
 }
 
 /// Writes and trims until something was dropped, and answers with the first kept offset. Engines drop whole pieces, and may
