@@ -75,7 +75,7 @@ async fn a_body_that_stands_still_is_given_up() {
     let house = house(ReceiveSettings { body_wait: Duration::from_secs(3), ..ReceiveSettings::default() }).await;
     for uri in [MESSAGES, "/v1/topics/orders/batch"] {
         let begun = tokio::time::Instant::now();
-        house.post(uri, stalled("[")).await.problem(408, "body_too_slow");
+        soon(house.post(uri, stalled("["))).await.problem(408, "body_too_slow");
         assert!(begun.elapsed() < Duration::from_secs(4), "{uri}");
     }
     house.call(Method::PUT, "/v1/topics/orders", &[], stalled("{")).await.problem(408, "body_too_slow");
@@ -150,7 +150,7 @@ async fn a_call_counts_until_the_log_has_answered() {
         assert!(futures_util::poll!(call.as_mut()).is_pending());
         tokio::task::yield_now().await;
     }
-    house.post(MESSAGES, "x".repeat(60)).await.problem(429, "overloaded");
+    soon(house.post(MESSAGES, "x".repeat(60))).await.problem(429, "overloaded");
     house.world.log.hold_up(false);
     assert!(!call.await.headers().contains_key("grpc-status"));
     house.post(MESSAGES, "x".repeat(60)).await.ok(201);
