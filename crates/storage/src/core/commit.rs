@@ -1,7 +1,5 @@
 //! The group commit: one frame of all that wait, one write, one sync, then everybody is answered.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry::Vacant;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -75,7 +73,7 @@ impl Work {
 
 /// One part on its way into the frame.
 struct Placed {
-    key: PartitionKey,
+    partition: Arc<Partition>,
     work: usize,
     part: usize,
 }
@@ -90,20 +88,19 @@ impl Core {
         let mut state = lock(&self.journal);
         let mut outcomes = Vec::with_capacity(works.len());
         let mut placed = Vec::with_capacity(works.len());
-        let mut partitions = HashMap::new();
         for (index, work) in works.iter().enumerate() {
-            outcomes.push(self.admit(&mut state, index, work, &mut partitions, &mut placed));
+            outcomes.push(self.admit(&mut state, index, work, &mut placed));
         }
         if placed.is_empty() {
             return outcomes;
         }
         // Stable: within a partition, the order of the calls is kept.
-        placed.sort_by_key(|placed| placed.key);
+        placed.sort_by_key(|placed| placed.partition.key);
         let mut frame = vec![0; FRAME_HEADER_LEN];
         frame.reserve(placed.iter().map(|p| BATCH_HEADER_LEN + works[p.work].parts()[p.part].records.len()).sum());
         let mut batches = Vec::new();
-        for run in placed.chunk_by(|a, b| a.key == b.key) {
-            let partition = &partitions[&run[0].key];
+        for run in placed.chunk_by(|a, b| a.partition.key == b.partition.key) {
+            let partition = &run[0].partition;
             let from = frame.len();
             self.build_batch(partition, run, works, &mut frame, &mut outcomes);
             batches.push((partition.clone(), from));
@@ -124,26 +121,15 @@ impl Core {
     }
 
     /// Checks one piece of work and places its parts; the outcome is what it will be if the frame is written.
-    fn admit(
-        &self,
-        state: &mut JournalState,
-        index: usize,
-        work: &Work,
-        partitions: &mut HashMap<PartitionKey, Arc<Partition>>,
-        placed: &mut Vec<Placed>,
-    ) -> Outcome {
-        let mut check = |part: &Part| -> Result<(), AppendError> {
+    fn admit(&self, state: &mut JournalState, index: usize, work: &Work, placed: &mut Vec<Placed>) -> Outcome {
+        let find = |part: &Part| -> Result<Arc<Partition>, AppendError> {
             let size = BATCH_HEADER_LEN + part.records.len();
             if size > self.settings.frame_bytes_max {
                 return Err(AppendError::TooLarge { size, limit: self.settings.frame_bytes_max });
             }
-            if let Vacant(place) = partitions.entry(part.partition) {
-                let unknown = AppendError::UnknownPartition(part.partition);
-                place.insert(self.partition(part.partition).ok_or(unknown)?);
-            }
-            Ok(())
+            self.partition(part.partition).ok_or(AppendError::UnknownPartition(part.partition))
         };
-        let place = |part: usize, key: PartitionKey| Placed { key, work: index, part };
+        let place = |part: usize, partition: Arc<Partition>| Placed { partition, work: index, part };
         match work {
             Work::OpenFence(name) => {
                 state.fence_tokens += 1;
@@ -153,11 +139,10 @@ impl Core {
             Work::Append(parts) => {
                 let mut answers = Vec::with_capacity(parts.len());
                 for (index, part) in parts.iter().enumerate() {
-                    let checked = check(part);
-                    if checked.is_ok() {
-                        placed.push(place(index, part.partition));
-                    }
-                    answers.push(checked.map(|()| 0));
+                    answers.push(find(part).map(|partition| {
+                        placed.push(place(index, partition));
+                        0
+                    }));
                 }
                 Outcome::Appended(answers)
             }
@@ -165,12 +150,17 @@ impl Core {
                 if state.fences.get(fence) != Some(token) {
                     return Outcome::Fenced;
                 }
-                for (part, checked) in parts.iter().map(&mut check).enumerate() {
-                    if let Err(error) = checked {
-                        return Outcome::Refused { part, error };
+                let before = placed.len();
+                for (part, found) in parts.iter().map(find).enumerate() {
+                    match found {
+                        Ok(partition) => placed.push(place(part, partition)),
+                        Err(error) => {
+                            // All or nothing: what was placed of it goes out again.
+                            placed.truncate(before);
+                            return Outcome::Refused { part, error };
+                        }
                     }
                 }
-                placed.extend(parts.iter().enumerate().map(|(index, part)| place(index, part.partition)));
                 Outcome::Committed(vec![0; parts.len()])
             }
         }
