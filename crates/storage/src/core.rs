@@ -7,7 +7,7 @@
 //! - `journal`: commits only, except that a checkpoint trims it.
 //! - `partitions`: the map by creation and deletion; each partition guards itself.
 //! - `dirty`: partitions with batches that are not in segments, each once. Commits add, the keeper takes.
-//! - `recent`: frames that memory still has. Commits add, the keeper removes those that are saved and too many.
+//! - `recent`: frames that memory still has. Commits add; commits and the keeper let go of those that are saved and too many.
 //! - `refusal`: why nothing is accepted. `Poisoned` is for good, `Full` passes.
 
 mod commit;

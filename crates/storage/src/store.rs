@@ -10,7 +10,7 @@ use crate::core::OnEvent;
 use crate::error::{AppendError, OpenError};
 use crate::folder::DataFolder;
 use crate::ticket::{Pending, Ticket, answer_all};
-use crate::{Core, Outcome, Recovered, Settings, Work};
+use crate::{Core, Recovered, Settings, Work};
 
 /// How often the keeper looks whether there is something to do.
 const KEEPER_TICK: Duration = Duration::from_millis(100);
@@ -317,16 +317,5 @@ impl Crowd {
         const HANDFUL: usize = 4;
         let half = self.scaled / Self::SCALE / 2;
         if half < HANDFUL { 1 } else { half }
-    }
-}
-
-/// What an outcome says of a single part.
-impl Outcome {
-    /// The failure that concerns the whole work, if it is one.
-    pub fn failure(&self) -> Option<&AppendError> {
-        match self {
-            Outcome::Failed(error) | Outcome::Refused { error, .. } => Some(error),
-            _ => None,
-        }
     }
 }
