@@ -115,7 +115,14 @@ async fn open_receipts() -> OpenReceipts {
 
 fn claim(partition: u32) -> Claim {
     let partition = PartitionId::new(TopicNumber(1), partition);
-    Claim { owner: String::new(), kind: ClaimKind::Key, text: "order-1".to_owned(), partition, fingerprint: 7 }
+    Claim {
+        owner: String::new(),
+        kind: ClaimKind::Key,
+        text: "order-1".to_owned(),
+        topic: partition.topic,
+        partition,
+        fingerprint: 7,
+    }
 }
 
 fn at(seconds: i64) -> Timestamp {

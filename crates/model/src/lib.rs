@@ -6,6 +6,7 @@
 
 pub mod clock;
 pub mod event;
+pub mod hold;
 pub mod id;
 pub mod limits;
 pub mod name;
@@ -17,6 +18,7 @@ pub mod topic;
 
 pub use clock::{Clock, SystemClock};
 pub use event::{EVENTS_TOPIC, Event, EventLevel, EventSink};
+pub use hold::{Ending, HOLDS_TOPIC, HeldMessage, Hold, HoldEnd, HoldId, HoldRecord};
 pub use id::{IdMint, MessageId, MintedPlace};
 pub use name::{NameError, check_brought_id, check_topic_name};
 pub use record::{Headers, HeadersBuilder, Record, StoredRecord};

@@ -94,6 +94,12 @@ impl Headers {
         })
     }
 
+    /// The value of the first header, where that is `name`, and the headers after it. Both share the buffer.
+    pub fn split_first(&self, name: &str) -> Option<(Bytes, Self)> {
+        let (found, value, after) = split_pair(&self.0)?;
+        (found == name.as_bytes()).then(|| (self.0.slice_ref(value), Self(self.0.slice_ref(after))))
+    }
+
     /// The first value under `name`.
     pub fn get(&self, name: &str) -> Option<&[u8]> {
         self.iter().find(|(other, _)| *other == name).map(|(_, value)| value)

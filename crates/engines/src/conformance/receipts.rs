@@ -130,8 +130,8 @@ mod properties {
     pub async fn claims_of_other_topics_are_their_own(factory: &dyn Factory) {
         let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
         publish(&open, &claim, now()).await;
-        let partition = PartitionId::new(TopicNumber(claim.partition.topic.0 + 1), claim.partition.index);
-        assert_eq!(begin(&open, &Claim { partition, ..claim }, now()).await, Begun::New);
+        let topic = TopicNumber(claim.topic.0 + 1);
+        assert_eq!(begin(&open, &Claim { topic, ..claim }, now()).await, Begun::New);
     }
 
     pub async fn claims_of_other_owners_are_their_own(factory: &dyn Factory) {
@@ -213,7 +213,8 @@ async fn publish(open: &OpenReceipts, claim: &Claim, at: Timestamp) -> Answer {
         ClaimKind::Id => claim.text.clone(),
         ClaimKind::Key => format!("minted-for-{}", claim.text),
     };
-    let answer = Answer { id, partition: claim.partition, offset: claim.fingerprint % 1000, answered_at: at };
+    let answer =
+        Answer { id, partition: claim.partition, offset: claim.fingerprint % 1000, due: None, answered_at: at };
     open.receipts.finish(claim, answer.clone()).await.expect("the answer is kept");
     answer
 }
@@ -227,6 +228,7 @@ fn new_claim(kind: ClaimKind) -> Claim {
         owner: "somebody".to_owned(),
         kind,
         text: word,
+        topic: TopicNumber(7),
         partition: PartitionId::new(TopicNumber(7), 2),
         fingerprint: 0x5eed + u64::from(number),
     }

@@ -21,7 +21,7 @@ use whimbrel_model::ports::{
     Answer, Begun, Claim, ClaimKind, Log, LogError, PortFuture, ReadLimits, Receipts, ReceiptsError,
 };
 use whimbrel_model::record::{HEADER_FINGERPRINT, HEADER_ID, HEADER_IDEMPOTENCY_KEY, split_idempotency_header};
-use whimbrel_model::{Clock, PartitionId, StoredRecord, SystemClock, Timestamp};
+use whimbrel_model::{Clock, HoldRecord, PartitionId, StoredRecord, SystemClock, Timestamp};
 
 use keys::{applied_key, claim_key, decode_answer, encode_answer, id_key, id_prefix};
 use slices::Slices;
@@ -256,15 +256,27 @@ impl Inner {
             return Ok(());
         };
         let Some(id) = headers.get_str(HEADER_ID) else { return Ok(()) };
-        let answer =
-            Answer { id: id.to_owned(), partition, offset: stored.offset, answered_at: stored.record.timestamp };
+        // What was held stands among the holds, and is for another topic than the one it stands in.
+        let held = match HoldRecord::of(&stored.record, stored.offset) {
+            Ok(HoldRecord::Held(hold)) => Some(hold),
+            Ok(_) => return Ok(()),
+            Err(_) => None,
+        };
+        let answer = Answer {
+            id: id.to_owned(),
+            partition,
+            offset: stored.offset,
+            due: held.as_ref().map(|hold| hold.due),
+            answered_at: stored.record.timestamp,
+        };
+        let topic = held.map_or(partition.topic, |hold| hold.topic);
         // Without a key the id was brought.
         let (kind, owner, text) = match headers.get(HEADER_IDEMPOTENCY_KEY).and_then(split_idempotency_header) {
             Some((owner, "")) => (ClaimKind::Id, owner, id),
             Some((owner, key)) => (ClaimKind::Key, owner, key),
             None => return Ok(()),
         };
-        let claim = Claim { owner: owner.to_owned(), kind, text: text.to_owned(), partition, fingerprint };
+        let claim = Claim { owner: owner.to_owned(), kind, text: text.to_owned(), topic, partition, fingerprint };
         self.keep(kind, text, claim_key(&claim), fingerprint, &answer)
     }
 

@@ -2,15 +2,24 @@
 //! happens on cancellation; every engine of a port passes the same conformance suite.
 
 pub mod catalogue;
+pub mod coordination;
+pub mod holds;
 pub mod log;
 pub mod receipts;
+pub mod timers;
 
 pub use catalogue::{Catalogue, CatalogueError, Versioned};
+pub use coordination::{Coordination, CoordinationError, Member, Membership, Node, Owner, Picture};
+pub use holds::{Ask, HoldView, Holds, HoldsError, NewDue, Told};
 pub use log::{
     AppendOutcome, Bounds, CommitOutcome, Entry, Fence, Log, LogError, LogTopics, PartitionStatus, ReadBatch,
     ReadLimits, TopicStatus,
 };
 pub use receipts::{Answer, Begun, Claim, ClaimKind, Receipts, ReceiptsError};
+pub use timers::{
+    Applied, At, Change, CountQuery, DueCursor, HoldQuery, Known, Row, Timers, TimersError, TimersRead, Write,
+    bucket_start,
+};
 
 use std::future::Future;
 use std::pin::Pin;

@@ -4,7 +4,7 @@
 //! carries the key too, so an engine that keeps its store beside the log can rebuild what a crash took from it.
 
 use super::PortFuture;
-use crate::{PartitionId, Timestamp};
+use crate::{PartitionId, Timestamp, TopicNumber};
 
 /// What a publisher brought.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -22,7 +22,9 @@ pub struct Claim {
     pub owner: String,
     pub kind: ClaimKind,
     pub text: String,
-    /// The partition that the message goes to; its topic is part of the claim's identity.
+    /// The topic that the message is for: part of the claim's identity.
+    pub topic: TopicNumber,
+    /// The partition that the message's record goes to: one of its topic, or a shard of the holds.
     pub partition: PartitionId,
     /// A hash of the body and what else must be the same.
     pub fingerprint: u64,
@@ -34,6 +36,8 @@ pub struct Answer {
     pub id: String,
     pub partition: PartitionId,
     pub offset: u64,
+    /// When it is due, where it was held: then the place is that of its `held` record.
+    pub due: Option<Timestamp>,
     pub answered_at: Timestamp,
 }
 

@@ -105,6 +105,7 @@ impl Claiming<'_> {
             owner: self.owner.to_owned(),
             kind: brought.kind,
             text: brought.text.to_string(),
+            topic: partition.topic,
             partition,
             fingerprint,
         };
@@ -211,6 +212,7 @@ impl Claiming<'_> {
                     id: accepted.id.with_text(|id| String::from_utf8_lossy(id).into_owned()),
                     partition: claim.partition,
                     offset: accepted.offset,
+                    due: None,
                     answered_at: self.now,
                 };
                 self.finish(claim, answer).await;
@@ -275,7 +277,7 @@ async fn look_for(door: &Door, claim: &Claim, partition: PartitionId, from: u64)
         if let Some(found) = batch.records.iter().find(|stored| carries(stored, claim, &owner_and_key)) {
             let id = found.record.headers.get_str(HEADER_ID).unwrap_or_default().to_owned();
             let answered_at = found.record.timestamp;
-            return Ok(Some(Answer { id, partition, offset: found.offset, answered_at }));
+            return Ok(Some(Answer { id, partition, offset: found.offset, due: None, answered_at }));
         }
         looked_at += batch.records.len();
         if looked_at > LAPSED_SCAN_RECORDS_MAX || batch.next <= at {

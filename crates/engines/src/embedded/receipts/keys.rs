@@ -3,8 +3,13 @@
 use whimbrel_model::ports::{Answer, Claim, ClaimKind};
 use whimbrel_model::{PartitionId, Timestamp, TopicNumber};
 
-const FORMAT: u8 = 1;
-const FIXED_LEN: usize = 33;
+/// With the due time of what was held.
+const FORMAT: u8 = 2;
+/// Without it, as earlier versions wrote.
+const FORMAT_WITHOUT_DUE: u8 = 1;
+const FIXED_LEN: usize = 41;
+/// In place of the due time of a message that was not held.
+const NOT_HELD: i64 = i64::MIN;
 
 /// What makes a claim the same: its kind, topic, owner and text; not its partition.
 pub(super) fn claim_key(claim: &Claim) -> Vec<u8> {
@@ -13,7 +18,7 @@ pub(super) fn claim_key(claim: &Claim) -> Vec<u8> {
         ClaimKind::Key => b'k',
         ClaimKind::Id => b'i',
     });
-    key.extend_from_slice(&claim.partition.topic.0.to_be_bytes());
+    key.extend_from_slice(&claim.topic.0.to_be_bytes());
     key.extend_from_slice(&(claim.owner.len() as u32).to_be_bytes());
     key.extend_from_slice(claim.owner.as_bytes());
     key.extend_from_slice(claim.text.as_bytes());
@@ -49,21 +54,28 @@ pub(super) fn encode_answer(fingerprint: u64, answer: &Answer) -> Vec<u8> {
     value.extend_from_slice(&answer.partition.index.to_le_bytes());
     value.extend_from_slice(&answer.offset.to_le_bytes());
     value.extend_from_slice(&answer.answered_at.as_millis().to_le_bytes());
+    value.extend_from_slice(&answer.due.map_or(NOT_HELD, Timestamp::as_millis).to_le_bytes());
     value.extend_from_slice(answer.id.as_bytes());
     value
 }
 
 pub(super) fn decode_answer(value: &[u8]) -> Option<(u64, Answer)> {
-    let (&FORMAT, rest) = value.split_first()? else { return None };
+    let (format, rest) = value.split_first()?;
     let (fingerprint, rest) = rest.split_first_chunk()?;
     let (topic, rest) = rest.split_first_chunk()?;
     let (index, rest) = rest.split_first_chunk()?;
     let (offset, rest) = rest.split_first_chunk()?;
-    let (answered_at, id) = rest.split_first_chunk()?;
+    let (answered_at, rest) = rest.split_first_chunk()?;
+    let (due, id) = match *format {
+        FORMAT => rest.split_first_chunk().map(|(due, id)| (i64::from_le_bytes(*due), id))?,
+        FORMAT_WITHOUT_DUE => (NOT_HELD, rest),
+        _ => return None,
+    };
     let answer = Answer {
         id: std::str::from_utf8(id).ok()?.to_owned(),
         partition: PartitionId::new(TopicNumber(u32::from_le_bytes(*topic)), u32::from_le_bytes(*index)),
         offset: u64::from_le_bytes(*offset),
+        due: (due != NOT_HELD).then(|| Timestamp::from_millis(due)),
         answered_at: Timestamp::from_millis(i64::from_le_bytes(*answered_at)),
     };
     Some((u64::from_le_bytes(*fingerprint), answer))
@@ -76,7 +88,10 @@ mod tests {
     #[test]
     fn an_answer_survives_and_a_broken_one_is_refused() {
         let partition = PartitionId::new(TopicNumber(3), 4);
-        let answer = Answer { id: "order-1".into(), partition, offset: 5, answered_at: Timestamp::from_millis(6) };
+        let (due, answered_at) = (Some(Timestamp::from_millis(9)), Timestamp::from_millis(6));
+        let answer = Answer { id: "order-1".into(), partition, offset: 5, due, answered_at };
+        let now = Answer { due: None, ..answer.clone() };
+        assert_eq!(decode_answer(&encode_answer(7, &now)), Some((7, now)));
         let value = encode_answer(7, &answer);
         assert_eq!(decode_answer(&value), Some((7, answer)));
         for len in 0..FIXED_LEN {
