@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use bytes::Bytes;
-use whimbrel_storage::format::{Batch, FRAME_ALIGNMENT, FRAME_HEADER_LEN, FrameHeader, seal};
+use whimbrel_storage::format::{
+    Batch, BatchHeader, FRAME_ALIGNMENT, FRAME_HEADER_LEN, FolderSecret, FrameHeader, seal,
+};
 
 use crate::SimDisk;
 use crate::checker::FileKind;
@@ -13,7 +15,7 @@ pub fn change_a_record(disk: &SimDisk, path: &Path) -> Option<&'static str> {
     let contents = disk.contents(path)?;
     match FileKind::of(path) {
         FileKind::Segment(..) => {
-            let batch = Batch::read(&Bytes::from(contents)).ok()?;
+            let batch = batch_at(&contents)?;
             let len = batch.bytes.len();
             // What is not synced yet is changed where programs see it.
             disk.tamper(path, |bytes| bytes.get_mut(..len).map_or((), change_last_byte));
@@ -24,7 +26,7 @@ pub fn change_a_record(disk: &SimDisk, path: &Path) -> Option<&'static str> {
             disk.tamper(path, |bytes| {
                 let Some(frame) = bytes.get_mut(at..at + len) else { return };
                 let mut from = FRAME_HEADER_LEN;
-                while let Ok(batch) = Batch::read(&Bytes::copy_from_slice(&frame[from..])) {
+                while let Some(batch) = batch_at(&frame[from..]) {
                     change_last_byte(&mut frame[from..from + batch.bytes.len()]);
                     from += batch.bytes.len();
                     if from >= frame.len() {
@@ -37,6 +39,12 @@ pub fn change_a_record(disk: &SimDisk, path: &Path) -> Option<&'static str> {
         }
         FileKind::Index | FileKind::Other => None,
     }
+}
+
+/// The batch that begins here, of whatever folder: it is changed from within.
+fn batch_at(bytes: &[u8]) -> Option<Batch> {
+    let header = BatchHeader::read(bytes)?;
+    Batch::read(&Bytes::copy_from_slice(bytes), FolderSecret(header.secret.get())).ok()
 }
 
 fn change_last_byte(batch: &mut [u8]) {

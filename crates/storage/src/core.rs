@@ -26,6 +26,7 @@ use crate::error::{AppendError, Damage, ReadError};
 use crate::folder::DataFolder;
 use crate::journal::{Journal, Slots};
 use crate::partition::{Arrival, Batches, Partition};
+use crate::segment::BatchesOf;
 use crate::{PartitionKey, Settings};
 
 pub use commit::{Outcome, Part, Work};
@@ -81,7 +82,7 @@ pub struct Core {
     retention: RwLock<HashMap<u32, TopicRetention>>,
     on_event: OnEvent,
     /// Last, so that the lock on the folder goes when everything else is gone.
-    _folder: Arc<DataFolder>,
+    folder: Arc<DataFolder>,
 }
 
 struct JournalState {
@@ -150,7 +151,8 @@ impl Core {
         let mut known = self.partitions.write().unwrap_or_else(PoisonError::into_inner);
         for key in missing {
             let folder = folder.join(key.partition.to_string());
-            known.insert(key, Arc::new(Partition::new(key, folder, self.disk.clone())));
+            let of = BatchesOf { secret: self.folder.secret, key };
+            known.insert(key, Arc::new(Partition::new(of, folder, self.disk.clone())));
         }
         Ok(())
     }

@@ -3,6 +3,9 @@
 //! A **record** is encoded by whoever appends it and never touched again. A **batch** is a header and the records that one
 //! group commit brought for one partition; it is the same bytes in the journal, in the segment and in memory. A **frame** is a
 //! header and the batches of one group commit; it is the unit of the journal, and of all-or-nothing.
+//!
+//! Users choose the bytes of their payloads, so neither may be recognised by what users can know: a frame names its generation,
+//! a batch the [`FolderSecret`], and both are random numbers that never leave the folder.
 
 use bytes::Bytes;
 use zerocopy::little_endian::{I64, U32, U64};
@@ -13,8 +16,20 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const FRAME_ALIGNMENT: usize = 4096;
 
 pub const FRAME_MAGIC: [u8; 4] = *b"WFr1";
-pub const BATCH_MAGIC: [u8; 4] = *b"WBa1";
+pub const BATCH_MAGIC: [u8; 4] = *b"WBa2";
 pub const JOURNAL_MAGIC: [u8; 8] = *b"WJourn 1";
+
+/// A random number of the data folder, in the header of each of its batches. After damage the next batch is searched for byte by
+/// byte, also through payloads: what does not name the number is not a batch, whatever else it looks like.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct FolderSecret(pub u64);
+
+/// A number that somebody logged would be one that payloads can name.
+impl std::fmt::Debug for FolderSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("FolderSecret(…)")
+    }
+}
 
 /// Some of the batch's records came from a `commit`.
 pub const BATCH_HAS_COMMIT: u32 = 1;
@@ -52,6 +67,8 @@ pub struct FrameHeader {
 pub struct BatchHeader {
     pub magic: [u8; 4],
     pub crc: U32,
+    /// The [`FolderSecret`].
+    pub secret: U64,
     /// Bytes of the records after this header.
     pub body_len: U32,
     pub count: U32,
@@ -67,7 +84,7 @@ pub const FRAME_HEADER_LEN: usize = size_of::<FrameHeader>();
 pub const BATCH_HEADER_LEN: usize = size_of::<BatchHeader>();
 const CRC_END: usize = 8;
 
-const _: () = assert!(FRAME_HEADER_LEN == 40 && BATCH_HEADER_LEN == 44);
+const _: () = assert!(FRAME_HEADER_LEN == 40 && BATCH_HEADER_LEN == 52);
 const _: () = assert!(size_of::<JournalHeader>() == 28 && size_of::<JournalHeader>() <= FRAME_ALIGNMENT);
 
 /// CRC32C.
@@ -139,17 +156,31 @@ pub enum BadBatch {
     Short {
         needed: usize,
     },
+    /// Nothing that this folder wrote.
     NoBatch,
     WrongCrc,
 }
 
+impl BatchHeader {
+    /// What the header claims, whoever wrote it and whatever its CRC says.
+    pub fn read(bytes: &[u8]) -> Option<Self> {
+        Self::read_from_prefix(bytes).ok().map(|(header, _)| header)
+    }
+
+    /// Does it begin as a batch of this folder does? Its CRC is another question.
+    pub fn is_ours(&self, secret: FolderSecret) -> bool {
+        self.magic == BATCH_MAGIC && self.secret.get() == secret.0
+    }
+}
+
 impl Batch {
     /// The batch at the start of `bytes`.
-    pub fn read(bytes: &Bytes) -> Result<Self, BadBatch> {
+    pub fn read(bytes: &Bytes, secret: FolderSecret) -> Result<Self, BadBatch> {
         let Ok((header, _)) = BatchHeader::read_from_prefix(bytes) else {
             return Err(BadBatch::Short { needed: BATCH_HEADER_LEN });
         };
-        if header.magic != BATCH_MAGIC {
+        // Before its length is believed: a payload of thousands of claims would else cost as many checksums.
+        if !header.is_ours(secret) {
             return Err(BadBatch::NoBatch);
         }
         let len = BATCH_HEADER_LEN + header.body_len.get() as usize;
@@ -250,6 +281,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    const SECRET: FolderSecret = FolderSecret(0x1234_5678_9abc_def0);
+
     fn batch_of(records: &[Record]) -> Vec<u8> {
         let mut body = Vec::new();
         for record in records {
@@ -258,6 +291,7 @@ mod tests {
         let header = BatchHeader {
             magic: BATCH_MAGIC,
             crc: 0.into(),
+            secret: SECRET.0.into(),
             body_len: (body.len() as u32).into(),
             count: (records.len() as u32).into(),
             topic: 1.into(),
@@ -281,7 +315,7 @@ mod tests {
     proptest! {
         #[test]
         fn records_survive_encoding(records in proptest::collection::vec(any_record(), 0..8)) {
-            let batch = Batch::read(&batch_of(&records).into()).unwrap();
+            let batch = Batch::read(&batch_of(&records).into(), SECRET).unwrap();
             let read: Vec<_> = batch.records().collect();
             let expected: Vec<_> = (30..).zip(records).collect();
             prop_assert_eq!(read, expected);
@@ -292,16 +326,24 @@ mod tests {
             let mut bytes = batch_of(&records);
             let at = at.index(bytes.len());
             bytes[at] ^= 1 << bit;
-            prop_assert!(Batch::read(&bytes.into()).is_err());
+            prop_assert!(Batch::read(&bytes.into(), SECRET).is_err());
+        }
+
+        #[test]
+        fn a_batch_of_another_folder_is_not_read(records in proptest::collection::vec(any_record(), 1..4), other: u64) {
+            prop_assume!(other != SECRET.0);
+            let read = Batch::read(&batch_of(&records).into(), FolderSecret(other));
+            prop_assert_eq!(read.map(|batch| batch.base()), Err(BadBatch::NoBatch));
         }
 
         #[test]
         fn nonsense_never_panics(mut bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = Record::split_off_front(&mut Bytes::from(bytes.clone()));
-            if bytes.len() >= 4 {
+            if bytes.len() >= 16 {
                 bytes[..4].copy_from_slice(&BATCH_MAGIC);
+                bytes[8..16].copy_from_slice(&SECRET.0.to_le_bytes());
             }
-            let _ = Batch::read(&bytes.into());
+            let _ = Batch::read(&bytes.into(), SECRET);
         }
     }
 }

@@ -18,8 +18,8 @@ use crate::PartitionKey;
 use crate::checkpoint::PartitionMark;
 use crate::disk::Disk;
 use crate::error::Damage;
-use crate::format::Batch;
-use crate::segment::{IndexEntry, Segment};
+use crate::format::{Batch, FolderSecret};
+use crate::segment::{BatchesOf, IndexEntry, Segment};
 use crate::settings::Settings;
 
 pub use arrival::Arrival;
@@ -27,6 +27,7 @@ pub use read::Batches;
 
 pub(crate) struct Partition {
     pub key: PartitionKey,
+    secret: FolderSecret,
     folder: PathBuf,
     disk: Arc<dyn Disk>,
     state: Mutex<State>,
@@ -88,7 +89,7 @@ pub(crate) struct Spilled {
 }
 
 impl Partition {
-    pub fn new(key: PartitionKey, folder: PathBuf, disk: Arc<dyn Disk>) -> Self {
+    pub fn new(of: BatchesOf, folder: PathBuf, disk: Arc<dyn Disk>) -> Self {
         let state = State {
             first: 0,
             next: 0,
@@ -105,19 +106,27 @@ impl Partition {
             next_waiting: 0,
             deleted: false,
         };
-        Self { key, folder, disk, state: Mutex::new(state), writing: Mutex::new(()), dirty: AtomicBool::new(false) }
+        Self {
+            key: of.key,
+            secret: of.secret,
+            folder,
+            disk,
+            state: Mutex::new(state),
+            writing: Mutex::new(()),
+            dirty: AtomicBool::new(false),
+        }
     }
 
     /// Opens what a checkpoint left: drops segments that were begun after it, cuts the active one back, and tells of what is
     /// missing.
     pub fn open(
-        key: PartitionKey,
+        of: BatchesOf,
         folder: PathBuf,
         disk: Arc<dyn Disk>,
         mark: Option<&PartitionMark>,
         now: i64,
     ) -> io::Result<(Self, Vec<Damage>)> {
-        let partition = Self::new(key, folder, disk);
+        let partition = Self::new(of, folder, disk);
         let disk = &*partition.disk;
         let mut bases: Vec<u64> =
             disk.list(&partition.folder)?.iter().filter_map(|name| Segment::base_of(name)).collect();
@@ -170,6 +179,11 @@ impl Partition {
     pub fn active_path(&self) -> Option<PathBuf> {
         let state = self.state();
         state.segments.last().filter(|_| state.active_len > 0).map(|segment| segment.path().to_owned())
+    }
+
+    /// What its batches must say of themselves.
+    fn batches_of(&self) -> BatchesOf {
+        BatchesOf { secret: self.secret, key: self.key }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -390,7 +404,7 @@ impl Partition {
         for (index, (segment, len)) in sealed.iter().zip(&lens).enumerate() {
             let end = segments.get(index + 1).map_or(saved_next, |following| following.base);
             let max_timestamp = match not_before {
-                Some(_) => segment.max_timestamp(&*self.disk, self.key, *len, end)?,
+                Some(_) => segment.max_timestamp(&*self.disk, self.batches_of(), *len, end)?,
                 None => Some(i64::MAX),
             };
             let too_old = not_before.zip(max_timestamp).is_some_and(|(limit, max)| max < limit);

@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::PartitionKey;
 use crate::disk::{Disk, DiskFile, is_full, read_whole};
-use crate::format::{BATCH_HEADER_LEN, BATCH_MAGIC, BadBatch, Batch, crc};
+use crate::format::{BATCH_HEADER_LEN, BATCH_MAGIC, BadBatch, Batch, FolderSecret, crc};
 use crate::settings::FRAME_BYTES_MAX;
 
 const SEGMENT_SUFFIX: &str = ".segment";
@@ -164,9 +164,9 @@ impl Segment {
         })
     }
 
-    /// The latest time in a sealed segment of `len` bytes that ends before the offset `end`: from the index's last entry, or by reading it all. `None` where a part
-    /// of it cannot be read: nobody knows how young that is.
-    pub fn max_timestamp(&self, disk: &dyn Disk, key: PartitionKey, len: u64, end: u64) -> io::Result<Option<i64>> {
+    /// The latest time in a sealed segment of `len` bytes that ends before the offset `end`: from the index's last entry, or by
+    /// reading it all. `None` where a part of it cannot be read: nobody knows how young that is.
+    pub fn max_timestamp(&self, disk: &dyn Disk, of: BatchesOf, len: u64, end: u64) -> io::Result<Option<i64>> {
         let known = self.with_index(disk, |entries| {
             let is_end = |entry: &&IndexEntry| (entry.offset.get(), u64::from(entry.position.get())) == (end, len);
             entries.last().filter(is_end).map(|entry| entry.max_before.get())
@@ -174,7 +174,7 @@ impl Segment {
         if let Some(max) = known {
             return Ok(Some(max));
         }
-        let mut scanner = Scanner::new(disk.open(&self.path)?, key, 0, len);
+        let mut scanner = Scanner::new(disk.open(&self.path)?, of, 0, len);
         let mut max = i64::MIN;
         loop {
             match scanner.next() {
@@ -211,10 +211,17 @@ fn load_index(disk: &dyn Disk, path: &Path, base: u64) -> Vec<IndexEntry> {
     entries
 }
 
+/// Whose batches a segment has.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BatchesOf {
+    pub secret: FolderSecret,
+    pub key: PartitionKey,
+}
+
 /// Reads the batches of a segment, one after the other, from a position on.
 pub(crate) struct Scanner {
     file: std::sync::Arc<dyn DiskFile>,
-    key: PartitionKey,
+    of: BatchesOf,
     /// Where `chunk` begins in the file.
     position: u64,
     end: u64,
@@ -230,8 +237,8 @@ pub(crate) enum ScanError {
 }
 
 impl Scanner {
-    pub fn new(file: std::sync::Arc<dyn DiskFile>, key: PartitionKey, position: u64, end: u64) -> Self {
-        Self { file, key, position, end, chunk: Bytes::new(), chunk_len: SCAN_CHUNK }
+    pub fn new(file: std::sync::Arc<dyn DiskFile>, of: BatchesOf, position: u64, end: u64) -> Self {
+        Self { file, of, position, end, chunk: Bytes::new(), chunk_len: SCAN_CHUNK }
     }
 
     /// Reads at least this much together.
@@ -252,10 +259,10 @@ impl Scanner {
             if left == 0 {
                 return Ok(None);
             }
-            match Batch::read(&self.chunk) {
+            match Batch::read(&self.chunk, self.of.secret) {
                 Ok(batch) => {
                     let key = PartitionKey { topic: batch.header.topic.get(), partition: batch.header.partition.get() };
-                    if key != self.key {
+                    if key != self.of.key {
                         return bad(self.position, "a batch of another partition");
                     }
                     let at = self.position;
@@ -269,7 +276,7 @@ impl Scanner {
                     }
                     self.fill(needed)?;
                 }
-                Err(BadBatch::NoBatch) => return bad(self.position, "no batch"),
+                Err(BadBatch::NoBatch) => return bad(self.position, "no batch of this folder"),
                 Err(BadBatch::WrongCrc) => return bad(self.position, "a batch with a wrong checksum"),
             }
         }

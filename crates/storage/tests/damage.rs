@@ -2,9 +2,11 @@
 
 mod support;
 
+use std::mem::offset_of;
 use std::path::{Path, PathBuf};
 
 use support::{Folder, key, part, small};
+use whimbrel_storage::format::{BATCH_HEADER_LEN, BatchHeader, FRAME_HEADER_LEN};
 use whimbrel_storage::{Core, Event, OpenError, Outcome, PartitionKey, ReadError, Settings, Work};
 
 const FRAMES: u64 = 40;
@@ -90,7 +92,8 @@ fn a_flipped_bit_in_a_segment_is_told_with_its_place_and_the_rest_is_read() {
     let folder = checkpointed();
     let segments = files(&folder.path().join("log/topics/1/0"), ".segment");
     assert!(segments.len() > 2);
-    let batch_bytes = 44 + (0..RECORDS_PER_FRAME).map(|offset| 20 + text(offset).len() as u64).sum::<u64>();
+    let batch_bytes =
+        BATCH_HEADER_LEN as u64 + (0..RECORDS_PER_FRAME).map(|offset| 20 + text(offset).len() as u64).sum::<u64>();
     flip(&segments[1], 100);
     let (core, recovered, events) = folder.core(settings());
     assert_eq!(recovered.damage, [], "segments are not read at the start");
@@ -112,7 +115,7 @@ fn every_byte_of_a_segment_is_guarded() {
     let folder = checkpointed();
     let segment = files(&folder.path().join("log/topics/1/0"), ".segment").remove(0);
     let bytes = std::fs::read(&segment).unwrap();
-    for position in (0..bytes.len()).step_by(97).chain(0..44) {
+    for position in (0..bytes.len()).step_by(97).chain(0..BATCH_HEADER_LEN) {
         flip(&segment, position);
         let core = folder.core(settings()).0;
         let (offsets, damage) = read_around(&core, key(1, 0));
@@ -231,7 +234,7 @@ fn a_damaged_count_of_records_did_not_cost_what_came_after_it() {
     let crashed = folder.copy();
     let journal = files(&crashed.path().join("log/journal"), ".journal").remove(0);
     // The second frame's only batch says that it has twenty records instead of four.
-    flip(&journal, 2 * 4096 + 40 + 12);
+    flip(&journal, 2 * 4096 + FRAME_HEADER_LEN + offset_of!(BatchHeader, count));
     let core = crashed.core(settings()).0;
     assert_eq!(core.bounds(key(1, 0)), Ok((0, 7)));
     assert_eq!(read_around(&core, key(1, 0)).0, [0, 5, 6]);

@@ -1,13 +1,16 @@
-//! A publisher chooses its payload's bytes, and the journal keeps them: they must never pass for the journal's own.
+//! A publisher chooses its payload's bytes, and journal and segments keep them: they must never pass for the log's own.
 
 mod support;
+
+use std::mem::offset_of;
+use std::path::Path;
 
 use support::{Folder, key, part, small, values};
 use whimbrel_storage::format::{
     BATCH_HEADER_LEN, BATCH_MAGIC, BatchHeader, FRAME_ALIGNMENT, FRAME_HEADER_LEN, FRAME_MAGIC, FrameHeader, Record,
     seal,
 };
-use whimbrel_storage::{Part, Work};
+use whimbrel_storage::{Part, PartitionKey, ReadError, Work};
 use zerocopy::IntoBytes;
 
 /// Generations that somebody might guess.
@@ -15,24 +18,46 @@ const GUESSED_GENERATIONS: u64 = 40;
 const RECORD_FIXED_BYTES: usize = 20;
 const STARTS: u64 = 5;
 
-/// A frame of that generation with one record for partition 0 of topic 2.
-fn forged_frame(generation: u64, sequence: u64) -> Vec<u8> {
+/// Secrets that somebody might guess.
+const GUESSED_SECRETS: [u64; 4] = [0, 1, u64::MAX, 0x0123_4567_89ab_cdef];
+
+/// A whole batch with one record.
+fn forged_batch(secret: u64, partition: PartitionKey, base_offset: u64) -> Vec<u8> {
     let mut records = Vec::new();
     Record::encode(&mut records, 1, None, &[], b"forged");
     let batch = BatchHeader {
         magic: BATCH_MAGIC,
         crc: 0.into(),
+        secret: secret.into(),
         body_len: (records.len() as u32).into(),
         count: 1.into(),
-        topic: 2.into(),
-        partition: 0.into(),
-        base_offset: 5000.into(),
+        topic: partition.topic.into(),
+        partition: partition.partition.into(),
+        base_offset: base_offset.into(),
         max_timestamp: 1.into(),
         flags: 0.into(),
     };
     let mut batch = batch.as_bytes().to_vec();
     batch.extend_from_slice(&records);
     seal(&mut batch);
+    batch
+}
+
+fn with_payload(partition: PartitionKey, payload: &[u8]) -> Work {
+    let mut records = Vec::new();
+    Record::encode(&mut records, 1, None, &[], payload);
+    Work::Append(vec![Part { partition, count: 1, max_timestamp: 1, records }])
+}
+
+fn flip(path: &Path, position: usize) {
+    let mut bytes = std::fs::read(path).unwrap();
+    bytes[position] ^= 0x10;
+    std::fs::write(path, bytes).unwrap();
+}
+
+/// A frame of that generation with one record for partition 0 of topic 2.
+fn forged_frame(generation: u64, sequence: u64) -> Vec<u8> {
+    let batch = forged_batch(0, key(2, 0), 5000);
     let frame = FrameHeader {
         magic: FRAME_MAGIC,
         crc: 0.into(),
@@ -70,10 +95,7 @@ fn a_payload_that_looks_like_a_frame_is_never_taken_for_one() {
     // Whatever file of the journal a start takes, an earlier one has left the payload in it.
     for _ in 0..STARTS {
         let store = folder.store(small());
-        let mut records = Vec::new();
-        Record::encode(&mut records, 1, None, &[], &payload());
-        let work = Work::Append(vec![Part { partition: key(1, 0), count: 1, max_timestamp: 1, records }]);
-        store.submit(work).unwrap().wait();
+        store.submit(with_payload(key(1, 0), &payload())).unwrap().wait();
     }
     // Behind the first small frame of each further start lies the payload, block by block.
     for start in 0..STARTS {
@@ -84,5 +106,62 @@ fn a_payload_that_looks_like_a_frame_is_never_taken_for_one() {
         let store = crashed.store(small());
         assert_eq!(store.bounds(key(2, 0)), Ok((0, 0)), "somebody else's topic got a message");
         assert_eq!(values(&store, key(1, 0), STARTS).len() as u64, start + 1);
+    }
+}
+
+/// A segment with a small record, one whose payload has forged batches for the offset after it, and a small one at that offset.
+fn segment_with_forged_batches() -> Folder {
+    let folder = Folder::new();
+    let core = folder.core(small()).0;
+    core.create_partitions(1, 1).unwrap();
+    let payload: Vec<u8> =
+        GUESSED_SECRETS.iter().flat_map(|secret| forged_batch(*secret, key(1, 0), FORGED_OFFSET)).collect();
+    core.commit(&[Work::Append(vec![part(key(1, 0), 0, &["before"])])]);
+    core.commit(&[with_payload(key(1, 0), &payload)]);
+    core.commit(&[Work::Append(vec![part(key(1, 0), FORGED_OFFSET, &["after"])])]);
+    core.checkpoint(0, &mut || {}).unwrap();
+    folder
+}
+
+const FORGED_OFFSET: u64 = 2;
+
+#[test]
+fn a_batch_in_a_payload_was_read_as_one_when_damage_stood_before_it() {
+    let second_batch = BATCH_HEADER_LEN + RECORD_FIXED_BYTES + "before".len();
+    let last_of_header = second_batch + BATCH_HEADER_LEN - 1;
+    for damaged in second_batch..=last_of_header {
+        let folder = segment_with_forged_batches();
+        flip(&folder.path().join(format!("log/topics/1/0/{:020}.segment", 0)), damaged);
+        let core = folder.core(small()).0;
+        let Err(ReadError::Damaged(damage)) = core.read(key(1, 0), 1, 1000) else {
+            panic!("byte {damaged} is guarded")
+        };
+        assert_eq!(damage.resume_at, Some(FORGED_OFFSET), "byte {damaged}");
+        assert_eq!(values(&core, key(1, 0), FORGED_OFFSET), ["after"], "byte {damaged}");
+    }
+}
+
+#[test]
+fn a_batch_in_a_payload_took_offsets_from_another_topic_when_the_length_before_it_was_damaged() {
+    const LEN_LOST: usize = 0x1000;
+    const FORGED_AT: usize = 0x0200;
+    for secret in GUESSED_SECRETS {
+        let folder = Folder::new();
+        let core = folder.core(small()).0;
+        core.create_partitions(1, 1).unwrap();
+        core.create_partitions(2, 1).unwrap();
+        // Without the lost bit of its length, the batch ends where the forged one begins.
+        let mut payload = vec![b'x'; FORGED_AT + LEN_LOST - RECORD_FIXED_BYTES];
+        let forged = forged_batch(secret, key(2, 0), 0);
+        payload[FORGED_AT - RECORD_FIXED_BYTES..][..forged.len()].copy_from_slice(&forged);
+        core.commit(&[with_payload(key(1, 0), &payload)]);
+        core.commit(&[Work::Append(vec![part(key(1, 0), 1, &["after"])])]);
+        let crashed = folder.copy();
+        let body_len = FRAME_ALIGNMENT + FRAME_HEADER_LEN + offset_of!(BatchHeader, body_len);
+        flip(&crashed.path().join("log/journal/0000.journal"), body_len + 1);
+        let (core, recovered, _) = crashed.core(small());
+        assert_eq!(recovered.damage.len(), 1, "{recovered:?}");
+        assert_eq!(core.bounds(key(2, 0)), Ok((0, 0)));
+        assert_eq!(values(&core, key(1, 0), 1), ["after"]);
     }
 }

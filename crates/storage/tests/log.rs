@@ -2,10 +2,11 @@
 
 mod support;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use support::{Folder, append, key, small, values};
-use whimbrel_storage::{AppendError, Outcome, ReadError, Settings, TopicRetention, Work};
+use support::{Folder, UnsyncedDisk, append, key, small, values};
+use whimbrel_storage::{AppendError, Core, DataFolder, Outcome, ReadError, Settings, TopicRetention, Work};
 
 #[test]
 fn what_was_appended_is_read_in_order() {
@@ -184,4 +185,19 @@ fn a_folder_in_use_of_another_format_or_not_ours_is_refused() {
     let strange = Folder::new();
     std::fs::write(strange.path().join("thesis.doc"), "words").unwrap();
     assert!(matches!(strange.try_folder(), Err(OpenError::NotOurs(_))));
+}
+
+#[test]
+fn a_first_start_between_another_ones_look_and_its_lock_keeps_what_it_wrote() {
+    let folder = Arc::new(Folder::new());
+    let first = folder.clone();
+    let disk = UnsyncedDisk::with_before_lock(move || {
+        let store = first.store(small());
+        store.create_partitions(1, 1).unwrap();
+        append(&store, key(1, 0), &["of the first"]);
+    });
+    let second = DataFolder::open(Arc::new(disk), folder.path()).unwrap();
+    let (core, recovered) = Core::open(second.into(), small(), 0, Box::new(|_| {})).unwrap();
+    assert_eq!(recovered.damage, []);
+    assert_eq!(values(&core, key(1, 0), 0), ["of the first"]);
 }

@@ -197,6 +197,7 @@ impl Core {
         let header = BatchHeader {
             magic: BATCH_MAGIC,
             crc: 0.into(),
+            secret: self.folder.secret.0.into(),
             body_len: ((frame.len() - from - BATCH_HEADER_LEN) as u32).into(),
             count: count.into(),
             topic: partition.key.topic.into(),

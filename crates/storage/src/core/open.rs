@@ -11,12 +11,12 @@ use zerocopy::FromBytes;
 
 use super::{Core, JournalState, OnEvent, Recent, RecentFrame, lock};
 use crate::checkpoint::{Checkpoint, PartitionMark};
-use crate::disk::Disk;
 use crate::error::{Damage, OpenError};
 use crate::folder::DataFolder;
-use crate::format::{BATCH_MAGIC, Batch, BatchHeader};
+use crate::format::{Batch, BatchHeader};
 use crate::journal::{FoundFrame, Slots, scan};
 use crate::partition::Partition;
+use crate::segment::BatchesOf;
 use crate::{PartitionKey, Settings};
 
 const LOG_FOLDER: &str = "log";
@@ -60,7 +60,7 @@ impl Core {
         let slots = Slots::open(disk.clone(), &journal_folder, settings.journal_file_bytes)
             .map_err(io("opening the journal of"))?;
         let mut touched = BTreeSet::new();
-        let partitions = open_partitions(&disk, &topics, checkpoint.as_ref(), now, &mut recovered, &mut touched)
+        let partitions = open_partitions(&folder, &topics, checkpoint.as_ref(), now, &mut recovered, &mut touched)
             .map_err(io("opening partitions of"))?;
         let Checkpoint { generation, sequence, .. } = checkpoint.clone().unwrap_or_default();
         let core = Self {
@@ -91,7 +91,7 @@ impl Core {
             settings,
             disk,
             root,
-            _folder: folder,
+            folder,
         };
         let last_frame = core.replay(&journal_folder, generation, sequence, now, &mut recovered)?;
         // Told before the journal that shows it is given up: the next start would not find it any more.
@@ -151,7 +151,7 @@ impl Core {
         let mut rest = &body[..];
         while let Ok((header, records)) = BatchHeader::read_from_prefix(rest) {
             let (len, count) = (header.body_len.get() as usize, header.count.get());
-            if header.magic != BATCH_MAGIC || len > records.len() || count as usize > len {
+            if !header.is_ours(self.folder.secret) || len > records.len() || count as usize > len {
                 return;
             }
             let key = PartitionKey { topic: header.topic.get(), partition: header.partition.get() };
@@ -173,7 +173,7 @@ impl Core {
     ) {
         let mut replayed = RecentFrame { sequence: frame.sequence, bytes: frame.len as u64, partitions: Vec::new() };
         while !body.is_empty() {
-            let Ok(batch) = Batch::read(&body) else {
+            let Ok(batch) = Batch::read(&body, self.folder.secret) else {
                 recovered.damage.push(Damage {
                     what: format!("a batch in journal frame {} is wrong although the frame is not", frame.sequence),
                     file: frame.file.clone(),
@@ -222,7 +222,7 @@ impl Core {
 type Partitions = HashMap<PartitionKey, Arc<Partition>>;
 
 fn open_partitions(
-    disk: &Arc<dyn Disk>,
+    data: &DataFolder,
     topics: &Path,
     checkpoint: Option<&Checkpoint>,
     now: i64,
@@ -234,6 +234,7 @@ fn open_partitions(
         .flat_map(|checkpoint| &checkpoint.partitions)
         .map(|mark| ((mark.topic.get(), mark.partition.get()), mark))
         .collect();
+    let disk = &data.disk;
     let mut partitions = Partitions::new();
     for name in disk.list(topics)? {
         let folder = topics.join(&name);
@@ -247,11 +248,12 @@ fn open_partitions(
         let indexes: BTreeSet<u32> = disk.list(&folder)?.iter().filter_map(|name| name.parse().ok()).collect();
         for partition in indexes {
             let key = PartitionKey { topic, partition };
+            let of = BatchesOf { secret: data.secret, key };
             let mark = marks.get(&(topic, partition)).copied();
             let partition_folder = folder.join(partition.to_string());
             // Whoever made them may have been killed before their names were synced.
             touched.extend([folder.clone(), partition_folder.clone()]);
-            let (opened, damage) = Partition::open(key, partition_folder, disk.clone(), mark, now)?;
+            let (opened, damage) = Partition::open(of, partition_folder, disk.clone(), mark, now)?;
             touched.extend(opened.active_path());
             recovered.damage.extend(damage);
             partitions.insert(key, Arc::new(opened));

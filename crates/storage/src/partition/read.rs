@@ -195,7 +195,7 @@ impl Partition {
             Some(len) => len,
             None => file.len().map_err(|error| self.io_error(plan, &error))?,
         };
-        Ok(Scanner::new(file, self.key, position.min(len), len))
+        Ok(Scanner::new(file, self.batches_of(), position.min(len), len))
     }
 
     /// The offset at which reading can go on after a bad batch at `position`, and its place in the segment: the next place that

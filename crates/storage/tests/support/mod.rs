@@ -7,7 +7,7 @@ mod unsynced;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use unsynced::UnsyncedDisk;
+pub use unsynced::UnsyncedDisk;
 use whimbrel_storage::disk::RealDisk;
 use whimbrel_storage::{
     Core, DataFolder, Event, OpenError, Outcome, Part, PartitionKey, Record, Recovered, Settings, Store, Work,

@@ -7,7 +7,17 @@ use std::sync::Arc;
 use whimbrel_storage::disk::{Disk, DiskFile, RealDisk};
 
 #[derive(Default)]
-pub struct UnsyncedDisk(RealDisk);
+pub struct UnsyncedDisk {
+    disk: RealDisk,
+    before_lock: Option<Box<dyn Fn() + Send + Sync>>,
+}
+
+impl UnsyncedDisk {
+    /// One on which something else happens just before a lock is taken.
+    pub fn with_before_lock(before_lock: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { before_lock: Some(Box::new(before_lock)), ..Self::default() }
+    }
+}
 
 struct UnsyncedFile(Arc<dyn DiskFile>);
 
@@ -17,35 +27,35 @@ fn unsynced(file: Arc<dyn DiskFile>) -> Arc<dyn DiskFile> {
 
 impl Disk for UnsyncedDisk {
     fn open(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
-        self.0.open(path).map(unsynced)
+        self.disk.open(path).map(unsynced)
     }
 
     fn create(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
-        self.0.create(path).map(unsynced)
+        self.disk.create(path).map(unsynced)
     }
 
     fn create_dirs(&self, path: &Path) -> io::Result<()> {
-        self.0.create_dirs(path)
+        self.disk.create_dirs(path)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.0.rename(from, to)
+        self.disk.rename(from, to)
     }
 
     fn remove_file(&self, path: &Path) -> io::Result<()> {
-        self.0.remove_file(path)
+        self.disk.remove_file(path)
     }
 
     fn remove_dirs(&self, path: &Path) -> io::Result<()> {
-        self.0.remove_dirs(path)
+        self.disk.remove_dirs(path)
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
-        self.0.list(path)
+        self.disk.list(path)
     }
 
     fn exists(&self, path: &Path) -> io::Result<bool> {
-        self.0.exists(path)
+        self.disk.exists(path)
     }
 
     fn sync_dir(&self, _path: &Path) -> io::Result<()> {
@@ -57,11 +67,14 @@ impl Disk for UnsyncedDisk {
     }
 
     fn free_bytes(&self, path: &Path) -> io::Result<u64> {
-        self.0.free_bytes(path)
+        self.disk.free_bytes(path)
     }
 
     fn lock(&self, path: &Path) -> io::Result<Box<dyn Send + Sync>> {
-        self.0.lock(path)
+        if let Some(before_lock) = &self.before_lock {
+            before_lock();
+        }
+        self.disk.lock(path)
     }
 }
 
