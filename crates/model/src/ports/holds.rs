@@ -92,10 +92,11 @@ pub enum Told {
         version: u64,
     },
     Withdrawn,
+    /// Its message is in that partition of its topic; the offset is left out where only the log knows it any more.
     Fired {
         at: Timestamp,
         partition: u32,
-        offset: u64,
+        offset: Option<u64>,
     },
     Pending(HoldView),
     /// It is over: what was asked could not be done any more, or this is what a look found.
