@@ -233,7 +233,11 @@ impl Client {
         Err(self.refusal(status, &bytes))
     }
 
-    fn request(&self, method: Method, path: &str) -> http::request::Builder {
+    pub(crate) fn answer_wait(&self) -> Duration {
+        self.answer_wait
+    }
+
+    pub(crate) fn request(&self, method: Method, path: &str) -> http::request::Builder {
         let mut request = Request::builder().method(method).uri(format!("{}{path}", self.base));
         if let Some(authorization) = &self.authorization {
             request = request.header(header::AUTHORIZATION, authorization.clone());
@@ -241,7 +245,7 @@ impl Client {
         request
     }
 
-    async fn answer<T: DeserializeOwned>(
+    pub(crate) async fn answer<T: DeserializeOwned>(
         &self,
         request: http::request::Builder,
         body: Bytes,
@@ -307,7 +311,7 @@ pub(crate) fn why(error: &dyn std::error::Error) -> String {
     innermost.to_string()
 }
 
-fn header_value(name: &str, value: &str) -> Result<HeaderValue, ClientError> {
+pub(crate) fn header_value(name: &str, value: &str) -> Result<HeaderValue, ClientError> {
     HeaderValue::try_from(value).map_err(|_| {
         ClientError::BadRequest(format!("the value of `{name}` has characters that a header cannot carry"))
     })
@@ -323,7 +327,7 @@ fn add_position(path: &mut String, position: &Position) {
 }
 
 /// A piece of a path or a query's value, everything but unreserved characters escaped.
-fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {

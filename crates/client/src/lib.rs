@@ -1,4 +1,4 @@
-//! The Rust client of Whimbrel, over HTTP: publish, read, tail, topics, a message by its id.
+//! The Rust client of Whimbrel, over HTTP: publish, hold, read, tail, topics, a message by its id.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), whimbrel_client::ClientError> {
@@ -16,6 +16,8 @@
 
 mod client;
 mod error;
+mod hold;
+mod holds;
 mod message;
 mod sse;
 mod tail;
@@ -23,6 +25,7 @@ mod topic;
 
 pub use client::{Client, ReadFrom, TailFrom};
 pub use error::{ClientError, Problem};
+pub use hold::{Extension, HoldBucket, HoldCounts, HoldFilter, HoldInfo, HoldOutcome, HoldPage, NewDue};
 pub use message::{Accepted, Held, Message, NewMessage, Position, Published, ReadPage};
 pub use tail::Tail;
 pub use topic::{PartitionInfo, Rates, TopicInfo, TopicSettings};

@@ -1,0 +1,122 @@
+//! What can be asked about holds: hold, extend, withdraw, fire, look, list, count.
+
+use std::fmt::Write as _;
+
+use bytes::Bytes;
+use http::{Method, header};
+
+use crate::client::{escaped, header_value};
+use crate::{
+    Accepted, Client, ClientError, Extension, Held, HoldCounts, HoldFilter, HoldInfo, HoldOutcome, HoldPage, NewMessage,
+};
+
+impl Client {
+    /// Holds a message until its `delay` or `deliver_at`. Durable when this returns. What is due already is published at once, and is
+    /// then refused here: publish it with [`Client::publish`], which answers with either.
+    pub async fn hold(&self, topic: &str, message: &NewMessage) -> Result<Held, ClientError> {
+        if message.delay.is_none() && message.deliver_at.is_none() {
+            return Err(ClientError::BadRequest("a hold needs a delay or a time to deliver at".into()));
+        }
+        match self.publish(topic, message).await? {
+            Accepted::Held(held) => Ok(held),
+            Accepted::Published(place) => Err(ClientError::Unexpected {
+                server: self.server().to_owned(),
+                status: 201,
+                shown: format!("the message {} was published at once", place.id),
+            }),
+        }
+    }
+
+    /// A hold by its id, as the shard's owner knows it.
+    pub async fn look(&self, id: &str) -> Result<HoldInfo, ClientError> {
+        self.answer(self.request(Method::GET, &hold_path(id, "")), Bytes::new(), self.answer_wait()).await
+    }
+
+    /// Gives a hold another due time, in either direction.
+    pub async fn extend(&self, id: &str, extension: &Extension) -> Result<HoldOutcome, ClientError> {
+        let body = serde_json::to_vec(extension).map_err(|error| ClientError::BadRequest(error.to_string()))?;
+        let mut request =
+            self.request(Method::POST, &hold_path(id, "/extend")).header(header::CONTENT_TYPE, "application/json");
+        if let Some(key) = &extension.idempotency_key {
+            request = request.header("idempotency-key", header_value("idempotency-key", key)?);
+        }
+        self.answer(request, body.into(), self.answer_wait()).await
+    }
+
+    /// Takes a hold back: where this returns, its message never reaches its topic.
+    pub async fn withdraw(&self, id: &str) -> Result<HoldOutcome, ClientError> {
+        self.answer(self.request(Method::DELETE, &hold_path(id, "")), Bytes::new(), self.answer_wait()).await
+    }
+
+    /// Fires a hold now, whatever its due time.
+    pub async fn fire(&self, id: &str) -> Result<HoldOutcome, ClientError> {
+        self.answer(self.request(Method::POST, &hold_path(id, "/fire")), Bytes::new(), self.answer_wait()).await
+    }
+
+    /// Some holds in due order.
+    pub async fn holds(&self, filter: &HoldFilter) -> Result<HoldPage, ClientError> {
+        let path = format!("/v1/holds{}", query_of(filter));
+        self.answer(self.request(Method::GET, &path), Bytes::new(), self.answer_wait()).await
+    }
+
+    /// How many holds are pending and when they come due. `limit`, `cursor` and `state` of the filter mean nothing here.
+    pub async fn count_holds(&self, filter: &HoldFilter) -> Result<HoldCounts, ClientError> {
+        let counted = HoldFilter { limit: None, cursor: None, state: None, ..filter.clone() };
+        let path = format!("/v1/holds/count{}", query_of(&counted));
+        self.answer(self.request(Method::GET, &path), Bytes::new(), self.answer_wait()).await
+    }
+}
+
+fn hold_path(id: &str, action: &str) -> String {
+    format!("/v1/holds/{}{action}", escaped(id))
+}
+
+fn query_of(filter: &HoldFilter) -> String {
+    let limit = filter.limit.map(|limit| limit.to_string());
+    let pairs = [
+        ("topic", &filter.topic),
+        ("from", &filter.from),
+        ("to", &filter.to),
+        ("state", &filter.state),
+        ("limit", &limit),
+        ("cursor", &filter.cursor),
+    ];
+    let mut query = String::new();
+    for (name, value) in pairs {
+        if let Some(value) = value {
+            let before = if query.is_empty() { '?' } else { '&' };
+            let _ = write!(query, "{before}{name}={}", escaped(value));
+        }
+    }
+    query
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_is_a_query_with_only_what_was_given() {
+        assert_eq!(query_of(&HoldFilter::default()), "");
+        let filter = HoldFilter {
+            topic: Some("a&b".into()),
+            from: Some("2026-01-31T09:30:00Z".into()),
+            limit: Some(5),
+            ..HoldFilter::default()
+        };
+        assert_eq!(query_of(&filter), "?topic=a%26b&from=2026-01-31T09%3A30%3A00Z&limit=5");
+    }
+
+    #[test]
+    fn an_id_cannot_leave_its_place_in_a_path() {
+        assert_eq!(hold_path("a/../b", "/fire"), "/v1/holds/a%2F..%2Fb/fire");
+    }
+
+    #[test]
+    fn a_hold_without_a_time_is_refused_before_anything_is_sent() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let client = Client::new("http://127.0.0.1:1").unwrap();
+        let refused = runtime.block_on(client.hold("orders", &NewMessage::text("x")));
+        assert!(matches!(refused, Err(ClientError::BadRequest(_))), "{refused:?}");
+    }
+}
