@@ -4,7 +4,9 @@
 //! the stateless door, with the registry of topics and the page for people that it serves; and the writer of events.
 
 pub mod admin;
+pub mod center;
 pub mod events;
 pub mod figures;
+pub mod owners;
 pub mod receive;
 pub mod topics;

@@ -1,0 +1,44 @@
+//! Who owns which shard of the holds, and how questions find the owner.
+//!
+//! [`keeper`] joins the cluster, takes the shards that [`assign`] gives to this node and ends what it must give up. [`router`]
+//! is the port `Holds`: a shard of this node is asked at its [`Desk`], another node's over gRPC, which [`service`] answers
+//! there. [`clocks`] keeps nodes whose clocks are apart from owning anything.
+//!
+//! It knows what a shard is and nothing of what its owner does: the work is behind [`Duties`] and [`Desk`].
+
+use std::sync::Arc;
+
+use whimbrel_model::ports::{Ask, HoldsError, Membership, PortFuture, Told};
+
+pub mod assign;
+
+/// The role of members that own shards.
+pub const CENTER_ROLE: &str = "center";
+
+/// What a shard is called in `Coordination`, and its fence in the log.
+pub fn shard_name(shard: u32) -> String {
+    format!("holds/{shard}")
+}
+
+/// What a node does for the shards that it owns.
+pub trait Duties: Send + Sync {
+    /// The shard is this node's from now on, under that epoch. Returns at once.
+    fn begin(&self, shard: u32, epoch: u64, membership: Arc<dyn Membership>);
+
+    /// The shard is to be given up. Returns when nothing of it will be decided or committed any more.
+    fn end(&self, shard: u32) -> PortFuture<'_, ()>;
+}
+
+/// Where the owner of a shard on this node takes questions.
+pub trait Desk: Send + Sync {
+    fn ask(&self, shard: u32, ask: Ask) -> PortFuture<'_, Result<Told, DeskError>>;
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DeskError {
+    /// The shard is not this node's. Nothing was done.
+    #[error("the shard is not owned here")]
+    NotHere,
+    #[error(transparent)]
+    Holds(#[from] HoldsError),
+}
