@@ -7,17 +7,20 @@
 //! whimbrel_engines::conformance_suite!(log, MyLogs::new());
 //! whimbrel_engines::conformance_suite!(catalogue, MyCatalogues);
 //! whimbrel_engines::conformance_suite!(receipts, MyReceipts);
+//! whimbrel_engines::conformance_suite!(timers, MyTimers);
 //! ```
 //!
-//! The expression makes a value that implements [`log::Factory`], [`catalogue::Factory`] or [`receipts::Factory`]; it is evaluated
-//! once per property. Each property becomes a test `log::<property>`, so that a failure names what does not hold. To add
+//! The expression makes a value that implements the `Factory` of the port's module; it is evaluated once per
+//! property. Each property becomes a test `log::<property>`, so that a failure names what does not hold. To add
 //! a property, write the function beside its kin and its name into the list at the top of that port's module: a property that
 //! is not listed is dead code, and the compiler says so.
 
 pub mod catalogue;
+pub mod coordination;
 pub mod log;
 pub mod receipts;
 mod tests_from_properties;
+pub mod timers;
 
 use std::io::Write;
 use std::sync::Once;

@@ -9,8 +9,14 @@ macro_rules! conformance_suite {
     (catalogue, $factory:expr) => {
         $crate::catalogue_properties! { conformance_tests, catalogue, $factory }
     };
+    (coordination, $factory:expr) => {
+        $crate::coordination_properties! { conformance_tests, coordination, $factory }
+    };
     (receipts, $factory:expr) => {
         $crate::receipts_properties! { conformance_tests, receipts, $factory }
+    };
+    (timers, $factory:expr) => {
+        $crate::timers_properties! { conformance_tests, timers, $factory }
     };
 }
 

@@ -1,0 +1,199 @@
+//! All calls together: against a naive model, beside each other, and over a restart.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use whimbrel_model::ports::{Applied, CountQuery, DueCursor, HoldQuery, Write};
+use whimbrel_model::{Ending, Hold, HoldEnd, HoldId, Timestamp, TopicNumber};
+
+use super::scene::{
+    MANY_BYTES, MINUTE_MS, START_MS, Shard, Step, at, dead, ended, fired, hold, hold_of, new_shard, take_shard,
+};
+use super::{Factory, OpenTimers};
+
+/// How far the walk goes. Each round is one write and every kind of read.
+const ROUNDS: usize = 120;
+const SEED: u64 = 0x0068_6f6c_6473;
+
+pub async fn a_random_walk_agrees_with_a_naive_model(factory: &dyn Factory) {
+    let (mut open, mut shard) = new_shard(factory).await;
+    let mut dice = Dice(SEED);
+    for round in 0..ROUNDS {
+        shard.now = at(round as i64 * 10);
+        match dice.below(12) {
+            0 => refused(&shard, &mut dice).await,
+            1 => {
+                let epoch = shard.epoch + dice.below(2);
+                assert_eq!(shard.timers.open(shard.number, epoch).await, Ok(Some(shard.applied)), "round {round}");
+                shard.epoch = epoch;
+            }
+            2 if dice.below(3) == 0 => {
+                let reset = shard.reset(random_steps(&mut dice), dice.below(50));
+                shard.done(reset).await;
+            }
+            3 if dice.below(3) == 0 => (open, shard) = opened_again(factory, open, shard).await,
+            _ => {
+                let steps = random_steps(&mut dice);
+                shard.apply(steps).await;
+            }
+        }
+        let query = random_query(&mut dice, shard.now);
+        assert_eq!(shard.list(query.clone()).await, shard.naive.list(&query), "round {round}: {query:?}");
+        assert_eq!(shard.dead(query.clone()).await, shard.naive.dead(&query), "round {round}: {query:?}");
+        let until = random_due(&mut dice);
+        let page = shard.due_page(query.after.clone(), until.as_millis(), query.limit, MANY_BYTES).await;
+        assert_eq!(page, shard.naive.due(query.after.as_ref(), until, query.limit), "round {round}: until {until}");
+        let bucket = Duration::from_secs(60 * (1 + dice.below(5)));
+        let count = CountQuery { topic: query.topic, from: query.from, to: query.to, bucket };
+        assert_eq!(shard.count(count.clone()).await, shard.naive.count(&count), "round {round}: {count:?}");
+        if round % 8 == 0 {
+            shard.agrees().await;
+        }
+    }
+    shard.agrees().await;
+    drop(open);
+}
+
+async fn opened_again(factory: &dyn Factory, open: OpenTimers, shard: Shard) -> (OpenTimers, Shard) {
+    let Shard { timers, number, epoch, applied, now, naive } = shard;
+    drop(timers);
+    let open = factory.reopen(open).await;
+    let shard = Shard { timers: Arc::clone(&open.timers), number, epoch, applied, now, naive };
+    (open, shard)
+}
+
+/// A write that must be refused, for one reason or the other.
+async fn refused(shard: &Shard, dice: &mut Dice) {
+    let write = shard.write(random_steps(dice));
+    let behind = Write { expected: write.expected + 1 + dice.below(9), ..write.clone() };
+    assert_eq!(shard.offer(behind).await, Applied::Behind { at: shard.applied });
+    let older = Write { epoch: shard.epoch - 1, reset: dice.below(2) == 0, ..write };
+    assert_eq!(shard.offer(older).await, Applied::OlderEpoch);
+}
+
+/// Changes of up to thirty ids of a few, so that ids meet again.
+fn random_steps(dice: &mut Dice) -> Vec<Step> {
+    let mut ids: Vec<u64> = (0..60).collect();
+    let count = dice.below(30) as usize;
+    let mut steps = Vec::new();
+    for _ in 0..count {
+        let number = ids.swap_remove(dice.below(ids.len() as u64) as usize);
+        let (id, due, topic) = (format!("hold-{number}"), random_due(dice), dice.below(3) as u32 + 1);
+        let due = due.as_millis() - START_MS;
+        let value = vec![b'x'; dice.below(300) as usize];
+        let version = dice.below(1 << 40);
+        steps.push(match dice.below(6) {
+            0..3 => Step::Put(Hold { version, ..hold_of(&id, due, topic, &value) }),
+            3 => Step::End(HoldId::new(&id), dead(due, topic)),
+            4 => Step::End(HoldId::new(&id), ended(Ending::Withdrawn, due, topic)),
+            _ => Step::End(HoldId::new(&id), HoldEnd { at: at(-(dice.below(30_000) as i64)), ..fired(due) }),
+        });
+    }
+    steps
+}
+
+/// Within twenty minutes, and coarse, so that many are due together.
+fn random_due(dice: &mut Dice) -> Timestamp {
+    at(dice.below(60) as i64 * MINUTE_MS / 3)
+}
+
+fn random_query(dice: &mut Dice, now: Timestamp) -> HoldQuery {
+    let topic = (dice.below(2) == 0).then(|| TopicNumber(dice.below(4) as u32 + 1));
+    let from = (dice.below(3) == 0).then(|| random_due(dice));
+    let to = (dice.below(3) == 0).then(|| Timestamp::from_millis(random_due(dice).as_millis() + now.as_millis() % 2));
+    let id = HoldId::new(&format!("hold-{}", dice.below(60)));
+    let after = (dice.below(2) == 0).then(|| DueCursor { due: random_due(dice), id });
+    HoldQuery { topic, from, to, after, limit: 1 + dice.below(40) as usize }
+}
+
+pub async fn shards_do_not_see_each_other(factory: &dyn Factory) {
+    let (open, mut first) = new_shard(factory).await;
+    let mut second = take_shard(&open, 1).await;
+    let mut third = take_shard(&open, 256).await;
+    first.put(vec![hold("a", 10), hold("b", 20)]).await;
+    second.put(vec![hold("a", 30)]).await;
+    second.end("b", dead(20, 7)).await;
+    third.put(vec![hold_of("c", 10, 8, b"third")]).await;
+    for shard in [&first, &second, &third] {
+        shard.agrees().await;
+    }
+    let reset = first.reset(Vec::new(), 5);
+    first.done(reset).await;
+    for shard in [&first, &second, &third] {
+        shard.agrees().await;
+    }
+}
+
+pub async fn a_large_payload_comes_back_whole(factory: &dyn Factory) {
+    let (_open, mut shard) = new_shard(factory).await;
+    let value: Vec<u8> = (0..3_000_000_u32).map(|n| (n * n >> 5) as u8).collect();
+    shard.put(vec![hold_of("large", 10, 7, &value), hold("small", 11)]).await;
+    shard.agrees().await;
+    shard.put(vec![hold_of("large", 20, 7, &value[1..])]).await;
+    shard.agrees().await;
+}
+
+pub async fn thousands_of_holds_of_one_write_come_back_in_order(factory: &dyn Factory) {
+    const HOLDS: i64 = 10_000;
+    let (_open, mut shard) = new_shard(factory).await;
+    shard.put((0..HOLDS).map(|n| hold(&format!("hold-{n}"), n * 7919 % HOLDS)).collect()).await;
+    let pending = shard.naive.pending();
+    let found = shard.due_all().await;
+    assert!(found == pending, "all come back, in due order");
+    let ends = pending[..9000].iter().map(|hold| Step::End(hold.id.clone(), fired(0))).collect();
+    shard.apply(ends).await;
+    let found = shard.due_all().await;
+    assert!(found == pending[9000..], "what ended is gone, and nothing else");
+}
+
+pub async fn a_store_opened_again_is_as_it_was(factory: &dyn Factory) {
+    let (open, mut shard) = new_shard(factory).await;
+    shard.put((0..300).map(|n| hold(&format!("hold-{n}"), n * 1000)).collect()).await;
+    shard.put((0..50).map(|n| hold(&format!("hold-{n}"), n * 3000)).collect()).await;
+    shard.apply((100..150).map(|n| Step::End(HoldId::new(&format!("hold-{n}")), dead(n * 1000, 7))).collect()).await;
+    let (open, mut shard) = opened_again(factory, open, shard).await;
+    shard.agrees().await;
+    assert_eq!(open.timers.open(0, shard.epoch).await, Ok(Some(shard.applied)));
+    shard.put(vec![hold("one-more", 1)]).await;
+    shard.agrees().await;
+}
+
+pub async fn reads_beside_writes_see_whole_writes_only(factory: &dyn Factory) {
+    const HOLDS: i64 = 20;
+    let (open, mut shard) = new_shard(factory).await;
+    let stop = Arc::new(AtomicBool::new(false));
+    let reader = tokio::spawn({
+        let (timers, stop) = (Arc::clone(&open.timers), Arc::clone(&stop));
+        async move {
+            while !stop.load(Ordering::Relaxed) {
+                let page = timers.due(0, None, at(1 << 30), 1000, MANY_BYTES).await.expect("the store can be read");
+                // Every write moves all holds to the millisecond that is its number.
+                let write = page.applied as i64 / 10;
+                assert_eq!(page.found.len() as i64, if write == 0 { 0 } else { HOLDS });
+                assert!(page.found.iter().all(|hold| hold.due == at(write)), "write {write}: {:?}", page.found);
+                let found = timers.get(0, vec![HoldId::new("hold-3"), HoldId::new("hold-9")]).await;
+                let found = found.expect("the store can be read").found;
+                assert_eq!(found[0].is_some(), found[1].is_some());
+            }
+        }
+    });
+    for round in 1..=100 {
+        shard.put((0..HOLDS).map(|n| hold(&format!("hold-{n}"), round)).collect()).await;
+    }
+    stop.store(true, Ordering::Relaxed);
+    reader.await.expect("the reader saw whole writes only");
+}
+
+/// Numbers that look random and are the same in every run.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+}
