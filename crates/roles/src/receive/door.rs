@@ -6,15 +6,14 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 use whimbrel_model::ports::LogError;
-use whimbrel_model::{EVENTS_TOPIC, IdMint, Retention};
+use whimbrel_model::{EVENTS_TOPIC, IdMint};
 
 use super::keys::KeyRing;
 use super::load::InFlight;
 use super::settings::ReceiveSettings;
 use super::{Ports, StartError};
-use crate::events::Events;
 use crate::figures::DoorFigures;
-use crate::topics::{Registry, RegistryPorts, TopicChange, TopicDefaults};
+use crate::topics::Registry;
 
 /// How long `/readyz` waits for the log.
 const READY_WITHIN: Duration = Duration::from_secs(1);
@@ -22,7 +21,7 @@ const READY_WITHIN: Duration = Duration::from_secs(1);
 pub(crate) struct Door {
     pub(crate) ports: Ports,
     pub(crate) settings: ReceiveSettings,
-    pub(crate) registry: Registry,
+    pub(crate) registry: Arc<Registry>,
     pub(crate) mint: Arc<IdMint>,
     pub(crate) keys: KeyRing,
     /// Bodies and payloads that the log has not yet answered for.
@@ -34,26 +33,11 @@ pub(crate) struct Door {
 }
 
 impl Door {
-    pub(super) async fn open(ports: Ports, settings: ReceiveSettings, events: &Events) -> Result<Self, StartError> {
-        let defaults = TopicDefaults {
-            auto_create: settings.auto_create_topics,
-            partitions: settings.default_partitions,
-            retention: Retention { time: settings.default_retention, bytes: settings.default_retention_bytes },
-            replicas: settings.default_replicas,
-            min_insync: settings.default_min_insync,
-            topics_max: settings.topics_max,
-        };
-        let registry_ports = RegistryPorts {
-            log: Arc::clone(&ports.log),
-            log_topics: Arc::clone(&ports.log_topics),
-            catalogue: Arc::clone(&ports.catalogue),
-            clock: Arc::clone(&ports.clock),
-            events: events.sink(),
-        };
-        let registry = Registry::open(registry_ports, defaults).await?;
-        if registry.get(EVENTS_TOPIC).is_none() {
-            registry.put(EVENTS_TOPIC, TopicChange { partitions: Some(1), ..TopicChange::default() }).await?;
-        }
+    pub(super) async fn open(
+        ports: Ports,
+        registry: Arc<Registry>,
+        settings: ReceiveSettings,
+    ) -> Result<Self, StartError> {
         // The log knows its topics now, and nothing is accepted yet: what a crash cut off from the receipts is made good from it.
         let partitions: Vec<_> = registry.all().iter().flat_map(|topic| topic.all_partitions()).collect();
         ports.receipts.recover(&partitions).await?;

@@ -39,11 +39,11 @@ use std::sync::Arc;
 
 use axum::Router;
 use tokio::task::JoinHandle;
-use whimbrel_model::ports::{Catalogue, Log, LogTopics, Receipts, ReceiptsError};
+use whimbrel_model::ports::{Log, LogTopics, Receipts, ReceiptsError};
 use whimbrel_model::{Clock, EVENTS_TOPIC};
 
 use crate::events::Events;
-use crate::topics::TopicError;
+use crate::topics::{Registry, TopicError};
 use door::Door;
 
 pub use crate::figures::NAMES as METRIC_NAMES;
@@ -61,12 +61,11 @@ pub fn served_paths() -> impl Iterator<Item = (&'static str, &'static [&'static 
 pub struct Ports {
     pub log: Arc<dyn Log>,
     pub log_topics: Arc<dyn LogTopics>,
-    pub catalogue: Arc<dyn Catalogue>,
     pub receipts: Arc<dyn Receipts>,
     pub clock: Arc<dyn Clock>,
 }
 
-/// Why the door could not open: the catalogue, the log or the receipts could not be used.
+/// Why the door could not open: the system's topics are missing, or the receipts could not be used.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub enum StartError {
@@ -81,18 +80,20 @@ pub struct Receive {
 }
 
 impl Receive {
-    /// Reconciles the catalogue with the log, then starts the background tasks (the writer of events, the watch on the catalogue)
-    /// on the runtime that it is called in. They end with `settings.shutdown`. A recorder of metrics must be installed before.
-    pub async fn start(ports: Ports, settings: ReceiveSettings, events: Arc<Events>) -> Result<Self, StartError> {
+    /// Opens the door over a registry that is open already, and starts the writer of events on the runtime that it is called in; it
+    /// ends with `settings.shutdown`. A recorder of metrics must be installed before.
+    pub async fn start(
+        ports: Ports,
+        registry: Arc<Registry>,
+        settings: ReceiveSettings,
+        events: Arc<Events>,
+    ) -> Result<Self, StartError> {
         let shutdown = settings.shutdown.clone();
-        let door = Arc::new(Door::open(ports, settings, &events).await?);
+        let door = Arc::new(Door::open(ports, registry, settings).await?);
         let events_topic = door.registry.get(EVENTS_TOPIC).ok_or(TopicError::Unknown(EVENTS_TOPIC.to_owned()))?;
         let (log, mint, partition) = (Arc::clone(&door.ports.log), Arc::clone(&door.mint), events_topic.partition(0));
-        let ends = shutdown.clone();
-        let writer = tokio::spawn(async move { events.run(log, mint, partition, ends).await });
-        let watching = Arc::clone(&door);
-        let watcher = tokio::spawn(async move { watching.registry.watch(shutdown).await });
-        Ok(Self { door, tasks: vec![writer, watcher] })
+        let writer = tokio::spawn(async move { events.run(log, mint, partition, shutdown).await });
+        Ok(Self { door, tasks: vec![writer] })
     }
 
     /// Everything that is served: HTTP, gRPC, the page at `/`, the API document. Add `/metrics` beside it.

@@ -17,8 +17,6 @@ pub const BODY_WAIT_DEFAULT: Duration = Duration::from_secs(30);
 pub const SEARCH_SCAN_RECORDS_DEFAULT: usize = 100_000;
 /// Bytes of messages, as they are written into the answer, that one read returns at most, by default (one message is returned whatever its size).
 pub const READ_BYTES_DEFAULT: usize = 8 << 20;
-/// Topics that may exist at one time, by default.
-pub const TOPICS_DEFAULT: usize = 10_000;
 /// Open tails, by default.
 pub const TAILS_DEFAULT: usize = 1024;
 
@@ -38,18 +36,7 @@ pub struct ReceiveSettings {
     /// How long a body may be silent between two of its pieces.
     pub body_wait: Duration,
     pub search_scan_max_records: usize,
-    pub topics_max: usize,
     pub tails_max: usize,
-    /// Whether a topic is made by its first publish.
-    pub auto_create_topics: bool,
-    pub default_partitions: u32,
-    /// `None`: without that bound.
-    pub default_retention: Option<Duration>,
-    /// Of each partition. `None`: without that bound.
-    pub default_retention_bytes: Option<u64>,
-    /// Copies of a topic that does not say; `None` leaves it to the engine.
-    pub default_replicas: Option<u32>,
-    pub default_min_insync: Option<u32>,
     /// This process among those that mint ids: 12 bits.
     pub node: u16,
     /// Without any key, everything is allowed: whoever opens the port guards its address.
@@ -84,14 +71,7 @@ impl Default for ReceiveSettings {
             answer_bytes_max: ANSWER_BYTES_DEFAULT,
             body_wait: BODY_WAIT_DEFAULT,
             search_scan_max_records: SEARCH_SCAN_RECORDS_DEFAULT,
-            topics_max: TOPICS_DEFAULT,
             tails_max: TAILS_DEFAULT,
-            auto_create_topics: true,
-            default_partitions: limits::PARTITIONS_DEFAULT,
-            default_retention: Some(Duration::from_millis(limits::RETENTION_DEFAULT_MS)),
-            default_retention_bytes: None,
-            default_replicas: None,
-            default_min_insync: None,
             node: 0,
             keys: Vec::new(),
             page: PageInfo::default(),

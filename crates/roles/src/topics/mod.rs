@@ -9,9 +9,11 @@ pub mod growth;
 pub mod rates;
 pub mod registry;
 pub mod stored;
+pub mod system;
 pub mod topic;
 
 pub use gate::Pass;
 pub use growth::Growth;
 pub use registry::{PutOutcome, Registry, RegistryPorts, TopicChange, TopicDefaults, TopicError};
+pub use system::{SHARDS_DEFAULT, open_topics};
 pub use topic::Topic;

@@ -7,10 +7,10 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use tokio::sync::{Mutex, MutexGuard};
 use tokio_util::sync::CancellationToken;
-use whimbrel_model::limits::{PARTITIONS_MAX, TOPIC_NUMBER_MAX};
+use whimbrel_model::limits::{PARTITIONS_DEFAULT, PARTITIONS_MAX, RETENTION_DEFAULT_MS, TOPIC_NUMBER_MAX};
 use whimbrel_model::name::check_any_topic_name;
 use whimbrel_model::ports::{Catalogue, CatalogueError, Log, LogError, LogTopics, Versioned};
-use whimbrel_model::{Clock, Event, EventSink, Retention, TopicNumber};
+use whimbrel_model::{Clock, Event, EventSink, HOLDS_TOPIC, Retention, TopicNumber};
 
 use super::gate::Pass;
 use super::growth::{DRAIN_WITHIN, Growth, PUBLISH_WAITS_WITHIN, ends_of};
@@ -25,15 +25,35 @@ const WATCH_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Between two looks for topics that others made in the engine, when an unknown one is asked for.
 const FIND_PAUSE_MS: i64 = 1000;
 
+/// Topics that may exist at one time, by default.
+pub const TOPICS_DEFAULT: usize = 10_000;
+
 /// What a topic gets where nobody says otherwise.
 #[derive(Debug, Clone)]
 pub struct TopicDefaults {
+    /// Whether a topic is made by its first publish.
     pub auto_create: bool,
     pub partitions: u32,
+    /// `bytes` is of each partition.
     pub retention: Retention,
+    /// Copies of a topic that does not say; `None` leaves it to the engine.
     pub replicas: Option<u32>,
     pub min_insync: Option<u32>,
+    /// Topics that may exist at one time.
     pub topics_max: usize,
+}
+
+impl Default for TopicDefaults {
+    fn default() -> Self {
+        Self {
+            auto_create: true,
+            partitions: PARTITIONS_DEFAULT,
+            retention: Retention { time: Some(Duration::from_millis(RETENTION_DEFAULT_MS)), bytes: None },
+            replicas: None,
+            min_insync: None,
+            topics_max: TOPICS_DEFAULT,
+        }
+    }
 }
 
 /// What shall be different. `None` leaves a thing as it is, or takes the default for a new topic.
@@ -236,7 +256,9 @@ impl Registry {
         _changing: &MutexGuard<'_, i64>,
     ) -> Result<Arc<Topic>, TopicError> {
         let actual = self.ports.log_topics.create(&stored.spec(name)).await?;
-        if actual > stored.partitions {
+        // The partitions of `_holds` are its shards, and their number is part of where everything lies: what others added in the
+        // engine is not used.
+        if actual > stored.partitions && name != HOLDS_TOPIC {
             let ends = ends_of(&*self.ports.log, stored.number, stored.partitions).await?;
             let growth =
                 Growth { at_ms: self.ports.clock.now().as_millis(), from: stored.partitions, to: actual, ends };

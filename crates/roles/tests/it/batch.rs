@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use whimbrel_model::ports::LogError;
 use whimbrel_roles::receive::ReceiveSettings;
 use whimbrel_roles::receive::documents::{BatchAnswer, ProblemDocument};
+use whimbrel_roles::topics::TopicDefaults;
 
 use crate::support::{Answer, House};
 
@@ -94,7 +95,7 @@ async fn a_batch_has_limits() {
 
 #[tokio::test]
 async fn what_is_wrong_with_the_topic_is_no_entrys_fault() {
-    let house = House::with(ReceiveSettings { auto_create_topics: false, ..ReceiveSettings::default() }).await;
+    let house = House::with_topics(TopicDefaults { auto_create: false, ..TopicDefaults::default() }).await;
     let problem = lines(&house, "{\"payload\":\"x\"}").await.problem(404, "unknown_topic");
     assert_eq!(problem.get("index"), None);
 }

@@ -6,6 +6,7 @@ use whimbrel_model::partitioner::partition_of;
 use whimbrel_model::ports::LogError;
 use whimbrel_roles::receive::ReceiveSettings;
 use whimbrel_roles::receive::documents::PublishAnswer;
+use whimbrel_roles::topics::TopicDefaults;
 
 use crate::support::{House, World};
 
@@ -103,7 +104,7 @@ async fn a_body_in_many_pieces_is_one_payload() {
 
 #[tokio::test]
 async fn without_auto_creation_an_unknown_topic_is_unknown() {
-    let house = House::with(ReceiveSettings { auto_create_topics: false, ..ReceiveSettings::default() }).await;
+    let house = House::with_topics(TopicDefaults { auto_create: false, ..TopicDefaults::default() }).await;
     house.post("/v1/topics/orders/messages", "x").await.problem(404, "unknown_topic");
     house.put("/v1/topics/orders", serde_json::json!({})).await.ok(201);
     house.post("/v1/topics/orders/messages", "x").await.ok(201);

@@ -7,8 +7,9 @@ use whimbrel_model::PartitionId;
 use whimbrel_model::partitioner::partition_of;
 use whimbrel_model::ports::{CatalogueError, LogError};
 use whimbrel_roles::receive::ReceiveSettings;
+use whimbrel_roles::topics::TopicDefaults;
 
-use crate::support::{House, World, soon};
+use crate::support::{House, SHARDS, World, soon};
 
 #[tokio::test]
 async fn a_topic_is_made_changed_looked_at_and_deleted() {
@@ -32,7 +33,7 @@ async fn a_topic_is_made_changed_looked_at_and_deleted() {
     );
     let all = house.get("/v1/topics").await.ok(200);
     let names: Vec<&str> = all["topics"].as_array().unwrap().iter().map(|t| t["topic"].as_str().unwrap()).collect();
-    assert_eq!(names, ["_events", "orders"]);
+    assert_eq!(names, ["_events", "_holds", "orders"]);
     assert_eq!(house.delete("/v1/topics/orders").await.status, 204);
     house.get("/v1/topics/orders").await.problem(404, "unknown_topic");
     house.delete("/v1/topics/orders").await.problem(404, "unknown_topic");
@@ -92,7 +93,7 @@ async fn what_cannot_be_is_told() {
 
 #[tokio::test]
 async fn topics_are_bounded() {
-    let house = House::with(ReceiveSettings { topics_max: 2, ..ReceiveSettings::default() }).await;
+    let house = House::with_topics(TopicDefaults { topics_max: 3, ..TopicDefaults::default() }).await;
     house.post("/v1/topics/first/messages", "x").await.ok(201);
     house.post("/v1/topics/second/messages", "x").await.problem(422, "too_many_topics");
 }
@@ -256,7 +257,7 @@ async fn topics_that_others_made_are_taken_in() {
     let house = world.open().await;
     let theirs = house.get("/v1/topics/theirs").await.ok(200);
     assert_eq!((&theirs["partitions"], &theirs["adopted"]), (&json!(3), &json!(true)));
-    assert_eq!(house.get("/v1/topics").await.ok(200)["topics"].as_array().unwrap().len(), 2);
+    assert_eq!(house.get("/v1/topics").await.ok(200)["topics"].as_array().unwrap().len(), 3);
     world.log.has_topics_of_others(&[("theirs", 3), ("later", 2)]);
     world.clock.forward(1000);
     assert_eq!(house.get("/v1/topics/later/messages").await.ok(200)["next_offset"], 0);
@@ -323,4 +324,18 @@ async fn a_number_that_the_log_knows_and_the_catalogue_forgot_is_not_given_again
     house.post("/v1/topics/others/messages", "new").await.ok(201);
     assert_ne!(house.get("/v1/topics/others").await.ok(200)["number"], number);
     assert_eq!(house.payloads("others").await.concat(), ["new"]);
+}
+
+#[tokio::test]
+async fn the_shards_of_holds_are_made_once_and_never_change() {
+    let house = House::new().await;
+    let holds = house.get("/v1/topics/_holds").await.ok(200);
+    assert_eq!(holds["partitions"], SHARDS);
+    assert_eq!((holds.get("retention"), holds.get("retention_bytes")), (None, None), "only its owners trim it");
+    house.put("/v1/topics/_holds", json!({ "partitions": 64 })).await.problem(422, "reserved_name");
+    let world = house.close().await;
+    let number = world.log.number_of("_holds").unwrap();
+    world.log.grow_around_the_door(number, SHARDS as usize + 3);
+    let house = world.open().await;
+    assert_eq!(house.get("/v1/topics/_holds").await.ok(200)["partitions"], SHARDS, "what others add is not used");
 }

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_model::{Clock, SystemClock};
 use whimbrel_roles::events::Events;
 use whimbrel_roles::receive::{Ports, Receive};
+use whimbrel_roles::topics::{RegistryPorts, SHARDS_DEFAULT, open_topics};
 
 use self::listen::ListenSettings;
 use crate::cli::Failure;
@@ -47,18 +48,33 @@ pub fn run(config: Config) -> Result<ExitCode, Failure> {
         let ports = Ports {
             log: Arc::clone(&engines.log),
             log_topics: Arc::clone(&engines.log_topics),
-            catalogue: Arc::clone(&engines.catalogue),
             receipts: Arc::clone(&engines.receipts),
+            clock: Arc::clone(&clock),
+        };
+        let registry_ports = RegistryPorts {
+            log: Arc::clone(&engines.log),
+            log_topics: Arc::clone(&engines.log_topics),
+            catalogue: Arc::clone(&engines.catalogue),
             clock,
+            events: events.sink(),
+        };
+        let registry = match open_topics(registry_ports, wiring::topic_defaults(&config), SHARDS_DEFAULT).await {
+            Ok(registry) => registry,
+            Err(error) => {
+                engines.close().await;
+                return Err(Failure::new(format!("the server cannot start: {error}")));
+            }
         };
         let settings = wiring::receive_settings(&config, banner::local_url(address), described.clone(), &shutdown);
-        let receive = match Receive::start(ports, settings, events).await {
+        let receive = match Receive::start(ports, Arc::clone(&registry), settings, events).await {
             Ok(receive) => receive,
             Err(error) => {
                 engines.close().await;
                 return Err(Failure::new(format!("the server cannot start: {error}")));
             }
         };
+        let watch_ends = shutdown.clone();
+        let watch = tokio::spawn(async move { registry.watch(watch_ends).await });
         let rendered = figures.clone();
         let router = receive.router().route("/metrics", get(move || async move { rendered.render() }));
         let upkeep = tokio::spawn(telemetry::keep_figures(figures));
@@ -69,6 +85,9 @@ pub fn run(config: Config) -> Result<ExitCode, Failure> {
         shutdown.cancel();
         upkeep.abort();
         receive.close().await;
+        if let Err(error) = watch.await {
+            tracing::error!(%error, "the watch on the catalogue ended badly");
+        }
         engines.close().await;
         served?;
         Ok(ExitCode::SUCCESS)

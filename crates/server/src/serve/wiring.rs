@@ -4,8 +4,9 @@
 use tokio_util::sync::CancellationToken;
 use whimbrel_engines::embedded::{LogSettings, OpenError, ReceiptSettings};
 use whimbrel_engines::resolve::{EngineError, EngineSettings, Engines, LogEngine, resolve};
-use whimbrel_model::EventSink;
+use whimbrel_model::{EventSink, Retention};
 use whimbrel_roles::receive::{ApiKey, PageInfo, ReceiveSettings, Scope, Secret};
+use whimbrel_roles::topics::TopicDefaults;
 
 use crate::cli::Failure;
 use crate::config::{Config, KeyEntry, LogEngineName};
@@ -109,6 +110,18 @@ fn receipt_settings(config: &Config) -> ReceiptSettings {
     }
 }
 
+/// What topics get where nobody says otherwise.
+pub fn topic_defaults(config: &Config) -> TopicDefaults {
+    TopicDefaults {
+        auto_create: config.topics.auto_create,
+        partitions: config.topics.partitions,
+        retention: Retention { time: config.log.retention, bytes: config.log.retention_bytes },
+        replicas: config.topics.replicas,
+        min_insync: config.topics.min_insync,
+        topics_max: config.limits.topics,
+    }
+}
+
 /// What `receive` takes.
 pub fn receive_settings(
     config: &Config,
@@ -128,14 +141,7 @@ pub fn receive_settings(
         answer_bytes_max: limits.answer_bytes,
         body_wait: limits.body_wait,
         search_scan_max_records: limits.search_records,
-        topics_max: limits.topics,
         tails_max: limits.tails,
-        auto_create_topics: config.topics.auto_create,
-        default_partitions: config.topics.partitions,
-        default_retention: config.log.retention,
-        default_retention_bytes: config.log.retention_bytes,
-        default_replicas: config.topics.replicas,
-        default_min_insync: config.topics.min_insync,
         node: config.node,
         keys: config.keys.iter().map(api_key).collect(),
         page: PageInfo {
@@ -182,6 +188,11 @@ mod tests {
         let ours = receive_settings(&defaults(), String::new(), Vec::new(), &CancellationToken::new());
         let theirs = ReceiveSettings { page: ours.page.clone(), shutdown: ours.shutdown.clone(), ..Default::default() };
         assert_eq!(format!("{ours:?}"), format!("{theirs:?}"));
+    }
+
+    #[test]
+    fn the_defaults_of_the_configuration_are_those_of_topics() {
+        assert_eq!(format!("{:?}", topic_defaults(&defaults())), format!("{:?}", TopicDefaults::default()));
     }
 
     #[test]

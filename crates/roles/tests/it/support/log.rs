@@ -109,6 +109,13 @@ impl MemoryLog {
         self.state().topics[&number].1.len()
     }
 
+    /// Adds partitions as others would.
+    pub fn grow_around_the_door(&self, number: TopicNumber, partitions: usize) {
+        let mut state = self.state();
+        let (_, kept) = state.topics.get_mut(&number).unwrap();
+        kept.resize_with(partitions, Partition::default);
+    }
+
     /// Puts a record there as others would, around every door.
     pub fn put(&self, partition: PartitionId, record: Record) {
         self.state().partition(partition).unwrap().records.push(record);

@@ -13,14 +13,19 @@ use axum::body::{Body, Bytes};
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::Value;
+use tokio::task::JoinHandle;
 use tower::ServiceExt;
 use whimbrel_model::{Clock, Timestamp};
 use whimbrel_roles::events::Events;
 use whimbrel_roles::receive::{Ports, Receive, ReceiveSettings, StartError};
+use whimbrel_roles::topics::{RegistryPorts, TopicDefaults, open_topics};
 
 use catalogue::MemoryCatalogue;
 use log::MemoryLog;
 use receipts::MemoryReceipts;
+
+/// Shards of the holds.
+pub const SHARDS: u32 = 4;
 
 /// How long a test waits for what must come. It is never waited for to pass: only a failure takes so long.
 const SOON: Duration = Duration::from_secs(60);
@@ -57,6 +62,7 @@ pub struct World {
 pub struct House {
     pub world: Arc<World>,
     pub receive: Receive,
+    watch: JoinHandle<()>,
     pub router: Router,
     pub events: Arc<Events>,
     pub settings: ReceiveSettings,
@@ -85,16 +91,33 @@ impl World {
         Ports {
             log: self.log.clone(),
             log_topics: self.log.clone(),
-            catalogue: self.catalogue.clone(),
             receipts: self.receipts.clone(),
             clock: self.clock.clone(),
         }
     }
 
     pub async fn try_open(self: &Arc<Self>, settings: ReceiveSettings) -> Result<House, StartError> {
+        self.try_open_with(TopicDefaults::default(), settings).await
+    }
+
+    async fn try_open_with(
+        self: &Arc<Self>,
+        topics: TopicDefaults,
+        settings: ReceiveSettings,
+    ) -> Result<House, StartError> {
         let events = Events::new(self.clock.clone());
-        let receive = Receive::start(self.ports(), settings.clone(), events.clone()).await?;
-        Ok(House { world: Arc::clone(self), router: receive.router(), receive, events, settings })
+        let ports = RegistryPorts {
+            log: self.log.clone(),
+            log_topics: self.log.clone(),
+            catalogue: self.catalogue.clone(),
+            clock: self.clock.clone(),
+            events: events.sink(),
+        };
+        let registry = open_topics(ports, topics, SHARDS).await?;
+        let receive = Receive::start(self.ports(), Arc::clone(&registry), settings.clone(), events.clone()).await?;
+        let shutdown = settings.shutdown.clone();
+        let watch = tokio::spawn(async move { registry.watch(shutdown).await });
+        Ok(House { world: Arc::clone(self), router: receive.router(), receive, watch, events, settings })
     }
 
     pub async fn open(self: &Arc<Self>) -> House {
@@ -111,11 +134,16 @@ impl House {
         World::new().try_open(settings).await.unwrap()
     }
 
+    pub async fn with_topics(topics: TopicDefaults) -> Self {
+        World::new().try_open_with(topics, ReceiveSettings::default()).await.unwrap()
+    }
+
     /// Ends this door, and gives back what outlives it.
     pub async fn close(self) -> Arc<World> {
         self.settings.shutdown.cancel();
         drop(self.router);
         self.receive.close().await;
+        self.watch.await.unwrap();
         self.world
     }
 
