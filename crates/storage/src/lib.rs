@@ -2,8 +2,8 @@
 //!
 //! It knows bytes, offsets and times, and nothing of what topics mean. The way of a record:
 //!
-//! 1. [`Store::submit`] takes encoded records and queues them.
-//! 2. The journal's thread makes one frame of all that wait ([`Core::commit`]), writes it, syncs it once, hands the batches to
+//! 1. [`Store::submit`] takes encoded records and queues them, appends and commits apart.
+//! 2. The journal's thread makes one frame of those that wait ([`Core::commit`]), writes it, syncs it once, hands the batches to
 //!    their partitions, where readers find them, and answers all who waited.
 //! 3. Behind that, the keeper's thread writes batches to segments, makes checkpoints, and drops what retention lets go.
 //!
@@ -17,6 +17,7 @@ mod error;
 mod folder;
 pub mod format;
 mod journal;
+mod lanes;
 mod partition;
 mod segment;
 mod settings;

@@ -30,7 +30,7 @@ pub struct Settings {
     pub tail_bytes: u64,
     /// Frames that are not in segments yet: at a fourth of it they are written out, at it appends wait.
     pub unsaved_bytes_max: u64,
-    /// Bytes that may wait for their group commit; beyond, appends are refused as overload.
+    /// Bytes that may wait for their group commit; beyond, appends are refused as overload. A fourth of them is for commits.
     pub queue_bytes_max: usize,
     /// With less free space than this, appends are refused: the log needs room for checkpoints, and its neighbours for theirs.
     pub disk_reserve_bytes: u64,

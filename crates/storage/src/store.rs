@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::core::OnEvent;
 use crate::error::{AppendError, OpenError};
 use crate::folder::DataFolder;
+use crate::lanes::{Group, Lanes};
 use crate::ticket::{Pending, Ticket, answer_all};
 use crate::{Core, Recovered, Settings, Work};
 
@@ -37,11 +38,10 @@ struct Shared {
 
 #[derive(Default)]
 struct Queue {
-    works: Vec<Work>,
-    pending: Vec<Arc<Pending>>,
-    bytes: usize,
-    /// How many must wait before the journal's thread is woken; `None` where it does not sleep. Nobody is notified who does not
-    /// sleep, or who would not go on yet: a notification is a system call, and a wake-up takes a processor from those who work.
+    lanes: Lanes<Arc<Pending>>,
+    /// How many must wait, unless they fill a frame, before the journal's thread is woken; `None` where it does not sleep. Nobody
+    /// is notified who does not sleep, or who would not go on yet: a notification is a system call, and a wake-up takes a
+    /// processor from those who work.
     wake_at: Option<usize>,
     closing: bool,
 }
@@ -101,6 +101,7 @@ impl Store {
     }
 
     /// Queues work for the next group commit. Refused here, nothing was written. Dropping the ticket does not undo.
+    /// Appends keep the order of their calls among each other, and so do commits and the opening of fences.
     pub fn submit(&self, work: Work) -> Result<Ticket, AppendError> {
         let size = work.size();
         let settings = self.shared.core.settings();
@@ -111,14 +112,11 @@ impl Store {
         if queue.closing {
             return Err(AppendError::Closing);
         }
-        if queue.bytes + size > settings.queue_bytes_max {
-            return Err(AppendError::Overloaded { waiting: queue.bytes });
-        }
+        queue.lanes.admit(&work, settings.queue_bytes_max)?;
         let (ticket, pending) = Pending::new();
-        queue.bytes += size;
-        queue.works.push(work);
-        queue.pending.push(pending);
-        if queue.wake_at.is_some_and(|count| queue.works.len() >= count) {
+        queue.lanes.push(work, pending);
+        let is_frame = queue.lanes.bytes() >= settings.frame_bytes_target;
+        if queue.wake_at.is_some_and(|count| is_frame || queue.lanes.len() >= count) {
             queue.wake_at = None;
             drop(queue);
             self.shared.work_came.notify_one();
@@ -151,17 +149,19 @@ impl Shared {
         let mut idle_marked = true;
         let mut crowd = Crowd::default();
         loop {
-            let Some((works, pending)) = self.next_group(&mut idle_marked, crowd.group_worth_waiting_for()) else {
+            let Some(group) = self.next_group(&mut idle_marked, crowd.group_worth_waiting_for()) else {
                 return;
             };
-            if works.is_empty() {
+            if group.works.is_empty() {
                 self.core.mark_idle();
+                // Whoever comes next comes alone, as far as anybody knows, and is not made to wait for others.
+                crowd = Crowd::default();
                 continue;
             }
             self.wait_for_keeper();
-            let outcomes = self.core.commit(&works);
-            crowd.saw(works.len() + lock(&self.queue).works.len());
-            answer_all(pending.into_iter().zip(outcomes));
+            let outcomes = self.core.commit(&group.works);
+            crowd.saw(group.works.len() + lock(&self.queue).lanes.len());
+            answer_all(group.waiting.into_iter().zip(outcomes));
             if self.core.wants_relief() || self.core.wants_checkpoint() {
                 self.want_keeper();
             }
@@ -169,9 +169,9 @@ impl Shared {
     }
 
     /// Waits for work and takes a frame's worth of it. Nothing in it: the journal was quiet. `None`: the log closes.
-    fn next_group(&self, idle_marked: &mut bool, worth: usize) -> Option<(Vec<Work>, Vec<Arc<Pending>>)> {
+    fn next_group(&self, idle_marked: &mut bool, worth: usize) -> Option<Group<Arc<Pending>>> {
         let mut queue = lock(&self.queue);
-        while queue.works.is_empty() {
+        while queue.lanes.is_empty() {
             if queue.closing {
                 return None;
             }
@@ -182,9 +182,9 @@ impl Shared {
                 let idle_after = self.core.settings().idle_after;
                 let waited = self.work_came.wait_timeout(queue, idle_after).unwrap_or_else(PoisonError::into_inner);
                 queue = waited.0;
-                if waited.1.timed_out() && queue.works.is_empty() {
+                if waited.1.timed_out() && queue.lanes.is_empty() {
                     *idle_marked = true;
-                    return Some((Vec::new(), Vec::new()));
+                    return Some(Group::default());
                 }
             }
         }
@@ -192,30 +192,14 @@ impl Shared {
         let target = self.core.settings().frame_bytes_target;
         queue = self.gather(queue, worth, target);
         queue.wake_at = None;
-        if queue.bytes <= target {
-            queue.bytes = 0;
-            return Some((std::mem::take(&mut queue.works), std::mem::take(&mut queue.pending)));
-        }
-        let (mut bytes, mut count) = (0, 0);
-        for work in &queue.works {
-            let size = work.size();
-            if count > 0 && bytes + size > target {
-                break;
-            }
-            bytes += size;
-            count += 1;
-        }
-        queue.bytes -= bytes;
-        let works = queue.works.drain(..count).collect();
-        let pending = queue.pending.drain(..count).collect();
-        Some((works, pending))
+        Some(queue.lanes.take_group(target))
     }
 
     /// Waits a moment for those who are on their way: many small groups cost more than few larger ones, and with many callers
     /// the processors have enough to do meanwhile.
     fn gather<'a>(&'a self, mut queue: MutexGuard<'a, Queue>, worth: usize, target: usize) -> MutexGuard<'a, Queue> {
         let begun = Instant::now();
-        while queue.works.len() < worth && queue.bytes < target && !queue.closing {
+        while queue.lanes.len() < worth && queue.lanes.bytes() < target && !queue.closing {
             let Some(left) =
                 self.core.settings().gather_max.checked_sub(begun.elapsed()).filter(|left| !left.is_zero())
             else {
@@ -317,5 +301,33 @@ impl Crowd {
         const HANDFUL: usize = 4;
         let half = self.scaled / Self::SCALE / 2;
         if half < HANDFUL { 1 } else { half }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(callers_by_group: impl IntoIterator<Item = usize>) -> Crowd {
+        let mut crowd = Crowd::default();
+        callers_by_group.into_iter().for_each(|callers| crowd.saw(callers));
+        crowd
+    }
+
+    #[test]
+    fn who_comes_alone_is_not_made_to_wait_for_others() {
+        assert_eq!(Crowd::default().group_worth_waiting_for(), 1);
+        assert_eq!(after([1; 1000]).group_worth_waiting_for(), 1);
+    }
+
+    #[test]
+    fn half_of_a_crowd_is_worth_waiting_for_after_a_few_groups() {
+        assert!(after([64; 4]).group_worth_waiting_for() > 1);
+        assert_eq!(after([64; 1000]).group_worth_waiting_for(), 32);
+    }
+
+    #[test]
+    fn a_crowd_that_went_is_forgotten_while_one_caller_goes_on() {
+        assert_eq!(after([64; 1000].into_iter().chain([1; 40])).group_worth_waiting_for(), 1);
     }
 }

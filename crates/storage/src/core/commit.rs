@@ -35,7 +35,7 @@ pub enum Work {
         token: u64,
         parts: Vec<Part>,
     },
-    /// Voids all earlier fences of that name. Being queued like everything else, it comes after every commit before it.
+    /// Voids all earlier fences of that name. Being queued like commits, it comes after every one before it.
     OpenFence(String),
 }
 

@@ -6,32 +6,43 @@ use std::sync::Arc;
 
 use whimbrel_storage::disk::{Disk, DiskFile, RealDisk};
 
+type Hook = Arc<dyn Fn() + Send + Sync>;
+
 #[derive(Default)]
 pub struct UnsyncedDisk {
     disk: RealDisk,
-    before_lock: Option<Box<dyn Fn() + Send + Sync>>,
+    before_lock: Option<Hook>,
+    before_sync: Option<Hook>,
 }
 
 impl UnsyncedDisk {
     /// One on which something else happens just before a lock is taken.
     pub fn with_before_lock(before_lock: impl Fn() + Send + Sync + 'static) -> Self {
-        Self { before_lock: Some(Box::new(before_lock)), ..Self::default() }
+        Self { before_lock: Some(Arc::new(before_lock)), ..Self::default() }
+    }
+
+    /// One whose files have to wait for something before they are synced.
+    pub fn with_before_sync(before_sync: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { before_sync: Some(Arc::new(before_sync)), ..Self::default() }
+    }
+
+    fn unsynced(&self, file: Arc<dyn DiskFile>) -> Arc<dyn DiskFile> {
+        Arc::new(UnsyncedFile { file, before_sync: self.before_sync.clone() })
     }
 }
 
-struct UnsyncedFile(Arc<dyn DiskFile>);
-
-fn unsynced(file: Arc<dyn DiskFile>) -> Arc<dyn DiskFile> {
-    Arc::new(UnsyncedFile(file))
+struct UnsyncedFile {
+    file: Arc<dyn DiskFile>,
+    before_sync: Option<Hook>,
 }
 
 impl Disk for UnsyncedDisk {
     fn open(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
-        self.disk.open(path).map(unsynced)
+        self.disk.open(path).map(|file| self.unsynced(file))
     }
 
     fn create(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
-        self.disk.create(path).map(unsynced)
+        self.disk.create(path).map(|file| self.unsynced(file))
     }
 
     fn create_dirs(&self, path: &Path) -> io::Result<()> {
@@ -80,26 +91,29 @@ impl Disk for UnsyncedDisk {
 
 impl DiskFile for UnsyncedFile {
     fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize> {
-        self.0.read_at(buffer, position)
+        self.file.read_at(buffer, position)
     }
 
     fn write_at(&self, bytes: &[u8], position: u64) -> io::Result<()> {
-        self.0.write_at(bytes, position)
+        self.file.write_at(bytes, position)
     }
 
     fn write_pieces_at(&self, pieces: &[&[u8]], position: u64) -> io::Result<()> {
-        self.0.write_pieces_at(pieces, position)
+        self.file.write_pieces_at(pieces, position)
     }
 
     fn sync(&self) -> io::Result<()> {
+        if let Some(before_sync) = &self.before_sync {
+            before_sync();
+        }
         Ok(())
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.0.set_len(len)
+        self.file.set_len(len)
     }
 
     fn len(&self) -> io::Result<u64> {
-        self.0.len()
+        self.file.len()
     }
 }

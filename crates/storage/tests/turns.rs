@@ -1,0 +1,83 @@
+//! Publishes and commits take turns in the journal's frames: neither waits behind all that the other has.
+
+mod support;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use support::{Folder, UnsyncedDisk, key, part, small};
+use whimbrel_storage::{DataFolder, Outcome, Settings, Store, Ticket, Work};
+
+/// Far more than a few frames hold.
+const CROWD: u64 = 60;
+const VALUE_BYTES: usize = 20 << 10;
+/// One that is late to a crowd goes with the frame that is filled next. Before it go the frame that is being written and, of its
+/// own frame, what the crowd has in it: three values fit into each.
+const BEFORE_IT_MAX: u64 = 2 * 3 + 1;
+
+/// A log whose next frame is not synced before the gate is open.
+struct Gated {
+    store: Store,
+    gate: Arc<Mutex<()>>,
+    token: u64,
+    _folder: Folder,
+}
+
+impl Gated {
+    fn new() -> Self {
+        let (folder, gate) = (Folder::new(), Arc::new(Mutex::new(())));
+        let closed = gate.clone();
+        let disk = UnsyncedDisk::with_before_sync(move || drop(closed.lock().unwrap_or_else(PoisonError::into_inner)));
+        let data = DataFolder::open(Arc::new(disk), folder.path()).unwrap();
+        let settings = Settings { queue_bytes_max: 16 << 20, ..small() };
+        assert!(CROWD as usize * VALUE_BYTES > 10 * settings.frame_bytes_target);
+        let (store, _) = Store::open(data.into(), settings, Box::new(|_| {})).unwrap();
+        store.create_partitions(1, 1).unwrap();
+        let Outcome::FenceOpened(token) = store.submit(Work::OpenFence("f".into())).unwrap().wait() else {
+            panic!("a fence opens");
+        };
+        Self { store, gate, token, _folder: folder }
+    }
+
+    fn append(&self) -> Work {
+        Work::Append(vec![part(key(1, 0), 0, &[&"x".repeat(VALUE_BYTES)])])
+    }
+
+    fn commit(&self) -> Work {
+        let parts = vec![part(key(1, 0), 0, &[&"x".repeat(VALUE_BYTES)])];
+        Work::Commit { fence: "f".into(), token: self.token, parts }
+    }
+
+    /// Submits a crowd and then one more while nothing is synced, and lets them go. The offsets that the crowd got, and the last
+    /// one's.
+    fn late_to_a_crowd(&self, crowd: impl Fn() -> Work, late: Work) -> (Vec<u64>, u64) {
+        let closed = self.gate.lock().unwrap();
+        let crowd: Vec<Ticket> = (0..CROWD).map(|_| self.store.submit(crowd()).unwrap()).collect();
+        let late = self.store.submit(late).unwrap();
+        drop(closed);
+        (crowd.into_iter().map(offset).collect(), offset(late))
+    }
+}
+
+fn offset(ticket: Ticket) -> u64 {
+    match ticket.wait() {
+        Outcome::Appended(offsets) => *offsets[0].as_ref().unwrap(),
+        Outcome::Committed(offsets) => offsets[0],
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_append_does_not_wait_behind_all_commits() {
+    let log = Gated::new();
+    let (commits, append) = log.late_to_a_crowd(|| log.commit(), log.append());
+    assert!(append <= BEFORE_IT_MAX, "{append} commits of {CROWD} went before it");
+    assert!(commits.is_sorted(), "commits of one fence land in the order of their calls: {commits:?}");
+}
+
+#[test]
+fn a_commit_does_not_wait_behind_all_appends() {
+    let log = Gated::new();
+    let (appends, commit) = log.late_to_a_crowd(|| log.append(), log.commit());
+    assert!(commit <= BEFORE_IT_MAX, "{commit} appends of {CROWD} went before it");
+    assert!(appends.is_sorted(), "appends keep the order of their calls: {appends:?}");
+}
