@@ -3,20 +3,24 @@
 //! Sources, each before the ones to its left: defaults, a TOML file, `WHIMBREL_*` variables, flags. Every value remembers its
 //! source, so that `whimbrel check` can say where it came from.
 
+mod example;
+mod judge;
 mod keys;
 mod raw;
 mod resolved;
+mod setting;
 mod settings;
 mod value;
 
 use std::path::{Path, PathBuf};
 
+pub use example::example;
 pub use keys::KeyEntry;
 #[cfg(test)]
 pub use keys::SCOPES;
 pub use raw::{Findings, Source};
-pub use resolved::{Config, LogEngineName, TelemetryFormat};
-pub use settings::{SETTINGS, example};
+pub use resolved::{Config, CoordinationEngineName, LogEngineName, StateEngineName, TelemetryFormat};
+pub use settings::SETTINGS;
 pub use value::{Value, format_bytes, parse_bytes};
 
 /// The file that is read where no other is named, if it is there.

@@ -5,7 +5,8 @@ use std::fmt;
 
 use toml::de::{DeTable, DeValue};
 
-use super::settings::{SECTIONS, SETTINGS, Setting};
+use super::setting::Setting;
+use super::settings::{SECTIONS, SETTINGS};
 use super::value::{Kind, Value};
 
 /// Variables that are Whimbrel's and no settings.

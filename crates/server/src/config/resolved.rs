@@ -1,36 +1,46 @@
-//! The configuration in its checked form: typed, judged across settings. Nothing outside this folder sees another form.
+//! The configuration in its checked form: typed, and judged across settings in `judge.rs`. Nothing outside this folder sees another
+//! form.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use whimbrel_engines::embedded::{LogSettings, record_bytes_max};
-use whimbrel_model::limits::KEY_MAX_BYTES;
-
-use super::Settings;
 use super::keys::KeyEntry;
-use super::raw::{Findings, Source};
+use super::raw::Findings;
 use super::value::Value;
+use super::{Settings, judge};
 
 /// What the server runs with.
 #[derive(Debug, Clone)]
 pub struct Config {
     pub listen: SocketAddr,
     pub internal_listen: SocketAddr,
+    /// Where others reach `internal_listen`, where that was said.
+    pub advertise: Option<String>,
+    pub internal_key: Secret,
     pub data: PathBuf,
-    pub roles: Vec<String>,
+    pub roles: Roles,
     pub insecure: bool,
     pub workers: usize,
     pub connections_max: usize,
     pub header_wait: Duration,
     pub shutdown_wait: Duration,
     pub node: u16,
+    /// What others call this process, where that was said.
+    pub name: Option<String>,
     pub log: LogConfig,
     pub kafka: KafkaConfig,
     pub limits: LimitsConfig,
     pub topics: TopicsConfig,
     pub receipts: ReceiptsConfig,
+    pub holds: HoldsConfig,
+    pub timers: StateEngineName,
+    pub redis: RedisConfig,
+    pub coordination: CoordinationEngineName,
+    pub clock_skew: Duration,
+    pub etcd: EtcdConfig,
     pub telemetry_level: String,
     pub telemetry_format: TelemetryFormat,
     pub keys: Vec<KeyEntry>,
@@ -40,6 +50,48 @@ pub struct Config {
 pub enum LogEngineName {
     Embedded,
     Kafka,
+}
+
+/// Where state beside the log is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StateEngineName {
+    Embedded,
+    Redis,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CoordinationEngineName {
+    Process,
+    Etcd,
+}
+
+/// Which roles run in this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Roles {
+    pub receive: bool,
+    pub center: bool,
+}
+
+impl Roles {
+    fn of(words: &[String]) -> Self {
+        let has = |role: &str| words.iter().any(|word| word == role || word == "all");
+        Self { receive: has("receive"), center: has("center") }
+    }
+
+    pub fn names(self) -> Vec<&'static str> {
+        let all = [(self.receive, "receive"), (self.center, "center")];
+        all.into_iter().filter(|(runs, _)| *runs).map(|(_, name)| name).collect()
+    }
+}
+
+/// A text that is not to be shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(pub String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_empty() { "none" } else { "(set)" })
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,9 +159,41 @@ pub struct TopicsConfig {
 
 #[derive(Debug, Clone)]
 pub struct ReceiptsConfig {
+    pub engine: StateEngineName,
     pub window: Duration,
     pub id_window: Duration,
     pub lease: Duration,
+}
+
+#[derive(Debug, Clone)]
+pub struct HoldsConfig {
+    pub window: Duration,
+    pub window_bytes: usize,
+    pub checkpoint_interval: Duration,
+    pub keep_log: Duration,
+    pub remember: Duration,
+    pub shards: u32,
+    pub commands_waiting: usize,
+}
+
+#[derive(Debug, Clone)]
+pub struct RedisConfig {
+    pub urls: Vec<String>,
+    pub user: String,
+    pub password: Secret,
+    pub cluster: bool,
+    pub prefix: String,
+    pub connect_timeout: Duration,
+    pub response_timeout: Duration,
+}
+
+#[derive(Debug, Clone)]
+pub struct EtcdConfig {
+    pub endpoints: Vec<String>,
+    pub prefix: String,
+    pub session: Duration,
+    pub user: String,
+    pub password: Secret,
 }
 
 /// Turns values into the checked form, and adds what does not fit together to the findings.
@@ -118,14 +202,17 @@ pub fn resolve(settings: &Settings, findings: &mut Findings) -> Config {
     let config = Config {
         listen: take.address("listen"),
         internal_listen: take.address("internal_listen"),
+        advertise: take.unless_auto("advertise"),
+        internal_key: take.secret("internal_key"),
         data: PathBuf::from(take.text("data")),
-        roles: take.words("roles"),
+        roles: Roles::of(&take.words("roles")),
         insecure: take.flag("insecure"),
         workers: take.count("workers").map_or_else(cores, |workers| workers as usize),
         connections_max: take.number("connections_max") as usize,
         header_wait: take.time("header_wait"),
         shutdown_wait: take.time("shutdown_wait"),
         node: take.number("node") as u16,
+        name: take.unless_auto("name"),
         log: LogConfig {
             engine: if take.text("log.engine") == "kafka" { LogEngineName::Kafka } else { LogEngineName::Embedded },
             retention: take.duration("log.retention"),
@@ -172,9 +259,41 @@ pub fn resolve(settings: &Settings, findings: &mut Findings) -> Config {
             auto_create: take.flag("topics.auto_create_topics"),
         },
         receipts: ReceiptsConfig {
+            engine: take.state_engine("receipts.engine"),
             window: take.time("receipts.window"),
             id_window: take.time("receipts.id_window"),
             lease: take.time("receipts.lease"),
+        },
+        holds: HoldsConfig {
+            window: take.time("holds.window"),
+            window_bytes: take.size("holds.window_bytes"),
+            checkpoint_interval: take.time("holds.checkpoint_interval"),
+            keep_log: take.time("holds.keep_log"),
+            remember: take.time("holds.remember"),
+            shards: take.number("holds.shards") as u32,
+            commands_waiting: take.number("holds.commands_waiting") as usize,
+        },
+        timers: take.state_engine("timers.engine"),
+        redis: RedisConfig {
+            urls: take.separated("redis.urls"),
+            user: take.text("redis.user"),
+            password: take.secret("redis.password"),
+            cluster: take.flag("redis.cluster"),
+            prefix: take.text("redis.prefix"),
+            connect_timeout: take.time("redis.connect_timeout"),
+            response_timeout: take.time("redis.response_timeout"),
+        },
+        coordination: match take.text("coordination.engine").as_str() {
+            "etcd" => CoordinationEngineName::Etcd,
+            _ => CoordinationEngineName::Process,
+        },
+        clock_skew: take.time("coordination.clock_skew"),
+        etcd: EtcdConfig {
+            endpoints: take.separated("etcd.endpoints"),
+            prefix: take.text("etcd.prefix"),
+            session: take.time("etcd.session"),
+            user: take.text("etcd.user"),
+            password: take.secret("etcd.password"),
         },
         telemetry_level: take.text("telemetry.level"),
         telemetry_format: match take.text("telemetry.format").as_str() {
@@ -183,73 +302,8 @@ pub fn resolve(settings: &Settings, findings: &mut Findings) -> Config {
         },
         keys: take.keys("keys"),
     };
-    check(&config, settings, findings);
+    judge::judge(&config, settings, findings);
     config
-}
-
-fn check(config: &Config, settings: &Settings, findings: &mut Findings) {
-    let at = |path: &str| match settings.get(path).1 {
-        Source::Default => format!("`{path}`"),
-        source => format!("`{path}` ({source})"),
-    };
-    let mut wrong = |text: String| findings.problems.push(text);
-    if !config.listen.ip().is_loopback() && config.keys.is_empty() && !config.insecure {
-        wrong(format!(
-            "{}: {} can be reached from other machines, and no API keys are configured; add [[keys]] to the \
-             configuration file, listen on 127.0.0.1, or pass --insecure to serve everybody",
-            at("listen"),
-            config.listen
-        ));
-    }
-    if config.listen == config.internal_listen && config.listen.port() != 0 {
-        wrong(format!("{} is the same address as {}", at("internal_listen"), at("listen")));
-    }
-    if config.limits.batch_bytes < config.limits.payload_bytes {
-        wrong(format!(
-            "{} is below {}: a batch of one message could be refused where the message alone is not",
-            at("limits.batch_bytes"),
-            at("limits.payload_bytes")
-        ));
-    }
-    let largest = config.limits.payload_bytes + config.limits.headers * config.limits.header_bytes + KEY_MAX_BYTES;
-    let taken = record_bytes_max(&LogSettings::default());
-    if config.log.engine == LogEngineName::Embedded && largest > taken {
-        wrong(format!(
-            "{}: with its headers a message could have {largest} bytes, and the embedded log takes {taken}",
-            at("limits.payload_bytes")
-        ));
-    }
-    if config.limits.in_flight_bytes < config.limits.batch_bytes {
-        wrong(format!(
-            "{} is below {}: the largest batch could never be accepted",
-            at("limits.in_flight_bytes"),
-            at("limits.batch_bytes")
-        ));
-    }
-    if config.log.journal_bytes < 3 * config.log.journal_file_bytes {
-        wrong(format!("{} is below three times {}", at("log.journal_bytes"), at("log.journal_file_bytes")));
-    }
-    if config.log.checkpoint_bytes > config.log.journal_bytes / 2 {
-        wrong(format!("{} is above half of {}", at("log.checkpoint_bytes"), at("log.journal_bytes")));
-    }
-    if config.log.engine == LogEngineName::Embedded && config.topics.replicas.is_some_and(|copies| copies > 1) {
-        wrong(format!("{}: the embedded log keeps one copy; more need log.engine = \"kafka\"", at("topics.replicas")));
-    }
-    if config.topics.replicas.zip(config.topics.min_insync).is_some_and(|(copies, least)| least > copies) {
-        wrong(format!("{} is above {}", at("topics.min_insync"), at("topics.replicas")));
-    }
-    if config.data.as_os_str().is_empty() {
-        wrong(format!("{} is empty: name a folder", at("data")));
-    }
-    if config.log.engine == LogEngineName::Kafka && config.kafka.bootstrap.trim().is_empty() {
-        wrong(format!("{} is empty: name at least one broker as host:port", at("kafka.bootstrap")));
-    }
-    if config.log.engine == LogEngineName::Kafka && config.receipts.lease <= config.kafka.message_timeout {
-        wrong(format!("{} must be longer than {}", at("receipts.lease"), at("kafka.message_timeout")));
-    }
-    if let Err(error) = config.telemetry_level.parse::<tracing_subscriber::filter::Targets>() {
-        wrong(format!("{}: `{}` is not a level: {error}", at("telemetry.level"), config.telemetry_level));
-    }
 }
 
 fn cores() -> usize {
@@ -285,6 +339,7 @@ impl Take<'_> {
     take!(flag, Flag(value) => *value, bool);
     take!(address, Address(value) => *value, SocketAddr);
     take!(text, Text(value) => value.clone(), String);
+    take!(secret, Secret(value) => Secret(value.clone()), Secret);
     take!(number, Count(value) => *value, u64);
     take!(count, or Count(value) => *value, u64);
     take!(time, Duration(value) => *value, Duration);
@@ -294,6 +349,20 @@ impl Take<'_> {
     take!(words, Words(value) => value.clone(), Vec<String>);
     take!(options, Options(value) => value.clone(), BTreeMap<String, String>);
     take!(keys, Keys(value) => value.clone(), Vec<KeyEntry>);
+
+    fn unless_auto(&self, path: &str) -> Option<String> {
+        Some(self.text(path)).filter(|text| text != "auto")
+    }
+
+    /// A text of several, separated by commas.
+    fn separated(&self, path: &str) -> Vec<String> {
+        let text = self.text(path);
+        text.split(',').map(str::trim).filter(|one| !one.is_empty()).map(str::to_owned).collect()
+    }
+
+    fn state_engine(&self, path: &str) -> StateEngineName {
+        if self.text(path) == "redis" { StateEngineName::Redis } else { StateEngineName::Embedded }
+    }
 }
 
 #[cfg(test)]
@@ -320,21 +389,5 @@ mod tests {
         for setting in SETTINGS {
             assert!(source.contains(&format!("(\"{}\")", setting.path)), "`{}` has no effect", setting.path);
         }
-    }
-
-    #[test]
-    fn listening_beyond_this_machine_wants_keys_or_insecure() {
-        let refused = with_flags(&[("listen", "0.0.0.0:7600")]);
-        assert!(refused.findings.problems[0].contains("no API keys are configured"), "{:?}", refused.findings);
-        assert!(with_flags(&[("listen", "0.0.0.0:7600"), ("insecure", "true")]).config.is_some());
-        let key = r#"[{name="a",secret="0123456789abcdef",scopes=["publish"]}]"#;
-        assert!(with_flags(&[("listen", "[::]:7600"), ("keys", key)]).config.is_some());
-    }
-
-    #[test]
-    fn settings_that_contradict_each_other_are_named_together() {
-        let loaded = with_flags(&[("limits.batch_bytes", "1KiB"), ("telemetry.level", "lud=er"), ("data", "")]);
-        assert_eq!(loaded.findings.problems.len(), 3, "{:?}", loaded.findings);
-        assert!(loaded.findings.problems[0].contains("`limits.batch_bytes` (--set limits.batch_bytes)"));
     }
 }

@@ -1,63 +1,37 @@
-//! Every setting there is: its name, what it takes, its default, what it means. This list drives the file's keys, the variables'
-//! names, `--set`, `whimbrel check` and `whimbrel.example.toml`; nothing else may know a setting's name or default.
+//! Every setting there is. This list drives the file's keys, the variables' names, `--set`, `whimbrel check` and
+//! `whimbrel.example.toml`; nothing else may know a setting's name or default.
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use whimbrel_model::limits;
 
-use super::value::{Kind, Value};
-
-/// One setting. `path` is `key` or `section.key`.
-#[derive(Debug)]
-pub struct Setting {
-    pub path: &'static str,
-    pub kind: Kind,
-    default: Given,
-    pub meaning: &'static str,
-}
-
-/// A default, as it is best written here.
-#[derive(Debug)]
-enum Given {
-    Text(&'static str),
-    Count(u64),
-    Bytes(u64),
-    Millis(u64),
-}
+use super::setting::Given::{Bytes, Count, Millis, Text};
+use super::setting::{Setting, bytes, count, duration, setting};
+use super::value::Kind;
 
 /// What a section of the file is about.
-pub const SECTIONS: [(&str, &str); 6] = [
+pub const SECTIONS: [(&str, &str); 11] = [
     ("log", "The log that every accepted message is a record of."),
     ("kafka", "The Kafka that `log.engine = \"kafka\"` uses. Nothing here matters to the embedded log."),
     ("limits", "What is refused, with 413, 422 or 429."),
     ("topics", "What a topic is that nobody configured."),
     ("receipts", "The answers that publishers got, kept so that a repeat gets the same."),
+    ("holds", "Messages that arrive later. What is accepted is in the log; memory has only what is due soon."),
+    ("timers", "The store beside the log that knows every hold by its id and by its due time."),
+    (
+        "redis",
+        "The Redis that `timers.engine` and `receipts.engine` may name. Nothing here matters where neither does.",
+    ),
+    ("coordination", "Who is there, and who owns what, where several processes share the work."),
+    ("etcd", "The etcd that `coordination.engine = \"etcd\"` uses."),
     ("telemetry", "What the server says on its standard error."),
 ];
 
 const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3600);
 const YEAR: Duration = Duration::from_secs(365 * 86_400);
 const MIB: u64 = 1 << 20;
 const TIB: u64 = 1 << 40;
-
-const fn count(min: u64, max: u64) -> Kind {
-    Kind::Count { min, max, or: None }
-}
-
-const fn bytes(min: u64, max: u64) -> Kind {
-    Kind::Bytes { min, max, or: None }
-}
-
-const fn duration(min: Duration, max: Duration) -> Kind {
-    Kind::Duration { min, max, or: None }
-}
-
-const fn setting(path: &'static str, kind: Kind, default: Given, meaning: &'static str) -> Setting {
-    Setting { path, kind, default, meaning }
-}
-
-use Given::{Bytes, Count, Millis, Text};
 
 /// In the order of the file: keys without a section first, each section together.
 pub const SETTINGS: &[Setting] = &[
@@ -71,7 +45,19 @@ pub const SETTINGS: &[Setting] = &[
         "internal_listen",
         Kind::Address,
         Text("127.0.0.1:7601"),
-        "Where roles that run apart reach each other. While all roles run in one process, nothing listens here.",
+        "Where processes that share the work reach each other. With coordination.engine = \"process\" nothing listens here.",
+    ),
+    setting(
+        "advertise",
+        Kind::Text,
+        Text("auto"),
+        "The host:port at which other processes reach internal_listen. \"auto\": internal_listen itself.",
+    ),
+    setting(
+        "internal_key",
+        Kind::Secret,
+        Text(""),
+        "What processes that share the work show each other. Wanted where internal_listen is not loopback.",
     ),
     setting(
         "data",
@@ -79,7 +65,12 @@ pub const SETTINGS: &[Setting] = &[
         Text("./whimbrel-data"),
         "The folder that everything is kept in. One server at a time.",
     ),
-    setting("roles", Kind::SomeOf(&["all", "receive"]), Text("all"), "Which roles run in this process."),
+    setting(
+        "roles",
+        Kind::SomeOf(&["all", "receive", "center"]),
+        Text("all"),
+        "Which roles run in this process: \"receive\" takes requests, \"center\" owns holds. Apart they need etcd.",
+    ),
     setting(
         "insecure",
         Kind::Flag,
@@ -114,7 +105,13 @@ pub const SETTINGS: &[Setting] = &[
         "node",
         count(0, 4095),
         Count(0),
-        "This process's number, part of every message id it mints. Processes that share a log want different ones.",
+        "This process's number, part of every message id it mints. With etcd another is taken where it is not free.",
+    ),
+    setting(
+        "name",
+        Kind::Text,
+        Text("auto"),
+        "What others call this process; no two of one installation may have the same. \"auto\": its host and port.",
     ),
     setting(
         "log.engine",
@@ -319,6 +316,12 @@ pub const SETTINGS: &[Setting] = &[
         "Whether the first publish to a topic makes it. Otherwise: 404 unknown_topic.",
     ),
     setting(
+        "receipts.engine",
+        Kind::OneOf(&["embedded", "redis"]),
+        Text("embedded"),
+        "\"embedded\" keeps them in the data folder, \"redis\" on the servers of [redis], shared by all processes.",
+    ),
+    setting(
         "receipts.window",
         duration(SECOND, YEAR),
         Millis(limits::RECEIPT_WINDOW_DEFAULT_MS),
@@ -336,6 +339,108 @@ pub const SETTINGS: &[Setting] = &[
         Text("1m"),
         "After this long a publish that began and never ended may be taken up by a repeat. Longer than any publish takes.",
     ),
+    setting(
+        "holds.window",
+        duration(SECOND, HOUR),
+        Text("30s"),
+        "How far ahead holds are kept in memory, ready to fire.",
+    ),
+    setting(
+        "holds.window_bytes",
+        bytes(MIB, TIB),
+        Text("32MiB"),
+        "Memory for them, over all shards. Beyond, the window is shorter.",
+    ),
+    setting(
+        "holds.checkpoint_interval",
+        duration(Duration::from_millis(50), Duration::from_secs(60)),
+        Text("1s"),
+        "How often what became of holds is written to the store of [timers].",
+    ),
+    setting(
+        "holds.keep_log",
+        duration(SECOND, YEAR),
+        Text("1d"),
+        "How long what was written about holds stays in the log. What is still pending is then written anew.",
+    ),
+    setting("holds.remember", duration(SECOND, YEAR), Text("7d"), "How long it is remembered what became of a hold."),
+    setting(
+        "holds.shards",
+        count(1, 1024),
+        Count(16),
+        "Shards that holds are spread over. It matters before the first start only, and never changes after it.",
+    ),
+    setting(
+        "holds.commands_waiting",
+        count(1, 1_000_000),
+        Count(4096),
+        "Commands that may wait for the owner of a shard. Beyond, the answer is 429.",
+    ),
+    setting(
+        "timers.engine",
+        Kind::OneOf(&["embedded", "redis"]),
+        Text("embedded"),
+        "\"embedded\" keeps it in the data folder, \"redis\" on the servers of [redis], where another process can take over.",
+    ),
+    setting(
+        "redis.urls",
+        Kind::Text,
+        Text("redis://127.0.0.1:6379"),
+        "Servers to begin with, separated by commas; one, unless it is a cluster.",
+    ),
+    setting("redis.user", Kind::Text, Text(""), "The user to sign in as. Empty: the default user."),
+    setting("redis.password", Kind::Secret, Text(""), "The password to sign in with. Empty: none."),
+    setting("redis.cluster", Kind::Flag, Text("false"), "Whether the servers are a Redis Cluster."),
+    setting(
+        "redis.prefix",
+        Kind::Text,
+        Text("whimbrel"),
+        "What the keys of this installation begin with. Two that share servers want different ones.",
+    ),
+    setting(
+        "redis.connect_timeout",
+        duration(Duration::from_millis(10), Duration::from_secs(60)),
+        Text("2s"),
+        "How long a connection may take to come about.",
+    ),
+    setting(
+        "redis.response_timeout",
+        duration(Duration::from_millis(10), Duration::from_secs(60)),
+        Text("5s"),
+        "How long an answer may take.",
+    ),
+    setting(
+        "coordination.engine",
+        Kind::OneOf(&["process", "etcd"]),
+        Text("process"),
+        "\"process\": this process does everything by itself. \"etcd\": several share the work; see [etcd].",
+    ),
+    setting(
+        "coordination.clock_skew",
+        duration(Duration::ZERO, Duration::from_secs(60)),
+        Text("500ms"),
+        "How far the clocks of processes may be apart. One whose clock is further off is refused.",
+    ),
+    setting(
+        "etcd.endpoints",
+        Kind::Text,
+        Text("http://127.0.0.1:2379"),
+        "Members of the cluster to begin with, separated by commas.",
+    ),
+    setting(
+        "etcd.prefix",
+        Kind::Text,
+        Text("whimbrel/"),
+        "What the keys of this installation begin with. Two that share a cluster want different ones.",
+    ),
+    setting(
+        "etcd.session",
+        duration(SECOND, Duration::from_secs(600)),
+        Text("5s"),
+        "After this long without a sign of life, what a process owned is free for others.",
+    ),
+    setting("etcd.user", Kind::Text, Text(""), "The user to sign in as. Empty: none."),
+    setting("etcd.password", Kind::Secret, Text(""), "The password to sign in with."),
     setting(
         "telemetry.level",
         Kind::Text,
@@ -356,60 +461,6 @@ pub const SETTINGS: &[Setting] = &[
          topics = [\"orders.*\"]             # all of them where this is left out",
     ),
 ];
-
-impl Setting {
-    pub fn default_value(&self) -> Value {
-        match self.default {
-            Given::Count(count) => Value::Count(count),
-            Given::Bytes(bytes) => Value::Bytes(bytes),
-            Given::Millis(millis) => Value::Duration(Duration::from_millis(millis)),
-            // A default that its own kind refuses is a mistake in this file, which a test finds.
-            Given::Text(text) => self.kind.read_text(text).expect("a setting takes its own default"),
-        }
-    }
-
-    /// The section, empty for keys without one, and the key in it.
-    pub fn section_and_key(&self) -> (&'static str, &'static str) {
-        self.path.split_once('.').unwrap_or(("", self.path))
-    }
-
-    /// `WHIMBREL_LOG_ENGINE` for `log.engine`.
-    pub fn variable(&self) -> String {
-        format!("WHIMBREL_{}", self.path.replace('.', "_").to_uppercase())
-    }
-}
-
-/// The whole default configuration with its comments: the text of `whimbrel.example.toml`.
-pub fn example() -> String {
-    let mut text = String::from(
-        "# Whimbrel's configuration: every setting with its default. Keep the lines that you change.\n\
-         #\n\
-         # It is read from `whimbrel.toml` in the folder that `whimbrel serve` runs in, or from `--config FILE`. A variable goes before\n\
-         # the file, a flag before both: `log.retention` is also WHIMBREL_LOG_RETENTION and `--set log.retention=3d`.\n\
-         # Durations: \"250ms\", \"30s\", \"1h30m\", \"7d\". Sizes: \"64KiB\", \"1MiB\", or bytes. `whimbrel check` shows what is in force.\n",
-    );
-    let mut current = "";
-    for setting in SETTINGS {
-        let (section, key) = setting.section_and_key();
-        // An empty list of tables cannot be written behind a section, so the keys stay a comment.
-        let is_comment = matches!(setting.kind, Kind::Keys);
-        text.push('\n');
-        if section != current && !is_comment {
-            current = section;
-            let meaning = SECTIONS.iter().find(|(name, _)| *name == section).map_or("", |(_, meaning)| meaning);
-            let _ = write!(text, "# {meaning}\n[{section}]\n");
-        }
-        for line in setting.meaning.lines() {
-            text.push_str(if line.is_empty() { "#" } else { "# " });
-            text.push_str(line);
-            text.push('\n');
-        }
-        if !is_comment {
-            let _ = writeln!(text, "{key} = {}", setting.default_value().to_toml());
-        }
-    }
-    text
-}
 
 #[cfg(test)]
 mod tests {

@@ -2,7 +2,7 @@
 //! What is read here is judged by itself only; what must fit together is judged in `resolved.rs`.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -17,6 +17,8 @@ pub enum Kind {
     Flag,
     Address,
     Text,
+    /// A text that is never shown.
+    Secret,
     Count {
         min: u64,
         max: u64,
@@ -40,11 +42,12 @@ pub enum Kind {
 }
 
 /// A value of its kind.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub enum Value {
     Flag(bool),
     Address(SocketAddr),
     Text(String),
+    Secret(String),
     Count(u64),
     Duration(Duration),
     Bytes(u64),
@@ -66,6 +69,7 @@ impl Kind {
             },
             Self::Address => text.trim().parse().map(Value::Address).map_err(|_| self.refused(text)),
             Self::Text => Ok(Value::Text(text.to_owned())),
+            Self::Secret => Ok(Value::Secret(text.to_owned())),
             Self::Count { min, max, or } => {
                 if let Some(word) = or.filter(|word| *word == text) {
                     return Ok(Value::Left(word));
@@ -161,7 +165,7 @@ impl Kind {
         match self {
             Self::Flag => "true or false".into(),
             Self::Address => "an address and a port such as 127.0.0.1:7600 or [::1]:7600".into(),
-            Self::Text => "a text".into(),
+            Self::Text | Self::Secret => "a text".into(),
             Self::Count { min, max, or } => format!("a number from {min} to {max}{}", or_word(or)),
             Self::Duration { min, max, or } => {
                 format!("a duration from {} to {}{}", format_duration(*min), format_duration(*max), or_word(or))
@@ -177,6 +181,12 @@ impl Kind {
     }
 }
 
+impl fmt::Debug for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.to_toml())
+    }
+}
+
 impl Value {
     /// As TOML has it. Secrets are never written.
     pub fn to_toml(&self) -> String {
@@ -184,6 +194,8 @@ impl Value {
             Self::Flag(flag) => flag.to_string(),
             Self::Address(address) => format!("\"{address}\""),
             Self::Text(text) => quoted(text),
+            Self::Secret(text) if text.is_empty() => quoted(text),
+            Self::Secret(_) => quoted("(set)"),
             Self::Count(count) => count.to_string(),
             Self::Duration(duration) => format!("\"{}\"", format_duration(*duration)),
             Self::Bytes(bytes) => format!("\"{}\"", format_bytes(*bytes)),
@@ -288,6 +300,12 @@ mod tests {
         assert_eq!(kind.read_text("auto"), Ok(Value::Left("auto")));
         let refused = kind.read_text("65").unwrap_err();
         assert_eq!(refused, "`65` is not what it takes: a number from 1 to 64, or \"auto\"");
+    }
+
+    #[test]
+    fn a_secret_is_never_shown() {
+        let secret = Kind::Secret.read_text("hunter2").unwrap();
+        assert_eq!((secret.to_toml(), format!("{secret:?}")), ("\"(set)\"".into(), "\"(set)\"".into()));
     }
 
     #[test]

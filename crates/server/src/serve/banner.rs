@@ -22,7 +22,7 @@ pub fn render(config: &Config, address: SocketAddr, engines: &[String]) -> Strin
     let mut text = format!("Whimbrel {}\n", env!("CARGO_PKG_VERSION"));
     let mut line = |name: &str, value: &str| text.push_str(&format!("  {name:<9} {value}\n"));
     line("data", &data.display().to_string());
-    line("roles", &config.roles.join(", "));
+    line("roles", &config.roles.names().join(", "));
     line("engines", &engines.join(", "));
     line("address", &url);
     line("console", &format!("{url}/"));

@@ -1,0 +1,249 @@
+//! What must fit together: every problem across settings, said with the settings' names and where they were given. It reads only the
+//! checked form; what is wrong with one value by itself was said before.
+
+use whimbrel_engines::embedded::{LogSettings, record_bytes_max};
+use whimbrel_model::limits::KEY_MAX_BYTES;
+
+use super::Settings;
+use super::raw::{Findings, Source};
+use super::resolved::{Config, CoordinationEngineName, LogEngineName, StateEngineName};
+
+/// Adds what does not fit together to the findings.
+pub fn judge(config: &Config, settings: &Settings, findings: &mut Findings) {
+    let at = |path: &str| match settings.get(path).1 {
+        Source::Default => format!("`{path}`"),
+        source => format!("`{path}` ({source})"),
+    };
+    judge_doors(config, &at, findings);
+    judge_sharing(config, &at, findings);
+    judge_servers(config, &at, findings);
+    let mut wrong = |text: String| findings.problems.push(text);
+    if config.limits.batch_bytes < config.limits.payload_bytes {
+        wrong(format!(
+            "{} is below {}: a batch of one message could be refused where the message alone is not",
+            at("limits.batch_bytes"),
+            at("limits.payload_bytes")
+        ));
+    }
+    let largest = config.limits.payload_bytes + config.limits.headers * config.limits.header_bytes + KEY_MAX_BYTES;
+    let taken = record_bytes_max(&LogSettings::default());
+    if config.log.engine == LogEngineName::Embedded && largest > taken {
+        wrong(format!(
+            "{}: with its headers a message could have {largest} bytes, and the embedded log takes {taken}",
+            at("limits.payload_bytes")
+        ));
+    }
+    if config.limits.in_flight_bytes < config.limits.batch_bytes {
+        wrong(format!(
+            "{} is below {}: the largest batch could never be accepted",
+            at("limits.in_flight_bytes"),
+            at("limits.batch_bytes")
+        ));
+    }
+    if config.log.journal_bytes < 3 * config.log.journal_file_bytes {
+        wrong(format!("{} is below three times {}", at("log.journal_bytes"), at("log.journal_file_bytes")));
+    }
+    if config.log.checkpoint_bytes > config.log.journal_bytes / 2 {
+        wrong(format!("{} is above half of {}", at("log.checkpoint_bytes"), at("log.journal_bytes")));
+    }
+    if config.log.engine == LogEngineName::Embedded && config.topics.replicas.is_some_and(|copies| copies > 1) {
+        wrong(format!("{}: the embedded log keeps one copy; more need log.engine = \"kafka\"", at("topics.replicas")));
+    }
+    if config.topics.replicas.zip(config.topics.min_insync).is_some_and(|(copies, least)| least > copies) {
+        wrong(format!("{} is above {}", at("topics.min_insync"), at("topics.replicas")));
+    }
+    if config.data.as_os_str().is_empty() {
+        wrong(format!("{} is empty: name a folder", at("data")));
+    }
+    if config.log.engine == LogEngineName::Kafka && config.kafka.bootstrap.trim().is_empty() {
+        wrong(format!("{} is empty: name at least one broker as host:port", at("kafka.bootstrap")));
+    }
+    if config.log.engine == LogEngineName::Kafka && config.receipts.lease <= config.kafka.message_timeout {
+        wrong(format!("{} must be longer than {}", at("receipts.lease"), at("kafka.message_timeout")));
+    }
+    if let Err(error) = config.telemetry_level.parse::<tracing_subscriber::filter::Targets>() {
+        wrong(format!("{}: `{}` is not a level: {error}", at("telemetry.level"), config.telemetry_level));
+    }
+}
+
+/// Who may connect, and where.
+fn judge_doors(config: &Config, at: &impl Fn(&str) -> String, findings: &mut Findings) {
+    let mut wrong = |text: String| findings.problems.push(text);
+    if !config.listen.ip().is_loopback() && config.keys.is_empty() && !config.insecure {
+        wrong(format!(
+            "{}: {} can be reached from other machines, and no API keys are configured; add [[keys]] to the \
+             configuration file, listen on 127.0.0.1, or pass --insecure to serve everybody",
+            at("listen"),
+            config.listen
+        ));
+    }
+    if config.listen == config.internal_listen && config.listen.port() != 0 {
+        wrong(format!("{} is the same address as {}", at("internal_listen"), at("listen")));
+    }
+    let is_apart = config.coordination == CoordinationEngineName::Etcd;
+    if is_apart && !config.internal_listen.ip().is_loopback() && config.internal_key.0.is_empty() && !config.insecure {
+        wrong(format!(
+            "{}: {} can be reached from other machines, and anyone there could decide about holds; set internal_key, the \
+             same in every process, or pass --insecure",
+            at("internal_listen"),
+            config.internal_listen
+        ));
+    }
+    if is_apart && config.internal_listen.ip().is_unspecified() && config.advertise.is_none() {
+        wrong(format!(
+            "{}: {} is no address that others can reach; name one with advertise = \"host:port\"",
+            at("internal_listen"),
+            config.internal_listen
+        ));
+    }
+    let advertised_port = config.advertise.as_ref().map(|place| place.rsplit_once(':').map(|(_, port)| port));
+    if advertised_port.is_some_and(|port| port.is_none_or(|port| port.parse::<u16>().is_err())) {
+        wrong(format!("{} is not a host:port", at("advertise")));
+    }
+}
+
+/// What several processes share, and what one has for itself.
+fn judge_sharing(config: &Config, at: &impl Fn(&str) -> String, findings: &mut Findings) {
+    let engine = at("coordination.engine");
+    if config.coordination == CoordinationEngineName::Process {
+        if !(config.roles.receive && config.roles.center) {
+            findings.problems.push(format!(
+                "{}: roles that run apart find each other through etcd; run all of them here, or set coordination.engine = \
+                 \"etcd\", now {engine} is \"process\"",
+                at("roles")
+            ));
+        }
+        return;
+    }
+    if config.log.engine == LogEngineName::Embedded {
+        findings.problems.push(format!(
+            "{engine} is \"etcd\", and {} keeps the log in this process's own folder, where no other can read it; several \
+             processes share log.engine = \"kafka\", one alone needs no etcd",
+            at("log.engine")
+        ));
+    }
+    if config.timers == StateEngineName::Embedded && config.roles.center {
+        findings.problems.push(format!(
+            "{engine} is \"etcd\", and {} keeps the store of holds in this process's own folder, where no other can take it \
+             over; set timers.engine = \"redis\"",
+            at("timers.engine")
+        ));
+    }
+    if config.receipts.engine == StateEngineName::Embedded && config.roles.receive {
+        findings.warnings.push(format!(
+            "{} keeps the answers of this process only: a repeat that reaches another process at the same moment is not known \
+             there; receipts.engine = \"redis\" shares them",
+            at("receipts.engine")
+        ));
+    }
+    if config.name.as_ref().is_some_and(|name| name.trim().is_empty()) {
+        findings.problems.push(format!("{} is empty", at("name")));
+    }
+}
+
+/// Servers of engines that are used.
+fn judge_servers(config: &Config, at: &impl Fn(&str) -> String, findings: &mut Findings) {
+    let uses_redis = [config.timers, config.receipts.engine].contains(&StateEngineName::Redis);
+    let (redis, etcd) = (&config.redis, &config.etcd);
+    let mut wrong = |text: String| findings.problems.push(text);
+    if uses_redis && redis.urls.is_empty() {
+        wrong(format!("{} is empty: name a server as redis://host:port", at("redis.urls")));
+    }
+    if uses_redis && !redis.cluster && redis.urls.len() > 1 {
+        wrong(format!(
+            "{} names several servers, which only a cluster has; set redis.cluster = true",
+            at("redis.urls")
+        ));
+    }
+    if redis.urls.iter().any(|url| url.contains('@')) {
+        wrong(format!(
+            "{} has a user or a password in it, which `whimbrel check` would show; put them into redis.user and redis.password",
+            at("redis.urls")
+        ));
+    }
+    if config.coordination == CoordinationEngineName::Etcd && etcd.endpoints.is_empty() {
+        wrong(format!("{} is empty: name a member as http://host:port", at("etcd.endpoints")));
+    }
+    if etcd.user.is_empty() && !etcd.password.0.is_empty() {
+        wrong(format!("{} is given without {}", at("etcd.password"), at("etcd.user")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Loaded, Sources, load};
+
+    fn with_flags(flags: &[(&str, &str)]) -> Loaded {
+        let flags =
+            flags.iter().map(|(path, text)| ((*path).into(), (*text).into(), format!("--set {path}"))).collect();
+        load(&Sources { flags, ..Sources::default() })
+    }
+
+    fn problems(flags: &[(&str, &str)]) -> String {
+        with_flags(flags).findings.problems.join("\n")
+    }
+
+    const SHARED: [(&str, &str); 4] = [
+        ("coordination.engine", "etcd"),
+        ("log.engine", "kafka"),
+        ("timers.engine", "redis"),
+        ("receipts.engine", "redis"),
+    ];
+
+    #[test]
+    fn what_one_process_has_for_itself_cannot_be_shared() {
+        let refused = problems(&[("coordination.engine", "etcd")]);
+        assert!(
+            refused.contains("`log.engine` keeps the log") && refused.contains("timers.engine = \"redis\""),
+            "{refused}"
+        );
+        let shared = with_flags(&SHARED);
+        assert!(shared.config.is_some() && shared.findings.warnings.is_empty(), "{:?}", shared.findings);
+    }
+
+    #[test]
+    fn roles_apart_need_somewhere_to_find_each_other() {
+        for role in ["receive", "center"] {
+            assert!(problems(&[("roles", role)]).contains("through etcd"), "{role}");
+            assert!(with_flags(&[&SHARED[..], &[("roles", role)]].concat()).config.is_some(), "{role}");
+        }
+        assert!(with_flags(&[("roles", "center,receive")]).config.is_some());
+        assert!(problems(&[("roles", "worker")]).contains("a list of all, receive, center"));
+    }
+
+    #[test]
+    fn the_internal_door_is_not_open_to_other_machines_without_a_key() {
+        let open = [&SHARED[..], &[("internal_listen", "0.0.0.0:7601"), ("advertise", "10.0.0.1:7601")]].concat();
+        assert!(problems(&open).contains("set internal_key"), "{}", problems(&open));
+        let keyed = [&open[..], &[("internal_key", "0123456789abcdef")]].concat();
+        assert!(with_flags(&keyed).config.is_some(), "{}", problems(&keyed));
+        let nowhere = [&SHARED[..], &[("internal_listen", "0.0.0.0:7601"), ("insecure", "true")]].concat();
+        assert!(problems(&nowhere).contains("no address that others can reach"), "{}", problems(&nowhere));
+        assert!(problems(&[("advertise", "example")]).contains("not a host:port"));
+    }
+
+    #[test]
+    fn several_redis_servers_are_a_cluster() {
+        let several = [("timers.engine", "redis"), ("redis.urls", "redis://a:1, redis://b:2")];
+        assert!(problems(&several).contains("redis.cluster = true"), "{}", problems(&several));
+        let cluster = [&several[..], &[("redis.cluster", "true")]].concat();
+        assert_eq!(with_flags(&cluster).config.unwrap().redis.urls, ["redis://a:1", "redis://b:2"]);
+        assert!(problems(&[("redis.urls", "redis://u:p@a:1")]).contains("redis.password"));
+    }
+
+    #[test]
+    fn listening_beyond_this_machine_wants_keys_or_insecure() {
+        let refused = with_flags(&[("listen", "0.0.0.0:7600")]);
+        assert!(refused.findings.problems[0].contains("no API keys are configured"), "{:?}", refused.findings);
+        assert!(with_flags(&[("listen", "0.0.0.0:7600"), ("insecure", "true")]).config.is_some());
+        let key = r#"[{name="a",secret="0123456789abcdef",scopes=["publish"]}]"#;
+        assert!(with_flags(&[("listen", "[::]:7600"), ("keys", key)]).config.is_some());
+    }
+
+    #[test]
+    fn settings_that_contradict_each_other_are_named_together() {
+        let loaded = with_flags(&[("limits.batch_bytes", "1KiB"), ("telemetry.level", "lud=er"), ("data", "")]);
+        assert_eq!(loaded.findings.problems.len(), 3, "{:?}", loaded.findings);
+        assert!(loaded.findings.problems[0].contains("`limits.batch_bytes` (--set limits.batch_bytes)"));
+    }
+}
