@@ -5,6 +5,7 @@ mod check;
 mod completions;
 mod connect;
 mod failure;
+mod hold;
 mod output;
 mod publish;
 mod read;
@@ -39,6 +40,14 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Publish messages to a topic
     Publish(publish::PublishArgs),
+    /// Hold a message: it stands in its topic when it is due
+    Hold(hold::HoldArgs),
+    /// Give a hold another due time
+    Extend(hold::ExtendArgs),
+    /// Take a hold back: its message never reaches its topic
+    Withdraw(hold::WithdrawArgs),
+    /// List, count, show and fire holds
+    Holds(hold::HoldsArgs),
     /// Read messages of a partition
     Read(read::ReadArgs),
     /// Follow a topic as messages come
@@ -60,6 +69,10 @@ pub fn run() -> ExitCode {
     let outcome = match command {
         Command::Serve(args) => serve::run(args),
         Command::Publish(args) => publish::run(args),
+        Command::Hold(args) => hold::hold(args),
+        Command::Extend(args) => hold::extend(args),
+        Command::Withdraw(args) => hold::withdraw(args),
+        Command::Holds(args) => hold::holds(args),
         Command::Read(args) => read::run(args),
         Command::Tail(args) => tail::run(args),
         Command::Topic(args) => topic::run(args),

@@ -19,35 +19,46 @@ const BATCH_BYTES: usize = 4 << 20;
 pub struct PublishArgs {
     /// The topic; it is made by its first message, unless the server is told otherwise
     topic: String,
-    /// The payloads, one message each; `-` reads one from standard input
-    #[arg(value_name = "PAYLOAD", conflicts_with = "file")]
-    payloads: Vec<String>,
+    #[command(flatten)]
+    message: MessageArgs,
     /// Publish a file of entries, one JSON object per line ({"payload":…,"key":…}), in batches; `-` is standard input
-    #[arg(long, value_name = "FILE")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = ["payloads", "partition_key", "header", "id", "content_type", "delay", "deliver_at"]
+    )]
     file: Option<PathBuf>,
     /// Messages of one batch of --file
     #[arg(long, value_name = "COUNT", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     batch: u64,
-    /// The partition key: messages of one key keep their order
-    #[arg(short = 'k', long, value_name = "KEY", conflicts_with = "file")]
-    partition_key: Option<String>,
-    /// A header that travels with the message, as often as needed
-    #[arg(short = 'H', long, value_name = "NAME: VALUE", value_parser = name_and_value, conflicts_with = "file")]
-    header: Vec<(String, String)>,
-    /// An id of your own: publishing it again returns the first answer
-    #[arg(long, conflicts_with = "file")]
-    id: Option<String>,
     /// Deliver later, after this long: 10m, 1h30m
-    #[arg(long, value_name = "DURATION", conflicts_with_all = ["file", "deliver_at"])]
+    #[arg(long, value_name = "DURATION", conflicts_with = "deliver_at")]
     delay: Option<String>,
     /// Deliver later, at this time: 2026-01-31T09:30:00Z
-    #[arg(long, value_name = "TIME", conflicts_with = "file")]
+    #[arg(long, value_name = "TIME")]
     deliver_at: Option<String>,
-    /// The payload's media type
-    #[arg(long, value_name = "TYPE", conflicts_with = "file")]
-    content_type: Option<String>,
     #[command(flatten)]
     connect: ConnectArgs,
+}
+
+/// What messages are made of on a command line; `hold` takes the same.
+#[derive(Debug, clap::Args)]
+pub struct MessageArgs {
+    /// The payloads, one message each; `-` reads one from standard input
+    #[arg(value_name = "PAYLOAD")]
+    payloads: Vec<String>,
+    /// The partition key: messages of one key keep their order
+    #[arg(short = 'k', long, value_name = "KEY")]
+    partition_key: Option<String>,
+    /// A header that travels with the message, as often as needed
+    #[arg(short = 'H', long, value_name = "NAME: VALUE", value_parser = name_and_value)]
+    header: Vec<(String, String)>,
+    /// An id of your own: publishing it again returns the first answer
+    #[arg(long)]
+    id: Option<String>,
+    /// The payload's media type
+    #[arg(long, value_name = "TYPE")]
+    content_type: Option<String>,
 }
 
 fn name_and_value(text: &str) -> Result<(String, String), String> {
@@ -60,48 +71,54 @@ pub fn run(args: PublishArgs) -> Result<ExitCode, Failure> {
     if let Some(file) = &args.file {
         return publish_file(&args, &client, file);
     }
-    let messages = messages_of(&args)?;
-    converse(async {
-        let accepted = match messages.as_slice() {
-            [one] => vec![client.publish(&args.topic, one).await?],
-            many => client.publish_batch(&args.topic, many).await?,
-        };
-        show(&accepted, args.connect.json)
-    })
+    let messages = args.message.messages(args.delay.clone(), args.deliver_at.clone())?;
+    converse(send(&client, &args.topic, &messages, args.connect.json))
 }
 
-fn messages_of(args: &PublishArgs) -> Result<Vec<NewMessage>, Failure> {
-    let mut payloads: Vec<Vec<u8>> = Vec::new();
-    let from_stdin = args.payloads.is_empty();
-    if from_stdin && std::io::stdin().is_terminal() {
-        return Err(
-            Failure::new("nothing to publish").with_hint("write the payload behind the topic, or `-` to type it")
-        );
-    }
-    let stdin_only = ["-".to_owned()];
-    for payload in if from_stdin { &stdin_only[..] } else { &args.payloads } {
-        if payload == "-" {
-            let mut bytes = Vec::new();
-            std::io::stdin().read_to_end(&mut bytes)?;
-            payloads.push(bytes);
-        } else {
-            payloads.push(payload.clone().into_bytes());
-        }
-    }
-    if payloads.len() > 1 && args.id.is_some() {
-        return Err(Failure::new("one id cannot be the id of several messages"));
-    }
-    let template = NewMessage {
-        payload: Default::default(),
-        content_type: args.content_type.clone(),
-        key: args.partition_key.clone(),
-        id: args.id.clone(),
-        delay: args.delay.clone(),
-        deliver_at: args.deliver_at.clone(),
-        headers: args.header.clone(),
-        idempotency_key: None,
+/// Publishes the messages and shows the answers.
+pub async fn send(client: &Client, topic: &str, messages: &[NewMessage], json: bool) -> Result<ExitCode, Failure> {
+    let accepted = match messages {
+        [one] => vec![client.publish(topic, one).await?],
+        many => client.publish_batch(topic, many).await?,
     };
-    Ok(payloads.into_iter().map(|payload| NewMessage { payload: payload.into(), ..template.clone() }).collect())
+    show(&accepted, json)
+}
+
+impl MessageArgs {
+    /// The messages, each to be delivered then where that is said.
+    pub fn messages(&self, delay: Option<String>, deliver_at: Option<String>) -> Result<Vec<NewMessage>, Failure> {
+        let mut payloads: Vec<Vec<u8>> = Vec::new();
+        let from_stdin = self.payloads.is_empty();
+        if from_stdin && std::io::stdin().is_terminal() {
+            return Err(
+                Failure::new("nothing to publish").with_hint("write the payload behind the topic, or `-` to type it")
+            );
+        }
+        let stdin_only = ["-".to_owned()];
+        for payload in if from_stdin { &stdin_only[..] } else { &self.payloads } {
+            if payload == "-" {
+                let mut bytes = Vec::new();
+                std::io::stdin().read_to_end(&mut bytes)?;
+                payloads.push(bytes);
+            } else {
+                payloads.push(payload.clone().into_bytes());
+            }
+        }
+        if payloads.len() > 1 && self.id.is_some() {
+            return Err(Failure::new("one id cannot be the id of several messages"));
+        }
+        let template = NewMessage {
+            payload: Default::default(),
+            content_type: self.content_type.clone(),
+            key: self.partition_key.clone(),
+            id: self.id.clone(),
+            delay: delay,
+            deliver_at: deliver_at,
+            headers: self.header.clone(),
+            idempotency_key: None,
+        };
+        Ok(payloads.into_iter().map(|payload| NewMessage { payload: payload.into(), ..template.clone() }).collect())
+    }
 }
 
 fn show(accepted: &[Accepted], json: bool) -> Result<ExitCode, Failure> {

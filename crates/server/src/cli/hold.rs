@@ -1,0 +1,260 @@
+//! `whimbrel hold`, `extend`, `withdraw` and `holds`: messages that arrive later, moved, taken back and looked at.
+
+use std::process::ExitCode;
+
+use whimbrel_client::{Extension, HoldCounts, HoldFilter, HoldInfo, HoldOutcome, HoldPage, NewDue};
+
+use super::Failure;
+use super::connect::{ConnectArgs, converse};
+use super::output::{print_json, print_line, table};
+use super::publish::{MessageArgs, send};
+
+#[derive(Debug, clap::Args)]
+pub struct HoldArgs {
+    /// The topic that the message will stand in
+    topic: String,
+    #[command(flatten)]
+    message: MessageArgs,
+    /// After this long: 10m, 1h30m
+    #[arg(short, long, value_name = "DURATION", required_unless_present = "at", conflicts_with = "at")]
+    delay: Option<String>,
+    /// At this time: 2026-01-31T09:30:00Z
+    #[arg(short, long, value_name = "TIME")]
+    at: Option<String>,
+    #[command(flatten)]
+    connect: ConnectArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct ExtendArgs {
+    /// The hold's id
+    id: String,
+    /// So much later than it is due, or earlier: 10m, -10m
+    #[arg(
+        long,
+        value_name = "DURATION",
+        allow_hyphen_values = true,
+        required_unless_present = "until",
+        conflicts_with = "until"
+    )]
+    by: Option<String>,
+    /// At this time instead; one in the past fires it now: 2026-01-31T09:30:00Z
+    #[arg(long, value_name = "TIME")]
+    until: Option<String>,
+    /// Only where the hold still has this version
+    #[arg(long, value_name = "VERSION")]
+    if_version: Option<u64>,
+    /// Makes a repeat of this command harmless: the same key moves the hold once
+    #[arg(long, value_name = "KEY")]
+    idempotency_key: Option<String>,
+    #[command(flatten)]
+    connect: ConnectArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct WithdrawArgs {
+    /// The hold's id
+    id: String,
+    #[command(flatten)]
+    connect: ConnectArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct HoldsArgs {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Action {
+    /// List what is pending, in due order
+    List {
+        #[command(flatten)]
+        filter: FilterArgs,
+        /// Those that could never be written, with the reason
+        #[arg(long)]
+        dead: bool,
+        /// At most so many
+        #[arg(short, long, value_name = "COUNT", default_value_t = 100)]
+        limit: usize,
+        /// Go on behind an earlier list
+        #[arg(long)]
+        cursor: Option<String>,
+        #[command(flatten)]
+        connect: ConnectArgs,
+    },
+    /// Count what is pending, and when it comes due
+    Count {
+        #[command(flatten)]
+        filter: FilterArgs,
+        #[command(flatten)]
+        connect: ConnectArgs,
+    },
+    /// Show a hold, or what became of it
+    Show {
+        id: String,
+        #[command(flatten)]
+        connect: ConnectArgs,
+    },
+    /// Fire a hold now
+    Fire {
+        id: String,
+        #[command(flatten)]
+        connect: ConnectArgs,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct FilterArgs {
+    /// Of this topic only
+    #[arg(short, long)]
+    topic: Option<String>,
+    /// Due at this time or later
+    #[arg(long, value_name = "TIME")]
+    from: Option<String>,
+    /// Due before this time
+    #[arg(long, value_name = "TIME")]
+    to: Option<String>,
+}
+
+impl FilterArgs {
+    fn filter(self) -> HoldFilter {
+        HoldFilter { topic: self.topic, from: self.from, to: self.to, ..HoldFilter::default() }
+    }
+}
+
+pub fn hold(args: HoldArgs) -> Result<ExitCode, Failure> {
+    let client = args.connect.client()?;
+    let messages = args.message.messages(args.delay, args.at)?;
+    converse(send(&client, &args.topic, &messages, args.connect.json))
+}
+
+pub fn extend(args: ExtendArgs) -> Result<ExitCode, Failure> {
+    let client = args.connect.client()?;
+    let to = match (args.by, args.until) {
+        (Some(by), _) => NewDue::By(by),
+        (None, Some(until)) => NewDue::Until(until),
+        (None, None) => return Err(Failure::new("say how much later with --by, or when with --until")),
+    };
+    let extension = Extension {
+        to,
+        if_version: args.if_version,
+        idempotency_key: args.idempotency_key.filter(|key| !key.is_empty()),
+    };
+    converse(async { show_outcome(&args.id, &client.extend(&args.id, &extension).await?, args.connect.json) })
+}
+
+pub fn withdraw(args: WithdrawArgs) -> Result<ExitCode, Failure> {
+    let client = args.connect.client()?;
+    converse(async { show_outcome(&args.id, &client.withdraw(&args.id).await?, args.connect.json) })
+}
+
+pub fn holds(args: HoldsArgs) -> Result<ExitCode, Failure> {
+    match args.action {
+        Action::List { filter, dead, limit, cursor, connect } => {
+            let client = connect.client()?;
+            let state = dead.then(|| "dead".to_owned());
+            let filter = HoldFilter { state, limit: Some(limit), cursor, ..filter.filter() };
+            converse(async { show_page(&client.holds(&filter).await?, connect.json) })
+        }
+        Action::Count { filter, connect } => {
+            let client = connect.client()?;
+            converse(async { show_counts(&client.count_holds(&filter.filter()).await?, connect.json) })
+        }
+        Action::Show { id, connect } => {
+            let client = connect.client()?;
+            converse(async { show_hold(client.look(&id).await?, connect.json) })
+        }
+        Action::Fire { id, connect } => {
+            let client = connect.client()?;
+            converse(async { show_outcome(&id, &client.fire(&id).await?, connect.json) })
+        }
+    }
+}
+
+fn show_outcome(id: &str, outcome: &HoldOutcome, json: bool) -> Result<ExitCode, Failure> {
+    if json {
+        print_json(outcome)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let due = outcome.due.as_ref().map_or(String::new(), |due| format!(", due {due}"));
+    let version = outcome.version.map_or(String::new(), |version| format!(", version {version}"));
+    print_line(&format!("{}: {id}{due}{version}{}", outcome.outcome, said(&outcome.more)))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show_page(page: &HoldPage, json: bool) -> Result<ExitCode, Failure> {
+    if json {
+        print_json(page)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if page.holds.is_empty() {
+        print_line("no holds")?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    print_line(&hold_table(&page.holds))?;
+    if let Some(cursor) = &page.cursor {
+        print_line(&format!("there are more: go on with --cursor {cursor}"))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show_hold(hold: HoldInfo, json: bool) -> Result<ExitCode, Failure> {
+    if json {
+        print_json(&hold)?;
+    } else {
+        print_line(&hold_table(&[hold]))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn hold_table(holds: &[HoldInfo]) -> String {
+    let mut shown = table(["due", "topic", "key", "state", "version", "published", "id"]);
+    for hold in holds {
+        shown.add_row([
+            &hold.due,
+            &hold.topic,
+            hold.key.as_deref().unwrap_or_default(),
+            &format!("{}{}", hold.state, said(&hold.more)),
+            &hold.version.map_or(String::new(), |version| version.to_string()),
+            &hold.published_at,
+            &hold.id,
+        ]);
+    }
+    shown.to_string()
+}
+
+fn show_counts(counts: &HoldCounts, json: bool) -> Result<ExitCode, Failure> {
+    if json {
+        print_json(counts)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if !counts.buckets.is_empty() {
+        let mut shown = table(["from", "to", "holds"]);
+        for bucket in &counts.buckets {
+            shown.add_row([&bucket.from, &bucket.to, &bucket.count.to_string()]);
+        }
+        print_line(&shown.to_string())?;
+    }
+    print_line(&format!("{} holds", counts.count))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What the server says beyond what has a place of its own: when it fired, why it is dead, where it is.
+fn said(more: &serde_json::Map<String, serde_json::Value>) -> String {
+    let shown = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let facts = more.iter().filter(|(_, value)| !value.is_null() && !value.is_object() && !value.is_array());
+    facts.map(|(name, value)| format!(", {} {}", name.replace('_', " "), shown(value))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_else_is_known_of_a_hold_is_said_in_words() {
+        let outcome: HoldOutcome =
+            serde_json::from_str(r#"{"outcome":"fired","fired_at":"x","partition":3,"headers":{}}"#).unwrap();
+        assert_eq!(said(&outcome.more), ", fired at x, partition 3");
+    }
+}
