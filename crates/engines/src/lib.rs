@@ -3,6 +3,10 @@
 
 pub mod conformance;
 pub mod embedded;
+#[cfg(feature = "etcd")]
+pub mod etcd;
 #[cfg(feature = "kafka")]
 pub mod kafka;
+#[cfg(feature = "redis")]
+pub mod redis;
 pub mod resolve;

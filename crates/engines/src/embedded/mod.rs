@@ -6,17 +6,23 @@
 //!   log/              the journal and the segments (the storage crate's)
 //!   catalogue.json    topics with their numbers
 //!   receipts/         answers to idempotency keys and brought ids (an LSM)
+//!   holds/            what is pending and what became of it, beside the log (an LSM)
 //! ```
 
 mod catalogue;
+mod coordination;
 mod log;
-mod receipts;
+pub(crate) mod receipts;
 mod records;
+mod slices;
+mod timers;
 mod topics;
 
 pub use catalogue::FileCatalogue;
+pub use coordination::InProcessCoordination;
 pub use log::{EmbeddedLog, record_bytes_max};
 pub use receipts::{LsmReceipts, ReceiptSettings};
+pub use timers::{LsmTimers, TimerSettings};
 
 use std::path::Path;
 use std::sync::Arc;

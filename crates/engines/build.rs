@@ -1,0 +1,13 @@
+//! Compiles the part of etcd's protocol that the engine speaks. `protox` reads the file, so that nobody needs `protoc` to build
+//! Whimbrel.
+
+#[cfg(feature = "etcd")]
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo:rerun-if-changed=proto");
+    let descriptors = protox::compile(["etcd.proto"], ["proto"])?;
+    tonic_prost_build::configure().build_server(false).compile_fds(descriptors)?;
+    Ok(())
+}
+
+#[cfg(not(feature = "etcd"))]
+fn main() {}

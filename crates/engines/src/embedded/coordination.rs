@@ -1,0 +1,263 @@
+//! The `Coordination` port within one process: members and owners in memory, and one number in the catalogue that makes epochs
+//! grow over restarts.
+//!
+//! Who joins here is a part of this process, so a session ends only when it is left or dropped, never by itself.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
+use whimbrel_model::ports::{
+    Catalogue, CatalogueError, Coordination, CoordinationError, Member, Membership, Node, Owner, Picture, PortFuture,
+};
+
+/// How many times this folder's epochs were begun.
+const STARTS: &str = "coordination/starts";
+/// Epochs of one start. When they are used up, another start is counted.
+const EPOCHS_PER_START: u64 = 1 << 20;
+/// Node numbers, as many as fit into a minted id.
+const NODES_MAX: u16 = 1 << 12;
+/// Tries to count a start while others count theirs.
+const COUNT_TRIES_MAX: usize = 16;
+
+/// Members, owners and their epochs in this process.
+pub struct InProcessCoordination {
+    catalogue: Arc<dyn Catalogue>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    cluster: Mutex<Cluster>,
+    revision: watch::Sender<u64>,
+}
+
+struct Cluster {
+    next_epoch: u64,
+    next_session: u64,
+    /// By node number.
+    sessions: BTreeMap<u16, (u64, Member)>,
+    owners: BTreeMap<String, (u64, Owner)>,
+}
+
+impl InProcessCoordination {
+    /// Counts this start in the catalogue of the data folder.
+    pub async fn open(catalogue: Arc<dyn Catalogue>) -> Result<Self, CatalogueError> {
+        let next_epoch = count_start(&*catalogue).await? * EPOCHS_PER_START;
+        let cluster = Cluster { next_epoch, next_session: 1, sessions: BTreeMap::new(), owners: BTreeMap::new() };
+        // Revisions begin at one, so that a watcher who begins with zero is answered at once.
+        let shared = Shared { cluster: Mutex::new(cluster), revision: watch::Sender::new(1) };
+        Ok(Self { catalogue, shared: Arc::new(shared) })
+    }
+}
+
+/// A number that no earlier start had, durably.
+async fn count_start(catalogue: &dyn Catalogue) -> Result<u64, CatalogueError> {
+    let mut last = None;
+    for _ in 0..COUNT_TRIES_MAX {
+        let found = catalogue.get(STARTS).await?;
+        let starts = match &found {
+            None => 0,
+            Some(found) => {
+                let text = std::str::from_utf8(&found.value).ok();
+                let number = text.and_then(|text| text.parse::<u64>().ok());
+                number.ok_or_else(|| CatalogueError::Unavailable(format!("`{STARTS}` is not a number")))?
+            }
+        };
+        let expected = found.map(|found| found.version);
+        match catalogue.put(STARTS, (starts + 1).to_string().into_bytes(), expected).await {
+            Ok(_) => return Ok(starts + 1),
+            Err(conflict @ CatalogueError::Conflict { .. }) => last = Some(conflict),
+            Err(other) => return Err(other),
+        }
+    }
+    Err(last.unwrap_or_else(|| CatalogueError::Unavailable(format!("`{STARTS}` changes all the time"))))
+}
+
+impl Shared {
+    fn cluster(&self) -> MutexGuard<'_, Cluster> {
+        self.cluster.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self) {
+        self.revision.send_modify(|revision| *revision += 1);
+    }
+
+    fn end(&self, node: u16, session: u64) {
+        let mut cluster = self.cluster();
+        if cluster.sessions.get(&node).is_some_and(|(present, _)| *present == session) {
+            cluster.sessions.remove(&node);
+            cluster.owners.retain(|_, (owner, _)| *owner != session);
+            drop(cluster);
+            self.tell();
+        }
+    }
+}
+
+impl Coordination for InProcessCoordination {
+    fn join(
+        &self,
+        member: Member,
+        wanted: Option<u16>,
+    ) -> PortFuture<'_, Result<Arc<dyn Membership>, CoordinationError>> {
+        Box::pin(async move {
+            let mut cluster = self.shared.cluster();
+            if cluster.sessions.values().any(|(_, other)| other.name == member.name) {
+                let reason = format!("a member is called `{}` already", member.name);
+                return Err(CoordinationError::Refused(reason));
+            }
+            let is_free = |number: &u16| *number < NODES_MAX && !cluster.sessions.contains_key(number);
+            let number = wanted.filter(is_free).or_else(|| (0..NODES_MAX).find(is_free));
+            let Some(node) = number else {
+                return Err(CoordinationError::Refused("all node numbers are taken".to_owned()));
+            };
+            let session = cluster.next_session;
+            cluster.next_session += 1;
+            cluster.sessions.insert(node, (session, member));
+            drop(cluster);
+            self.shared.tell();
+            let (shared, catalogue) = (self.shared.clone(), self.catalogue.clone());
+            let membership = InProcessMembership { shared, catalogue, node, session, left: watch::Sender::new(false) };
+            Ok(Arc::new(membership) as Arc<dyn Membership>)
+        })
+    }
+
+    fn picture(&self, seen: u64) -> PortFuture<'_, Result<Picture, CoordinationError>> {
+        let mut revisions = self.shared.revision.subscribe();
+        Box::pin(async move {
+            let revision = revisions.wait_for(|revision| *revision > seen).await;
+            let revision = *revision.map_err(|error| CoordinationError::Unavailable(error.to_string()))?;
+            let cluster = self.shared.cluster();
+            let nodes = cluster.sessions.iter();
+            let nodes = nodes.map(|(number, (_, member))| Node { number: *number, member: member.clone() }).collect();
+            let owners = cluster.owners.iter().map(|(name, (_, owner))| (name.clone(), owner.clone())).collect();
+            Ok(Picture { revision, nodes, owners })
+        })
+    }
+}
+
+struct InProcessMembership {
+    shared: Arc<Shared>,
+    catalogue: Arc<dyn Catalogue>,
+    node: u16,
+    session: u64,
+    left: watch::Sender<bool>,
+}
+
+const LEFT: &str = "the membership was left";
+
+impl InProcessMembership {
+    fn check(&self) -> Result<(), CoordinationError> {
+        if self.stands() { Ok(()) } else { Err(CoordinationError::Lost(LEFT.to_owned())) }
+    }
+
+    fn end(&self) {
+        self.left.send_replace(true);
+        self.shared.end(self.node, self.session);
+    }
+
+    /// Takes the name under the next epoch; `None` where this start's epochs are used up.
+    fn try_own(&self, name: &str) -> Result<Option<u64>, CoordinationError> {
+        let mut cluster = self.shared.cluster();
+        self.check()?;
+        match cluster.owners.get(name) {
+            Some((session, owner)) if *session == self.session => return Ok(Some(owner.epoch)),
+            Some(_) => return Err(CoordinationError::Owned(name.to_owned())),
+            None => {}
+        }
+        let epoch = cluster.next_epoch;
+        if (epoch + 1).is_multiple_of(EPOCHS_PER_START) {
+            return Ok(None);
+        }
+        cluster.next_epoch += 1;
+        cluster.owners.insert(name.to_owned(), (self.session, Owner { node: self.node, epoch }));
+        drop(cluster);
+        self.shared.tell();
+        Ok(Some(epoch))
+    }
+}
+
+impl Drop for InProcessMembership {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Membership for InProcessMembership {
+    fn node(&self) -> u16 {
+        self.node
+    }
+
+    fn stands(&self) -> bool {
+        !*self.left.borrow()
+    }
+
+    fn lost(&self) -> PortFuture<'_, String> {
+        let mut left = self.left.subscribe();
+        Box::pin(async move {
+            // The sender is in `self`, which the future borrows.
+            let _ = left.wait_for(|left| *left).await;
+            LEFT.to_owned()
+        })
+    }
+
+    fn own<'a>(&'a self, name: &'a str) -> PortFuture<'a, Result<u64, CoordinationError>> {
+        Box::pin(async move {
+            loop {
+                if let Some(epoch) = self.try_own(name)? {
+                    return Ok(epoch);
+                }
+                let counted = count_start(&*self.catalogue).await;
+                let start = counted.map_err(|error| CoordinationError::Unavailable(error.to_string()))?;
+                let mut cluster = self.shared.cluster();
+                cluster.next_epoch = cluster.next_epoch.max(start * EPOCHS_PER_START);
+            }
+        })
+    }
+
+    fn owns<'a>(&'a self, name: &'a str, epoch: u64) -> PortFuture<'a, Result<bool, CoordinationError>> {
+        Box::pin(async move {
+            let cluster = self.shared.cluster();
+            let found = cluster.owners.get(name);
+            Ok(found.is_some_and(|(session, owner)| *session == self.session && owner.epoch == epoch))
+        })
+    }
+
+    fn release<'a>(&'a self, name: &'a str) -> PortFuture<'a, Result<(), CoordinationError>> {
+        Box::pin(async move {
+            let mut cluster = self.shared.cluster();
+            if cluster.owners.get(name).is_some_and(|(session, _)| *session == self.session) {
+                cluster.owners.remove(name);
+                drop(cluster);
+                self.shared.tell();
+            }
+            Ok(())
+        })
+    }
+
+    fn leave(&self) -> PortFuture<'_, ()> {
+        Box::pin(async move { self.end() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::embedded::{FileCatalogue, open_folder};
+
+    #[tokio::test]
+    async fn a_start_whose_epochs_are_used_up_goes_on_with_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let catalogue = Arc::new(FileCatalogue::open(open_folder(folder.path()).unwrap()).unwrap());
+        let coordination = InProcessCoordination::open(catalogue.clone()).await.unwrap();
+        let member = Member { name: "a".to_owned(), roles: Vec::new(), address: String::new() };
+        let membership = coordination.join(member, None).await.unwrap();
+        let first = membership.own("x").await.unwrap();
+        coordination.shared.cluster().next_epoch = first / EPOCHS_PER_START * EPOCHS_PER_START + EPOCHS_PER_START - 1;
+        let next = membership.own("y").await.unwrap();
+        assert_eq!(next, (first / EPOCHS_PER_START + 1) * EPOCHS_PER_START);
+        drop((membership, coordination));
+        let again = InProcessCoordination::open(catalogue).await.unwrap();
+        let member = Member { name: "a".to_owned(), roles: Vec::new(), address: String::new() };
+        assert!(again.join(member, None).await.unwrap().own("x").await.unwrap() > next);
+    }
+}

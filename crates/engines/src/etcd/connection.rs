@@ -1,0 +1,292 @@
+//! Calls to an etcd cluster: each with a time limit, at one endpoint until it fails, then at the next.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::stream::{self, StreamExt};
+use tokio::time::{Instant, timeout};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Status, Streaming};
+
+use super::settings::{EtcdSettings, EtcdStartError};
+use super::wire::compare::{CompareTarget, TargetUnion};
+use super::wire::kv_client::KvClient;
+use super::wire::lease_client::LeaseClient;
+use super::wire::request_op::Request as Operation;
+use super::wire::response_op::Response as Outcome;
+use super::wire::watch_client::WatchClient;
+use super::wire::watch_request::RequestUnion;
+use super::wire::{
+    Compare, DeleteRangeRequest, KeyValue, LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest, PutRequest,
+    RangeRequest, RangeResponse, RequestOp, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, WatchResponse,
+};
+
+/// Bytes of one answer: a whole catalogue comes in one.
+const ANSWER_BYTES_MAX: usize = 256 << 20;
+/// A connection on which nothing comes is asked whether it lives. etcd hangs up on who asks more often than each 5 s.
+const PING_EVERY: Duration = Duration::from_secs(6);
+const PING_ANSWER_WITHIN: Duration = Duration::from_secs(3);
+/// How long a start rests between its tries.
+const START_PAUSE: Duration = Duration::from_millis(200);
+
+/// The way to one etcd cluster. Cloning shares it.
+#[derive(Clone)]
+pub struct EtcdConnection {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    settings: EtcdSettings,
+    channels: Vec<Channel>,
+    /// Counts failures; the endpoint in use is that number modulo how many there are.
+    turn: AtomicUsize,
+}
+
+impl EtcdConnection {
+    /// Checks the settings and waits until etcd answers.
+    pub async fn connect(settings: EtcdSettings) -> Result<Self, EtcdStartError> {
+        settings.check()?;
+        let mut channels = Vec::new();
+        for address in settings.addresses()? {
+            let endpoint = Endpoint::from_shared(address.clone())
+                .map_err(|error| EtcdStartError::BadEndpoint { endpoint: address, reason: error.to_string() })?;
+            let endpoint = endpoint
+                .connect_timeout(settings.request_timeout)
+                .tcp_nodelay(true)
+                .http2_keep_alive_interval(PING_EVERY)
+                .keep_alive_timeout(PING_ANSWER_WITHIN)
+                .keep_alive_while_idle(true);
+            channels.push(endpoint.connect_lazy());
+        }
+        let shared = Shared { settings, channels, turn: AtomicUsize::new(0) };
+        let connection = Self { shared: Arc::new(shared) };
+        connection.wait_until_reached().await?;
+        Ok(connection)
+    }
+
+    async fn wait_until_reached(&self) -> Result<(), EtcdStartError> {
+        let settings = self.settings();
+        let began = Instant::now();
+        loop {
+            let Err(status) = self.range(RangeRequest { key: vec![0], limit: 1, ..RangeRequest::default() }).await
+            else {
+                return Ok(());
+            };
+            let waited = began.elapsed();
+            if waited + START_PAUSE >= settings.request_timeout {
+                return Err(EtcdStartError::Unreachable {
+                    endpoints: settings.endpoints.join(","),
+                    waited_ms: waited.as_millis(),
+                    reason: reason(&status),
+                });
+            }
+            tokio::time::sleep(START_PAUSE).await;
+        }
+    }
+
+    pub(super) fn settings(&self) -> &EtcdSettings {
+        &self.shared.settings
+    }
+
+    /// Reads what is there now. Every endpoint is tried once.
+    pub(super) async fn range(&self, request: RangeRequest) -> Result<RangeResponse, Status> {
+        let mut last = Status::unavailable("no endpoint was tried");
+        for _ in 0..self.shared.channels.len() {
+            let (request, within) = (request.clone(), self.settings().request_timeout);
+            let call = self.call(within, |channel| async move { kv(channel).range(request).await });
+            match call.await {
+                Ok(answer) => return Ok(answer),
+                Err(status) => last = status,
+            }
+        }
+        Err(last)
+    }
+
+    /// Writes if all comparisons hold. After an error it may have happened.
+    pub(super) async fn transact(
+        &self,
+        compare: Vec<Compare>,
+        success: Vec<Operation>,
+        failure: Vec<Operation>,
+    ) -> Result<Transacted, Status> {
+        let operations =
+            |list: Vec<Operation>| list.into_iter().map(|each| RequestOp { request: Some(each) }).collect();
+        let request = TxnRequest { compare, success: operations(success), failure: operations(failure) };
+        let within = self.settings().request_timeout;
+        self.call(within, |channel| async move { kv(channel).txn(request).await }).await.map(Transacted::of)
+    }
+
+    /// A new lease: its id, and how long etcd keeps it from the time it was asked.
+    pub(super) async fn grant(&self, lasts: Duration) -> Result<(i64, Duration), Status> {
+        let request = LeaseGrantRequest { ttl: i64::try_from(lasts.as_secs()).unwrap_or(i64::MAX) };
+        let within = self.settings().request_timeout;
+        let granted =
+            self.call(within, |channel| async move { LeaseClient::new(channel).lease_grant(request).await }).await?;
+        if !granted.error.is_empty() {
+            return Err(Status::internal(granted.error));
+        }
+        Ok((granted.id, seconds(granted.ttl)))
+    }
+
+    pub(super) async fn revoke(&self, lease: i64) -> Result<(), Status> {
+        let (request, within) = (LeaseRevokeRequest { id: lease }, self.settings().request_timeout);
+        self.call(within, |channel| async move { LeaseClient::new(channel).lease_revoke(request).await })
+            .await
+            .map(drop)
+    }
+
+    /// Keeps a lease alive, and answers how long etcd keeps it from when it was asked: zero where the lease is over.
+    pub(super) async fn keep_alive(&self, lease: i64, within: Duration) -> Result<Duration, Status> {
+        let request = stream::once(async move { LeaseKeepAliveRequest { id: lease } });
+        let call = |channel| async move {
+            let mut answers = LeaseClient::new(channel).lease_keep_alive(request).await?.into_inner();
+            let answer = answers.message().await?;
+            answer.map(tonic::Response::new).ok_or_else(|| Status::unavailable("etcd hung up before it answered"))
+        };
+        self.call(within, call).await.map(|answer| seconds(answer.ttl))
+    }
+
+    /// Everything that happens under a prefix from that revision on.
+    pub(super) async fn watch(&self, prefix: &[u8], from: i64) -> Result<Streaming<WatchResponse>, Status> {
+        let create = WatchCreateRequest { key: prefix.to_vec(), range_end: end_of(prefix), start_revision: from };
+        let create = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
+        // The stream of questions stays open: etcd ends a watch when it ends.
+        let mut request = Request::new(stream::once(async move { create }).chain(stream::pending()));
+        // A member of etcd that has lost the others ends the watch instead of keeping silent.
+        request.metadata_mut().insert("hasleader", tonic::metadata::MetadataValue::from_static("true"));
+        let within = self.settings().request_timeout;
+        self.call(within, |channel| async move {
+            WatchClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX).watch(request).await
+        })
+        .await
+    }
+
+    /// The endpoint in use did not do what it should: the next call goes to another one.
+    pub(super) fn turn_away(&self) {
+        self.shared.turn.fetch_add(1, Ordering::Relaxed);
+    }
+
+    async fn call<T, F>(&self, within: Duration, call: impl FnOnce(Channel) -> F) -> Result<T, Status>
+    where
+        F: Future<Output = Result<tonic::Response<T>, Status>>,
+    {
+        let channels = &self.shared.channels;
+        let channel = channels[self.shared.turn.load(Ordering::Relaxed) % channels.len()].clone();
+        let answer = timeout(within, call(channel)).await;
+        let answer = answer.unwrap_or_else(|_| Err(Status::deadline_exceeded(format!("no answer within {within:?}"))));
+        if answer.as_ref().is_err_and(|status| is_of_the_way(status.code())) {
+            self.turn_away();
+        }
+        answer.map(tonic::Response::into_inner)
+    }
+}
+
+/// Whether an error is of the way to etcd, or of a member that has lost the others, and not an answer of etcd.
+fn is_of_the_way(code: Code) -> bool {
+    matches!(code, Code::Unavailable | Code::DeadlineExceeded | Code::Unknown | Code::Internal | Code::Cancelled)
+}
+
+fn kv(channel: Channel) -> KvClient<Channel> {
+    KvClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
+}
+
+fn seconds(ttl: i64) -> Duration {
+    Duration::from_secs(u64::try_from(ttl).unwrap_or(0))
+}
+
+/// What a person needs of an error.
+pub(super) fn reason(status: &Status) -> String {
+    match status.message() {
+        "" => format!("{:?}", status.code()),
+        message => message.to_owned(),
+    }
+}
+
+/// Whether etcd says that it has no room.
+pub(super) fn is_full(status: &Status) -> bool {
+    status.code() == Code::ResourceExhausted && status.message().contains("space exceeded")
+}
+
+/// Whether etcd says that the lease is over.
+pub(super) fn is_lease_gone(status: &Status) -> bool {
+    status.code() == Code::NotFound && status.message().contains("lease not found")
+}
+
+/// What a transaction did.
+pub(super) struct Transacted {
+    pub succeeded: bool,
+    pub revision: i64,
+    /// What its first reading found, key by key.
+    pub found: Vec<KeyValue>,
+}
+
+impl Transacted {
+    fn of(answer: TxnResponse) -> Self {
+        let revision = answer.header.map_or(0, |header| header.revision);
+        let found = answer.responses.into_iter().filter_map(|each| match each.response {
+            Some(Outcome::ResponseRange(range)) => Some(range.kvs),
+            _ => None,
+        });
+        Self { succeeded: answer.succeeded, revision, found: found.flatten().collect() }
+    }
+}
+
+pub(super) fn is_absent(key: &[u8]) -> Compare {
+    compare(key, CompareTarget::Create, TargetUnion::CreateRevision(0))
+}
+
+pub(super) fn is_at(key: &[u8], revision: i64) -> Compare {
+    compare(key, CompareTarget::Mod, TargetUnion::ModRevision(revision))
+}
+
+pub(super) fn is_under(key: &[u8], lease: i64) -> Compare {
+    compare(key, CompareTarget::Lease, TargetUnion::Lease(lease))
+}
+
+fn compare(key: &[u8], target: CompareTarget, value: TargetUnion) -> Compare {
+    Compare { result: 0, target: target.into(), key: key.to_vec(), target_union: Some(value) }
+}
+
+pub(super) fn put(key: &[u8], value: Vec<u8>, lease: i64) -> Operation {
+    Operation::RequestPut(PutRequest { key: key.to_vec(), value, lease })
+}
+
+pub(super) fn get(key: &[u8]) -> Operation {
+    Operation::RequestRange(RangeRequest { key: key.to_vec(), ..RangeRequest::default() })
+}
+
+pub(super) fn delete(key: &[u8]) -> Operation {
+    Operation::RequestDeleteRange(DeleteRangeRequest { key: key.to_vec() })
+}
+
+/// All keys that begin with a prefix.
+pub(super) fn under(prefix: &[u8]) -> RangeRequest {
+    RangeRequest { key: prefix.to_vec(), range_end: end_of(prefix), ..RangeRequest::default() }
+}
+
+/// The first key after all that begin with the prefix.
+fn end_of(prefix: &[u8]) -> Vec<u8> {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if last < u8::MAX {
+            end.push(last + 1);
+            return end;
+        }
+    }
+    // No such key: to the end of all keys.
+    vec![0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_ends_before_the_next_key_that_does_not_have_it() {
+        assert_eq!(end_of(b"a/"), b"a0");
+        assert_eq!(end_of(&[b'a', 0xff]), b"b");
+        assert_eq!(end_of(&[0xff]), [0]);
+    }
+}

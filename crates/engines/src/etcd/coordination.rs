@@ -1,0 +1,281 @@
+//! The `Coordination` port on etcd: everything that a member has is under its lease, and every taking is a comparison and a
+//! write in one step.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use whimbrel_model::ports::{Coordination, CoordinationError, Member, Membership, Node, Owner, Picture, PortFuture};
+
+use super::connection::{
+    EtcdConnection, Transacted, delete, get, is_absent, is_lease_gone, is_under, put, reason, under,
+};
+use super::mirror::{Mirror, Mirrored};
+use super::session::Session;
+use super::wire::{KeyValue, RangeRequest};
+
+/// Node numbers, as many as fit into a minted id.
+const NODES_MAX: u16 = 1 << 12;
+/// Tries to get a number while others join.
+const JOIN_TRIES_MAX: usize = 64;
+
+/// Members and owners of an installation on etcd.
+pub struct EtcdCoordination {
+    connection: EtcdConnection,
+    keys: Keys,
+    mirror: Mirror,
+}
+
+impl EtcdCoordination {
+    /// Must be called within a tokio runtime: the cluster is watched from now on.
+    pub fn new(connection: EtcdConnection) -> Self {
+        let keys = Keys { prefix: format!("{}cluster/", connection.settings().prefix) };
+        let mirror = Mirror::new(connection.clone(), keys.prefix.clone().into_bytes());
+        Self { connection, keys, mirror }
+    }
+
+    async fn enter(&self, session: &Session, member: &Member, wanted: Option<u16>) -> Result<u16, CoordinationError> {
+        let mut wanted = wanted.filter(|number| *number < NODES_MAX);
+        for _ in 0..JOIN_TRIES_MAX {
+            let number = match wanted.take() {
+                Some(number) => number,
+                None => self.free_number().await?,
+            };
+            let (node, name) = (self.keys.node(number), self.keys.name(&member.name));
+            let taken = self.connection.transact(
+                vec![is_absent(&node), is_absent(&name)],
+                vec![
+                    put(&node, encode(&StoredMember::of(member)), session.lease),
+                    put(&name, number.to_string().into_bytes(), session.lease),
+                ],
+                vec![get(&name)],
+            );
+            let taken = taken.await.map_err(|status| failed(session, &status))?;
+            if taken.succeeded {
+                return Ok(number);
+            }
+            if let Some(other) = taken.found.first() {
+                let number = String::from_utf8_lossy(&other.value).into_owned();
+                let reason = format!("a living member is called `{}` already, node {number}", member.name);
+                return Err(CoordinationError::Refused(reason));
+            }
+        }
+        Err(CoordinationError::Unavailable("others took every number that was tried".to_owned()))
+    }
+
+    async fn free_number(&self) -> Result<u16, CoordinationError> {
+        let nodes = RangeRequest { keys_only: true, ..under(&self.keys.nodes()) };
+        let read = self.connection.range(nodes).await;
+        let read = read.map_err(|status| CoordinationError::Unavailable(reason(&status)))?;
+        let taken: BTreeSet<u16> = read.kvs.iter().filter_map(|entry| self.keys.number(&entry.key)).collect();
+        let free = (0..NODES_MAX).find(|number| !taken.contains(number));
+        free.ok_or_else(|| CoordinationError::Refused("all node numbers are taken".to_owned()))
+    }
+
+    fn picture_of(&self, mirrored: &Mirrored) -> Picture {
+        let mut picture = Picture { revision: mirrored.revision, ..Picture::default() };
+        for (key, entry) in mirrored.entries.iter() {
+            // What cannot be read was not written by a node of ours; it neither takes part nor owns.
+            if let Some(number) = self.keys.number(key) {
+                let stored = serde_json::from_slice::<StoredMember>(&entry.value);
+                picture.nodes.extend(stored.ok().map(|stored| Node { number, member: stored.into() }));
+            } else if let Some(name) = self.keys.owned_name(key) {
+                picture.owners.extend(owner_of(entry).map(|owner| (name, owner)));
+            }
+        }
+        picture.nodes.sort_by_key(|node| node.number);
+        picture
+    }
+}
+
+impl Coordination for EtcdCoordination {
+    fn join(
+        &self,
+        member: Member,
+        wanted: Option<u16>,
+    ) -> PortFuture<'_, Result<Arc<dyn Membership>, CoordinationError>> {
+        Box::pin(async move {
+            let session = Session::begin(self.connection.clone()).await;
+            let session = session.map_err(|status| CoordinationError::Unavailable(reason(&status)))?;
+            match self.enter(&session, &member, wanted).await {
+                Ok(node) => {
+                    let (connection, keys) = (self.connection.clone(), self.keys.clone());
+                    Ok(Arc::new(EtcdMembership { connection, keys, session, node }) as Arc<dyn Membership>)
+                }
+                Err(error) => {
+                    session.end().await;
+                    Err(error)
+                }
+            }
+        })
+    }
+
+    fn picture(&self, seen: u64) -> PortFuture<'_, Result<Picture, CoordinationError>> {
+        Box::pin(async move {
+            let newer = self.mirror.newer_than(seen).await.map_err(CoordinationError::Unavailable)?;
+            Ok(self.picture_of(&newer))
+        })
+    }
+}
+
+struct EtcdMembership {
+    connection: EtcdConnection,
+    keys: Keys,
+    session: Session,
+    node: u16,
+}
+
+impl EtcdMembership {
+    fn check(&self) -> Result<(), CoordinationError> {
+        self.session.check().map_err(CoordinationError::Lost)
+    }
+
+    async fn take(&self, name: &str) -> Result<Transacted, CoordinationError> {
+        let key = self.keys.owner(name);
+        let value = encode(&StoredOwner { node: self.node });
+        let taken = self.connection.transact(
+            vec![is_absent(&key)],
+            vec![put(&key, value, self.session.lease)],
+            vec![get(&key)],
+        );
+        taken.await.map_err(|status| failed(&self.session, &status))
+    }
+}
+
+impl Membership for EtcdMembership {
+    fn node(&self) -> u16 {
+        self.node
+    }
+
+    fn stands(&self) -> bool {
+        self.session.stands()
+    }
+
+    fn lost(&self) -> PortFuture<'_, String> {
+        Box::pin(self.session.lost())
+    }
+
+    fn own<'a>(&'a self, name: &'a str) -> PortFuture<'a, Result<u64, CoordinationError>> {
+        Box::pin(async move {
+            self.check()?;
+            let taken = self.take(name).await?;
+            self.check()?;
+            if taken.succeeded {
+                return Ok(epoch(taken.revision));
+            }
+            match taken.found.first() {
+                Some(mine) if mine.lease == self.session.lease => Ok(epoch(mine.create_revision)),
+                _ => Err(CoordinationError::Owned(name.to_owned())),
+            }
+        })
+    }
+
+    fn owns<'a>(&'a self, name: &'a str, of_epoch: u64) -> PortFuture<'a, Result<bool, CoordinationError>> {
+        Box::pin(async move {
+            let request = RangeRequest { key: self.keys.owner(name), ..RangeRequest::default() };
+            let read = self.connection.range(request).await.map_err(|status| failed(&self.session, &status))?;
+            let is_mine =
+                |entry: &KeyValue| entry.lease == self.session.lease && epoch(entry.create_revision) == of_epoch;
+            Ok(self.stands() && read.kvs.first().is_some_and(is_mine))
+        })
+    }
+
+    fn release<'a>(&'a self, name: &'a str) -> PortFuture<'a, Result<(), CoordinationError>> {
+        Box::pin(async move {
+            let key = self.keys.owner(name);
+            let released =
+                self.connection.transact(vec![is_under(&key, self.session.lease)], vec![delete(&key)], Vec::new());
+            released.await.map(drop).map_err(|status| failed(&self.session, &status))
+        })
+    }
+
+    fn leave(&self) -> PortFuture<'_, ()> {
+        Box::pin(self.session.end())
+    }
+}
+
+/// A lease that etcd does not know any more is a session that is lost.
+fn failed(session: &Session, status: &tonic::Status) -> CoordinationError {
+    if is_lease_gone(status) {
+        session.lose("etcd has ended the lease");
+    }
+    match session.check() {
+        Err(lost) => CoordinationError::Lost(lost),
+        Ok(()) => CoordinationError::Unavailable(reason(status)),
+    }
+}
+
+fn epoch(revision: i64) -> u64 {
+    u64::try_from(revision).unwrap_or(0)
+}
+
+fn owner_of(entry: &KeyValue) -> Option<Owner> {
+    let stored = serde_json::from_slice::<StoredOwner>(&entry.value).ok()?;
+    Some(Owner { node: stored.node, epoch: epoch(entry.create_revision) })
+}
+
+/// Where things are.
+#[derive(Clone)]
+struct Keys {
+    prefix: String,
+}
+
+impl Keys {
+    fn nodes(&self) -> Vec<u8> {
+        format!("{}nodes/", self.prefix).into_bytes()
+    }
+
+    fn node(&self, number: u16) -> Vec<u8> {
+        format!("{}nodes/{number:04}", self.prefix).into_bytes()
+    }
+
+    fn name(&self, name: &str) -> Vec<u8> {
+        format!("{}names/{name}", self.prefix).into_bytes()
+    }
+
+    fn owner(&self, name: &str) -> Vec<u8> {
+        format!("{}owners/{name}", self.prefix).into_bytes()
+    }
+
+    /// The number of a node by its key.
+    fn number(&self, key: &[u8]) -> Option<u16> {
+        self.rest(key, "nodes/")?.parse().ok()
+    }
+
+    /// The name that is owned by its key.
+    fn owned_name(&self, key: &[u8]) -> Option<String> {
+        self.rest(key, "owners/").map(str::to_owned)
+    }
+
+    fn rest<'a>(&self, key: &'a [u8], folder: &str) -> Option<&'a str> {
+        std::str::from_utf8(key).ok()?.strip_prefix(&*self.prefix)?.strip_prefix(folder)
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct StoredMember {
+    name: String,
+    roles: Vec<String>,
+    address: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct StoredOwner {
+    node: u16,
+}
+
+impl StoredMember {
+    fn of(member: &Member) -> Self {
+        Self { name: member.name.clone(), roles: member.roles.clone(), address: member.address.clone() }
+    }
+}
+
+impl From<StoredMember> for Member {
+    fn from(stored: StoredMember) -> Self {
+        Self { name: stored.name, roles: stored.roles, address: stored.address }
+    }
+}
+
+fn encode(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("names and numbers are always JSON")
+}

@@ -1,0 +1,79 @@
+//! An etcd that cannot be reached, that comes back, and one of several that is gone.
+
+use std::time::Duration;
+
+use whimbrel_engines::conformance::coordination::Switch;
+use whimbrel_engines::conformance::say_skipped;
+use whimbrel_engines::etcd::{EtcdCatalogue, EtcdConnection, EtcdCoordination, EtcdSettings, EtcdStartError};
+use whimbrel_model::ports::{Catalogue, CatalogueError, Coordination, Member};
+
+use crate::way::Way;
+use crate::{address, connect, new_prefix, settings, skip_reason};
+
+/// A port of loopback that nothing serves.
+const NOBODY: &str = "127.0.0.1:9";
+
+fn member(name: &str) -> Member {
+    Member { name: name.to_owned(), roles: Vec::new(), address: String::new() }
+}
+
+#[tokio::test]
+async fn an_etcd_that_is_not_there_is_told_at_the_start() {
+    let settings = EtcdSettings { request_timeout: Duration::from_millis(500), ..EtcdSettings::new([NOBODY]) };
+    let error = EtcdConnection::connect(settings).await.err().expect("nobody answers");
+    assert!(matches!(error, EtcdStartError::Unreachable { .. }), "{error}");
+    assert!(error.to_string().contains(NOBODY), "{error}");
+}
+
+#[tokio::test]
+async fn one_endpoint_that_is_gone_is_passed_over() {
+    if let Some(why) = skip_reason() {
+        return say_skipped(&why);
+    }
+    let mut settings = settings(&address(), &new_prefix());
+    settings.endpoints.insert(0, NOBODY.to_owned());
+    let connection = EtcdConnection::connect(settings).await.expect("one of them answers");
+    let membership = EtcdCoordination::new(connection).join(member("a"), None).await.expect("it can join");
+    membership.own("holds/0").await.expect("it is free");
+}
+
+#[tokio::test]
+async fn a_write_that_does_not_get_through_is_unavailable_and_the_next_one_works_again() {
+    if let Some(why) = skip_reason() {
+        return say_skipped(&why);
+    }
+    let way = Way::to(address()).await;
+    let prefix = new_prefix();
+    let short = EtcdSettings { request_timeout: Duration::from_millis(500), ..settings(way.address(), &prefix) };
+    let connection = EtcdConnection::connect(short).await.expect("the way is open");
+    let catalogue = EtcdCatalogue::new(connection);
+    let version = catalogue.put("x", b"1".to_vec(), None).await.expect("it is written");
+    way.cut();
+    let failed = catalogue.get("x").await;
+    assert!(matches!(failed, Err(CatalogueError::Unavailable(_))), "{failed:?}");
+    way.mend();
+    let found = catalogue.get("x").await.expect("it can be read again").expect("it is there");
+    assert_eq!(found.version, version);
+}
+
+#[tokio::test]
+async fn a_watch_that_was_cut_catches_up() {
+    if let Some(why) = skip_reason() {
+        return say_skipped(&why);
+    }
+    let way = Way::to(address()).await;
+    let prefix = new_prefix();
+    let (apart, here) = (connect(way.address(), &prefix).await, connect(&address(), &prefix).await);
+    let (apart, here) = (EtcdCatalogue::new(apart), EtcdCatalogue::new(here));
+    let version = here.put("x", b"1".to_vec(), None).await.expect("it is written");
+    let mut seen = apart.changed(0).await.expect("it can be watched");
+    while seen < version {
+        seen = apart.changed(seen).await.expect("it can be watched");
+    }
+    way.cut();
+    let version = here.put("x", b"2".to_vec(), Some(version)).await.expect("it is written");
+    way.mend();
+    while seen < version {
+        seen = apart.changed(seen).await.expect("it can be watched");
+    }
+}

@@ -1,0 +1,37 @@
+//! The coordination within one process, held to the contract of the port.
+
+use std::sync::Arc;
+
+use tempfile::TempDir;
+use whimbrel_engines::conformance::coordination::{Factory, OpenCoordination};
+use whimbrel_engines::embedded::{FileCatalogue, InProcessCoordination, open_folder};
+use whimbrel_model::ports::PortFuture;
+
+whimbrel_engines::conformance_suite!(coordination, InProcess);
+
+struct InProcess;
+
+async fn open(store: Arc<TempDir>) -> OpenCoordination {
+    let catalogue = FileCatalogue::open(open_folder(store.path()).unwrap()).unwrap();
+    let coordination = InProcessCoordination::open(Arc::new(catalogue)).await.unwrap();
+    OpenCoordination { coordination: Arc::new(coordination), store }
+}
+
+impl Factory for InProcess {
+    fn open(&self) -> PortFuture<'_, OpenCoordination> {
+        Box::pin(open(Arc::new(tempfile::tempdir().unwrap())))
+    }
+
+    fn open_beside<'a>(&'a self, first: &'a OpenCoordination) -> PortFuture<'a, OpenCoordination> {
+        let (coordination, store) = (first.coordination.clone(), first.store.clone());
+        Box::pin(async { OpenCoordination { coordination, store } })
+    }
+
+    fn reopen(&self, coordination: OpenCoordination) -> PortFuture<'_, OpenCoordination> {
+        Box::pin(async {
+            let store = coordination.store.downcast::<TempDir>().unwrap();
+            drop(coordination.coordination);
+            open(store).await
+        })
+    }
+}
