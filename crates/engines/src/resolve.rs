@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use whimbrel_model::EventSink;
-use whimbrel_model::ports::{Catalogue, Log, LogTopics, Receipts, ReceiptsError};
+use whimbrel_model::ports::{Catalogue, Log, LogTopics, Receipts, ReceiptsError, Timers, TimersError};
 use whimbrel_storage::OpenError;
 
-use crate::embedded::{self, EmbeddedLog, FileCatalogue, LsmReceipts, ReceiptSettings};
+use crate::embedded::{self, EmbeddedLog, FileCatalogue, LsmReceipts, LsmTimers, ReceiptSettings, TimerSettings};
 
 /// What the configuration says about engines.
 #[derive(Debug, Clone)]
@@ -16,6 +16,7 @@ pub struct EngineSettings {
     pub data: PathBuf,
     pub log: LogEngine,
     pub receipts: ReceiptSettings,
+    pub timers: TimerSettings,
 }
 
 #[derive(Debug, Clone)]
@@ -32,6 +33,8 @@ pub enum EngineError {
     Folder(#[from] OpenError),
     #[error(transparent)]
     Receipts(#[from] ReceiptsError),
+    #[error(transparent)]
+    Timers(#[from] TimersError),
     #[cfg(feature = "kafka")]
     #[error(transparent)]
     Kafka(#[from] crate::kafka::KafkaStartError),
@@ -43,6 +46,7 @@ pub struct Engines {
     pub log_topics: Arc<dyn LogTopics>,
     pub catalogue: Arc<dyn Catalogue>,
     pub receipts: Arc<dyn Receipts>,
+    pub timers: Arc<dyn Timers>,
     /// What was found at the start, in a sentence for the banner.
     pub description: String,
     opened: Opened,
@@ -70,6 +74,7 @@ pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engi
     let folder = embedded::open_folder(&settings.data)?;
     let catalogue = Arc::new(FileCatalogue::open(folder.clone())?);
     let receipts_path = settings.data.join("receipts");
+    let timers = Arc::new(LsmTimers::open(&settings.data.join("holds"), settings.timers)?);
     match settings.log {
         LogEngine::Embedded(log_settings) => {
             let (log, recovered) = EmbeddedLog::open(folder, log_settings, events)?;
@@ -85,6 +90,7 @@ pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engi
                 log_topics: Arc::new(log.clone()),
                 catalogue,
                 receipts: Arc::new(receipts),
+                timers,
                 description: describe(&recovered),
                 opened: Opened::Embedded(log),
             })
@@ -101,6 +107,7 @@ pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engi
                 log_topics: log.clone(),
                 catalogue,
                 receipts: Arc::new(receipts),
+                timers,
                 description,
                 opened: Opened::Kafka(log),
             })

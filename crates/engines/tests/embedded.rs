@@ -10,7 +10,10 @@ use whimbrel_engines::conformance;
 use whimbrel_engines::conformance::catalogue::OpenCatalogue;
 use whimbrel_engines::conformance::log::{LogTraits, OpenLog};
 use whimbrel_engines::conformance::receipts::OpenReceipts;
-use whimbrel_engines::embedded::{EmbeddedLog, FileCatalogue, LsmReceipts, ReceiptSettings, open_folder};
+use whimbrel_engines::conformance::timers::OpenTimers;
+use whimbrel_engines::embedded::{
+    EmbeddedLog, FileCatalogue, LsmReceipts, LsmTimers, ReceiptSettings, TimerSettings, open_folder,
+};
 use whimbrel_model::ports::{Begun, Claim, ClaimKind, PortFuture};
 use whimbrel_model::{EventSink, PartitionId, Timestamp, TopicNumber};
 use whimbrel_storage::Settings;
@@ -18,6 +21,7 @@ use whimbrel_storage::Settings;
 whimbrel_engines::conformance_suite!(log, Embedded);
 whimbrel_engines::conformance_suite!(catalogue, Embedded);
 whimbrel_engines::conformance_suite!(receipts, Embedded);
+whimbrel_engines::conformance_suite!(timers, Embedded);
 
 struct Embedded;
 
@@ -104,6 +108,25 @@ impl conformance::receipts::Factory for Embedded {
             let path = store.path().join("receipts");
             let receipts = LsmReceipts::open(&path, settings, opened.log, Box::new(Vec::new)).unwrap();
             OpenReceipts { receipts: Arc::new(receipts), window, store }
+        })
+    }
+}
+
+fn open_timers(store: Arc<TempDir>) -> OpenTimers {
+    let remember = Duration::from_secs(600);
+    let timers = LsmTimers::open(&store.path().join("holds"), TimerSettings { remember }).unwrap();
+    OpenTimers { timers: Arc::new(timers), remember, store }
+}
+
+impl conformance::timers::Factory for Embedded {
+    fn open(&self) -> PortFuture<'_, OpenTimers> {
+        Box::pin(async { open_timers(Arc::new(tempfile::tempdir().unwrap())) })
+    }
+
+    fn reopen(&self, open: OpenTimers) -> PortFuture<'_, OpenTimers> {
+        Box::pin(async {
+            drop(open.timers);
+            open_timers(folder_of(open.store))
         })
     }
 }

@@ -6,8 +6,7 @@
 //! complete. That offset is noted every few seconds: the partition's end as it was, or where the oldest claim under way began,
 //! whichever is less. The LSM keeps the order of its writes through a crash, so a noted offset never outlives the answers below it.
 
-mod keys;
-mod slices;
+pub(crate) mod keys;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -23,8 +22,8 @@ use whimbrel_model::ports::{
 use whimbrel_model::record::{HEADER_FINGERPRINT, HEADER_ID, HEADER_IDEMPOTENCY_KEY, split_idempotency_header};
 use whimbrel_model::{Clock, HoldRecord, PartitionId, StoredRecord, SystemClock, Timestamp};
 
+use super::slices::{self, Slices};
 use keys::{applied_key, claim_key, decode_answer, encode_answer, id_key, id_prefix};
-use slices::Slices;
 
 /// Partitions that are followed at the same time.
 const FOLLOWED_AT_ONCE: usize = 16;

@@ -2,7 +2,7 @@
 //! values only change their types.
 
 use tokio_util::sync::CancellationToken;
-use whimbrel_engines::embedded::{LogSettings, OpenError, ReceiptSettings};
+use whimbrel_engines::embedded::{LogSettings, OpenError, ReceiptSettings, TimerSettings};
 use whimbrel_engines::resolve::{EngineError, EngineSettings, Engines, LogEngine, resolve};
 use whimbrel_model::{EventSink, Retention};
 use whimbrel_roles::receive::{ApiKey, PageInfo, ReceiveSettings, Scope, Secret};
@@ -13,8 +13,12 @@ use crate::config::{Config, KeyEntry, LogEngineName};
 
 /// Opens the engines that the configuration names.
 pub async fn open_engines(config: &Config, events: EventSink) -> Result<Engines, Failure> {
-    let settings =
-        EngineSettings { data: config.data.clone(), log: log_engine(config)?, receipts: receipt_settings(config) };
+    let settings = EngineSettings {
+        data: config.data.clone(),
+        log: log_engine(config)?,
+        receipts: receipt_settings(config),
+        timers: TimerSettings::default(),
+    };
     resolve(settings, events).await.map_err(|error| {
         let failure = Failure::new(error.to_string());
         match hint_for(&error) {

@@ -46,7 +46,7 @@ pub(super) fn applied_key(partition: PartitionId) -> [u8; 8] {
     (u64::from(partition.topic.0) << 32 | u64::from(partition.index)).to_be_bytes()
 }
 
-pub(super) fn encode_answer(fingerprint: u64, answer: &Answer) -> Vec<u8> {
+pub(crate) fn encode_answer(fingerprint: u64, answer: &Answer) -> Vec<u8> {
     let mut value = Vec::with_capacity(FIXED_LEN + answer.id.len());
     value.push(FORMAT);
     value.extend_from_slice(&fingerprint.to_le_bytes());
@@ -59,7 +59,7 @@ pub(super) fn encode_answer(fingerprint: u64, answer: &Answer) -> Vec<u8> {
     value
 }
 
-pub(super) fn decode_answer(value: &[u8]) -> Option<(u64, Answer)> {
+pub(crate) fn decode_answer(value: &[u8]) -> Option<(u64, Answer)> {
     let (format, rest) = value.split_first()?;
     let (fingerprint, rest) = rest.split_first_chunk()?;
     let (topic, rest) = rest.split_first_chunk()?;

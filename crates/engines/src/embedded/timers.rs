@@ -1,0 +1,203 @@
+//! The `Timers` port on an LSM beside the log.
+//!
+//! A write is one batch of the LSM over all its keyspaces, which the LSM's one journal takes whole or not at all and has synced
+//! before it answers: done means durable, so the log may be trimmed behind it. Reads take where the shard is and what they
+//! find from one snapshot. Holds are kept in due order with their payloads, by id, and by topic; ends in slices of time that are
+//! dropped whole; counts by the minute are kept with every write. [`keys`] has the formats.
+//!
+//! Nothing here is kept in memory by the number of holds: writes that are not in tables yet, blocks of tables that were read,
+//! and the index and filter blocks among them are bounded below, whatever the store holds.
+//!
+//! All but small questions for ids run on threads that may block: a write waits for the disk, and for the LSM where it must
+//! catch up.
+
+mod erase;
+mod keys;
+mod read;
+mod write;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use fjall::config::{BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry};
+use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable};
+use whimbrel_model::ports::{
+    Applied, CountQuery, DueCursor, HoldQuery, Known, PortFuture, Timers, TimersError, TimersRead, Write,
+};
+use whimbrel_model::{Hold, HoldEnd, HoldId, Timestamp};
+
+use super::slices::{Slices, small_keyspace};
+use erase::Eraser;
+use keys::ShardState;
+
+/// Memory that the LSM may use for blocks of its tables.
+const CACHE_BYTES: u64 = 32 << 20;
+/// Bytes of rows that are not in tables yet. The LSM stops writers when four such heaps wait for its worker.
+const ROWS_MEMTABLE_BYTES: u64 = 16 << 20;
+/// The LSM's journal, which a start reads again: what is beyond is in tables.
+const JOURNAL_BYTES_MAX: u64 = 128 << 20;
+/// Threads of the LSM that write tables and merge them: one can flush while the other merges.
+const WORKERS: usize = 2;
+/// Shards that are written at the same time; more of them take turns.
+const WRITE_LOCKS: usize = 64;
+/// Ids of a question that is answered on the caller's thread: fewer reads than handing it over would cost.
+const GET_INLINE_MAX: usize = 4;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TimerSettings {
+    /// How long it is remembered what became of a hold.
+    pub remember: Duration,
+}
+
+impl Default for TimerSettings {
+    fn default() -> Self {
+        Self { remember: Duration::from_millis(whimbrel_model::limits::RETENTION_DEFAULT_MS) }
+    }
+}
+
+/// Timers in an LSM of the data folder.
+pub struct LsmTimers {
+    inner: Arc<Inner>,
+    eraser: Eraser,
+}
+
+struct Inner {
+    settings: TimerSettings,
+    database: Database,
+    shards: Keyspace,
+    rows: Keyspace,
+    ids: Keyspace,
+    topics: Keyspace,
+    counts: Keyspace,
+    ends: Slices,
+    dead: Slices,
+    /// A shard is written by one at a time: a write reads where the shard is and what it counts, and then commits.
+    write_locks: [Mutex<()>; WRITE_LOCKS],
+}
+
+fn unavailable(error: fjall::Error) -> TimersError {
+    TimersError::Unavailable(error.to_string())
+}
+
+/// A keyspace that is only read in order, so that filters would be built for nobody.
+fn ordered_keyspace() -> KeyspaceCreateOptions {
+    small_keyspace().filter_policy(FilterPolicy::disabled())
+}
+
+/// Every lookup by id comes here first, for ids that are not there too.
+fn filtered_keyspace() -> KeyspaceCreateOptions {
+    let filter = FilterPolicyEntry::Bloom(BloomConstructionPolicy::BitsPerKey(10.0));
+    small_keyspace().filter_policy(FilterPolicy::all(filter))
+}
+
+impl LsmTimers {
+    pub fn open(path: &Path, settings: TimerSettings) -> Result<Self, TimersError> {
+        let builder = Database::builder(path).cache_size(CACHE_BYTES).worker_threads(WORKERS);
+        let database = builder.max_journaling_size(JOURNAL_BYTES_MAX).open().map_err(unavailable)?;
+        let keyspace =
+            |name, options: fn() -> KeyspaceCreateOptions| database.keyspace(name, options).map_err(unavailable);
+        let inner = Inner {
+            shards: keyspace("shards", small_keyspace)?,
+            rows: keyspace("rows", || small_keyspace().max_memtable_size(ROWS_MEMTABLE_BYTES))?,
+            ids: keyspace("ids", filtered_keyspace)?,
+            topics: keyspace("topics", ordered_keyspace)?,
+            counts: keyspace("counts", small_keyspace)?,
+            ends: Slices::open(&database, "ends", settings.remember).map_err(unavailable)?,
+            dead: Slices::open(&database, "dead", settings.remember).map_err(unavailable)?,
+            write_locks: std::array::from_fn(|_| Mutex::new(())),
+            settings,
+            database,
+        };
+        let inner = Arc::new(inner);
+        let eraser = Eraser::start(Arc::clone(&inner))?;
+        Ok(Self { inner, eraser })
+    }
+
+    /// Runs where blocking harms nobody.
+    async fn apart<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Inner) -> Result<T, TimersError> + Send + 'static,
+    ) -> Result<T, TimersError> {
+        let inner = Arc::clone(&self.inner);
+        let done = tokio::task::spawn_blocking(move || work(&inner)).await;
+        done.unwrap_or_else(|error| Err(TimersError::Unavailable(error.to_string())))
+    }
+}
+
+impl Inner {
+    fn write_lock(&self, shard: u32) -> MutexGuard<'_, ()> {
+        // It guards no data, only the turn.
+        self.write_locks[shard as usize % WRITE_LOCKS].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where the shard is, in what is read.
+    fn state(&self, reader: &impl Readable, shard: u32) -> Result<Option<ShardState>, TimersError> {
+        let Some(value) = reader.get(&self.shards, shard.to_be_bytes()).map_err(unavailable)? else { return Ok(None) };
+        let damaged = || TimersError::Damaged(format!("where shard {shard} is cannot be read"));
+        ShardState::decode(&value).ok_or_else(damaged).map(Some)
+    }
+
+    fn open_shard(&self, shard: u32, epoch: u64) -> Result<Option<u64>, TimersError> {
+        let _turn = self.write_lock(shard);
+        let known = self.state(&self.database.snapshot(), shard)?;
+        let state = known.unwrap_or(ShardState::UNKNOWN);
+        if epoch < state.epoch {
+            return Ok(None);
+        }
+        if known.is_none() || epoch > state.epoch {
+            let mut batch = self.database.batch().durability(Some(PersistMode::SyncData));
+            batch.insert(&self.shards, shard.to_be_bytes(), ShardState { epoch, ..state }.encode());
+            batch.commit().map_err(unavailable)?;
+        }
+        Ok(Some(state.applied))
+    }
+}
+
+impl Timers for LsmTimers {
+    fn open(&self, shard: u32, epoch: u64) -> PortFuture<'_, Result<Option<u64>, TimersError>> {
+        Box::pin(self.apart(move |inner| inner.open_shard(shard, epoch)))
+    }
+
+    fn apply(&self, shard: u32, write: Write) -> PortFuture<'_, Result<Applied, TimersError>> {
+        Box::pin(async move {
+            let (applied, emptied) = self.apart(move |inner| inner.apply(shard, write)).await?;
+            if let Some(place) = emptied {
+                self.eraser.erase(place);
+            }
+            Ok(applied)
+        })
+    }
+
+    fn due(
+        &self,
+        shard: u32,
+        after: Option<DueCursor>,
+        until: Timestamp,
+        limit: usize,
+        max_bytes: usize,
+    ) -> TimersRead<'_, Vec<Arc<Hold>>> {
+        Box::pin(self.apart(move |inner| inner.due(shard, after.as_ref(), until, limit, max_bytes)))
+    }
+
+    fn get(&self, shard: u32, ids: Vec<HoldId>) -> TimersRead<'_, Vec<Option<Known>>> {
+        Box::pin(async move {
+            if ids.len() <= GET_INLINE_MAX {
+                return self.inner.get(shard, &ids);
+            }
+            self.apart(move |inner| inner.get(shard, &ids)).await
+        })
+    }
+
+    fn list(&self, shard: u32, query: HoldQuery) -> TimersRead<'_, Vec<Arc<Hold>>> {
+        Box::pin(self.apart(move |inner| inner.list(shard, &query)))
+    }
+
+    fn dead(&self, shard: u32, query: HoldQuery) -> TimersRead<'_, Vec<(HoldId, HoldEnd)>> {
+        Box::pin(self.apart(move |inner| inner.dead(shard, &query)))
+    }
+
+    fn count(&self, shard: u32, query: CountQuery) -> TimersRead<'_, Vec<(Timestamp, u64)>> {
+        Box::pin(self.apart(move |inner| inner.count(shard, &query)))
+    }
+}

@@ -1,0 +1,178 @@
+//! How the holds of a shard are written in the LSM. All keys begin with their shard and its generation: a shard that is emptied
+//! goes on in the next generation, and what the earlier one left is out of sight at once.
+//!
+//! ```text
+//! shards   shard                                   -> format, epoch, applied, generation, floor, now
+//!          shard, generation                       -> nothing: that generation is to be erased
+//! rows     shard, generation, due, id              -> the hold, with its payload
+//! ids      shard, generation, id                   -> due
+//! topics   shard, generation, topic, due, id       -> nothing
+//! counts   shard, generation, topic, minute        -> how many are due in it
+//! ends-*   shard, generation, id                   -> applied, the end
+//! dead-*   shard, generation, due, id              -> nothing
+//! ```
+//!
+//! Numbers in keys are big endian, and times have their sign turned, so that the order of bytes is the order of numbers. An id
+//! stands last in its key, so it needs no length.
+
+use whimbrel_model::ports::DueCursor;
+use whimbrel_model::{HoldId, Timestamp, TopicNumber};
+
+const FORMAT: u8 = 1;
+const SIGN: u64 = 1 << 63;
+/// In place of a topic where all topics are counted together; no topic has this number.
+pub(super) const ALL_TOPICS: TopicNumber = TopicNumber(u32::MAX);
+const _: () = assert!(whimbrel_model::limits::TOPIC_NUMBER_MAX < ALL_TOPICS.0);
+
+/// Where a shard is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ShardState {
+    pub epoch: u64,
+    pub applied: u64,
+    pub generation: u32,
+    /// No row is due below this.
+    pub floor: Timestamp,
+    /// The latest time of a write.
+    pub now: Timestamp,
+}
+
+impl ShardState {
+    /// A shard that nobody took yet.
+    pub const UNKNOWN: Self = Self {
+        epoch: 0,
+        applied: 0,
+        generation: 0,
+        floor: Timestamp::from_millis(i64::MAX),
+        now: Timestamp::from_millis(i64::MIN),
+    };
+
+    pub fn encode(&self) -> Vec<u8> {
+        let mut value = vec![FORMAT];
+        value.extend_from_slice(&self.epoch.to_le_bytes());
+        value.extend_from_slice(&self.applied.to_le_bytes());
+        value.extend_from_slice(&self.generation.to_le_bytes());
+        value.extend_from_slice(&self.floor.as_millis().to_le_bytes());
+        value.extend_from_slice(&self.now.as_millis().to_le_bytes());
+        value
+    }
+
+    pub fn decode(value: &[u8]) -> Option<Self> {
+        let (&FORMAT, rest) = value.split_first()? else { return None };
+        let (epoch, rest) = rest.split_first_chunk()?;
+        let (applied, rest) = rest.split_first_chunk()?;
+        let (generation, rest) = rest.split_first_chunk()?;
+        let (floor, rest) = rest.split_first_chunk()?;
+        let (now, []) = rest.split_first_chunk()? else { return None };
+        Some(Self {
+            epoch: u64::from_le_bytes(*epoch),
+            applied: u64::from_le_bytes(*applied),
+            generation: u32::from_le_bytes(*generation),
+            floor: Timestamp::from_millis(i64::from_le_bytes(*floor)),
+            now: Timestamp::from_millis(i64::from_le_bytes(*now)),
+        })
+    }
+}
+
+/// What all keys of a generation of a shard begin with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place {
+    pub shard: u32,
+    pub generation: u32,
+}
+
+impl Place {
+    pub fn prefix(self) -> [u8; 8] {
+        (u64::from(self.shard) << 32 | u64::from(self.generation)).to_be_bytes()
+    }
+
+    /// The place whose prefix this is.
+    pub fn of_prefix(prefix: [u8; 8]) -> Self {
+        let both = u64::from_be_bytes(prefix);
+        Self { shard: (both >> 32) as u32, generation: both as u32 }
+    }
+
+    fn key(self, rest_len: usize) -> Vec<u8> {
+        let mut key = Vec::with_capacity(8 + rest_len);
+        key.extend_from_slice(&self.prefix());
+        key
+    }
+
+    pub fn by_id(self, id: &HoldId) -> Vec<u8> {
+        let mut key = self.key(id.as_str().len());
+        key.extend_from_slice(id.as_str().as_bytes());
+        key
+    }
+
+    pub fn by_due(self, due: Timestamp, id: &str) -> Vec<u8> {
+        let mut key = self.key(8 + id.len());
+        key.extend_from_slice(&sortable(due));
+        key.extend_from_slice(id.as_bytes());
+        key
+    }
+
+    pub fn by_topic(self, topic: TopicNumber, due: Timestamp, id: &str) -> Vec<u8> {
+        let mut key = self.key(12 + id.len());
+        key.extend_from_slice(&topic.0.to_be_bytes());
+        key.extend_from_slice(&sortable(due));
+        key.extend_from_slice(id.as_bytes());
+        key
+    }
+
+    pub fn count(self, topic: TopicNumber, minute: Timestamp) -> Vec<u8> {
+        self.by_topic(topic, minute, "")
+    }
+}
+
+/// The place in due order that a key ends with, after the topic where it has one.
+pub(super) fn due_of(key: &[u8], by_topic: bool) -> Option<DueCursor> {
+    let rest = key.get(if by_topic { 12 } else { 8 }..)?;
+    let (due, id) = rest.split_first_chunk::<8>()?;
+    Some(DueCursor { due: unsortable(*due), id: HoldId::new(std::str::from_utf8(id).ok()?) })
+}
+
+pub(super) fn sortable(time: Timestamp) -> [u8; 8] {
+    (time.as_millis() as u64 ^ SIGN).to_be_bytes()
+}
+
+pub(super) fn unsortable(bytes: [u8; 8]) -> Timestamp {
+    Timestamp::from_millis((u64::from_be_bytes(bytes) ^ SIGN) as i64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLACE: Place = Place { shard: 3, generation: 9 };
+
+    fn at(millis: i64) -> Timestamp {
+        Timestamp::from_millis(millis)
+    }
+
+    #[test]
+    fn keys_are_ordered_by_time_and_then_by_id() {
+        let times = [i64::MIN, -60_000, -1, 0, 1, 255, 256, 1 << 40, i64::MAX];
+        let keys: Vec<_> =
+            times.iter().flat_map(|time| ["", "a", "ab", "b"].map(|id| PLACE.by_due(at(*time), id))).collect();
+        assert!(keys.is_sorted());
+    }
+
+    #[test]
+    fn a_key_tells_its_due_time_and_id() {
+        let expected = Some(DueCursor { due: at(-7), id: HoldId::new("order-1") });
+        assert_eq!(due_of(&PLACE.by_due(at(-7), "order-1"), false), expected);
+        assert_eq!(due_of(&PLACE.by_topic(TopicNumber(1), at(-7), "order-1"), true), expected);
+        assert_eq!(due_of(&PLACE.prefix(), false), None);
+        assert_eq!(Place::of_prefix(PLACE.prefix()), PLACE);
+    }
+
+    #[test]
+    fn a_state_survives_and_a_broken_one_is_refused() {
+        let state = ShardState { epoch: 1, applied: 2, generation: 3, floor: at(-4), now: at(5) };
+        let value = state.encode();
+        assert_eq!(ShardState::decode(&value), Some(state));
+        for len in 0..value.len() {
+            assert_eq!(ShardState::decode(&value[..len]), None);
+        }
+        assert_eq!(ShardState::decode(&[&value[..], b"x"].concat()), None);
+    }
+}

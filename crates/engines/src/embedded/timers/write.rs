@@ -1,0 +1,160 @@
+//! One write of a shard: what it changes in every index, in one batch.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use fjall::{OwnedWriteBatch as WriteBatch, PersistMode};
+use whimbrel_model::ports::timers::bucket_start;
+use whimbrel_model::ports::{Applied, Change, Row, TimersError, Write};
+use whimbrel_model::{Ending, Hold, HoldEnd, HoldId, Timestamp, TopicNumber};
+
+use super::keys::{ALL_TOPICS, Place, ShardState, sortable};
+use super::{Inner, unavailable};
+
+/// What counts are kept by.
+pub(super) const MINUTE: Duration = Duration::from_secs(60);
+/// Keys that one change writes: its old and its new ones in three indexes, for the capacity of a batch.
+const KEYS_PER_CHANGE: usize = 6;
+
+/// By topic and minute, how many more are due then.
+type Counted = BTreeMap<(TopicNumber, Timestamp), i64>;
+
+impl Inner {
+    /// Writes, and tells which generation is to be erased where the shard was emptied.
+    pub fn apply(&self, shard: u32, write: Write) -> Result<(Applied, Option<Place>), TimersError> {
+        let _turn = self.write_lock(shard);
+        let before = self.state(&self.database.snapshot(), shard)?.unwrap_or(ShardState::UNKNOWN);
+        if write.epoch < before.epoch {
+            return Ok((Applied::OlderEpoch, None));
+        }
+        if write.expected != before.applied {
+            return Ok((Applied::Behind { at: before.applied }, None));
+        }
+        let emptied = write.reset.then_some(Place { shard, generation: before.generation });
+        let place = Place { shard, generation: before.generation.wrapping_add(u32::from(write.reset)) };
+        // A floor above what the same write puts would hide it.
+        let puts = write.changes.iter().filter_map(|change| match change {
+            Change::Put { hold, .. } => Some(hold.due),
+            Change::End { .. } => None,
+        });
+        let state = ShardState {
+            epoch: write.epoch,
+            applied: write.applied,
+            generation: place.generation,
+            floor: puts.fold(write.floor, Timestamp::min),
+            now: before.now.max(write.now),
+        };
+        let keys = write.changes.len() * KEYS_PER_CHANGE + 1;
+        let batch = WriteBatch::with_capacity(self.database.clone(), keys);
+        let mut pen =
+            Pen { inner: self, batch: batch.durability(Some(PersistMode::SyncData)), place, counted: Counted::new() };
+        for change in &write.changes {
+            match change {
+                Change::Put { hold, was } => pen.put(hold, *was),
+                Change::End { id, end, was } => pen.end(id, end, *was, &state)?,
+            }
+        }
+        pen.count()?;
+        let mut batch = pen.batch;
+        batch.insert(&self.shards, shard.to_be_bytes(), state.encode());
+        if let Some(emptied) = emptied {
+            batch.insert(&self.shards, emptied.prefix(), []);
+        }
+        batch.commit().map_err(unavailable)?;
+        self.ends.drop_before(state.now).map_err(unavailable)?;
+        self.dead.drop_before(state.now).map_err(unavailable)?;
+        Ok((Applied::Done, emptied))
+    }
+}
+
+/// Writes changes into a batch.
+struct Pen<'a> {
+    inner: &'a Inner,
+    batch: WriteBatch,
+    place: Place,
+    counted: Counted,
+}
+
+impl Pen<'_> {
+    fn put(&mut self, hold: &Hold, was: Option<Row>) {
+        let (inner, place, id) = (self.inner, self.place, hold.id.as_str());
+        let row = Row { due: hold.due, topic: hold.topic };
+        let was_elsewhere = was.filter(|was| *was != row);
+        if let Some(was) = was_elsewhere {
+            self.remove_ordered(id, was);
+        }
+        if was != Some(row) {
+            self.batch.insert(&inner.ids, place.by_id(&hold.id), sortable(hold.due));
+            self.batch.insert(&inner.topics, place.by_topic(row.topic, row.due, id), []);
+            self.counts(row, 1);
+        }
+        self.batch.insert(&inner.rows, place.by_due(hold.due, id), hold.encode());
+    }
+
+    fn end(&mut self, id: &HoldId, end: &HoldEnd, was: Option<Row>, state: &ShardState) -> Result<(), TimersError> {
+        let (inner, place) = (self.inner, self.place);
+        if let Some(was) = was {
+            self.remove_ordered(id.as_str(), was);
+            self.batch.remove(&inner.ids, place.by_id(id));
+        }
+        if inner.is_forgotten(end, state) {
+            return Ok(());
+        }
+        // A clock that is ahead must not make slices of a time to come.
+        let slice_of = end.at.min(state.now);
+        let slice = inner.ends.at(slice_of).map_err(unavailable)?;
+        self.batch.insert(&slice, place.by_id(id), encode_end(state.applied, end));
+        if matches!(end.how, Ending::Dead { .. }) {
+            let slice = inner.dead.at(slice_of).map_err(unavailable)?;
+            self.batch.insert(&slice, place.by_due(end.due, id.as_str()), []);
+        }
+        Ok(())
+    }
+
+    /// Takes a row out of everything that is in due order.
+    fn remove_ordered(&mut self, id: &str, was: Row) {
+        let (inner, place) = (self.inner, self.place);
+        self.batch.remove(&inner.rows, place.by_due(was.due, id));
+        self.batch.remove(&inner.topics, place.by_topic(was.topic, was.due, id));
+        self.counts(was, -1);
+    }
+
+    fn counts(&mut self, row: Row, by: i64) {
+        let minute = bucket_start(row.due, MINUTE);
+        for topic in [row.topic, ALL_TOPICS] {
+            *self.counted.entry((topic, minute)).or_insert(0) += by;
+        }
+    }
+
+    fn count(&mut self) -> Result<(), TimersError> {
+        let (counts, place) = (&self.inner.counts, self.place);
+        for ((topic, minute), by) in std::mem::take(&mut self.counted) {
+            if by == 0 {
+                continue;
+            }
+            let key = place.count(topic, minute);
+            let before = counts.get(&key).map_err(unavailable)?.map_or(Ok(0), |value| decode_count(&value))?;
+            let Some(now) = before.checked_add_signed(by) else {
+                return Err(TimersError::Damaged(format!("{before} holds are due in {minute} and {by} more would be")));
+            };
+            if now == 0 {
+                self.batch.remove(counts, key);
+            } else {
+                self.batch.insert(counts, key, now.to_le_bytes());
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn decode_count(value: &[u8]) -> Result<u64, TimersError> {
+    let bytes = value.try_into().map_err(|_| TimersError::Damaged("a count cannot be read".to_owned()))?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+/// An end with the offset of its write: of two ends of one id in different slices the later written counts.
+fn encode_end(applied: u64, end: &HoldEnd) -> Vec<u8> {
+    let mut value = applied.to_le_bytes().to_vec();
+    value.extend_from_slice(&end.encode());
+    value
+}
