@@ -39,9 +39,8 @@ struct Shared {
 #[derive(Default)]
 struct Queue {
     lanes: Lanes<Arc<Pending>>,
-    /// How many must wait, unless they fill a frame, before the journal's thread is woken; `None` where it does not sleep. Nobody
-    /// is notified who does not sleep, or who would not go on yet: a notification is a system call, and a wake-up takes a
-    /// processor from those who work.
+    /// How many must wait before the journal's thread is woken; `None` where it does not sleep. Nobody is notified who does not
+    /// sleep, or who would not go on yet: a notification is a system call, and a wake-up takes a processor from those who work.
     wake_at: Option<usize>,
     closing: bool,
 }
@@ -115,8 +114,7 @@ impl Store {
         queue.lanes.admit(&work, settings.queue_bytes_max)?;
         let (ticket, pending) = Pending::new();
         queue.lanes.push(work, pending);
-        let is_frame = queue.lanes.bytes() >= settings.frame_bytes_target;
-        if queue.wake_at.is_some_and(|count| is_frame || queue.lanes.len() >= count) {
+        if queue.wake_at.is_some_and(|count| queue.lanes.len() >= count) {
             queue.wake_at = None;
             drop(queue);
             self.shared.work_came.notify_one();
