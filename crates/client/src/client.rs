@@ -222,10 +222,18 @@ impl Client {
         self.answer(request, body.into(), self.answer_wait).await
     }
 
-    /// Drops the topic and all its messages.
+    /// Drops the topic and all its messages. One with pending holds is refused.
     pub async fn delete_topic(&self, topic: &str) -> Result<(), ClientError> {
-        let request = self.request(Method::DELETE, &format!("/v1/topics/{}", escaped(topic)));
-        let (status, body) = self.send(request, Bytes::new(), self.answer_wait).await?;
+        self.delete(&format!("/v1/topics/{}", escaped(topic))).await
+    }
+
+    /// Withdraws what is held for the topic, then drops it and all its messages.
+    pub async fn delete_topic_and_holds(&self, topic: &str) -> Result<(), ClientError> {
+        self.delete(&format!("/v1/topics/{}?holds=withdraw", escaped(topic))).await
+    }
+
+    async fn delete(&self, path: &str) -> Result<(), ClientError> {
+        let (status, body) = self.send(self.request(Method::DELETE, path), Bytes::new(), self.answer_wait).await?;
         if status.is_success() {
             return Ok(());
         }

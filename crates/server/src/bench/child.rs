@@ -12,6 +12,8 @@ use crate::cli::Failure;
 const READY_WAIT: Duration = Duration::from_secs(30);
 /// How long it may take to end before it is killed.
 const END_WAIT: Duration = Duration::from_secs(20);
+/// The server's data folder, in the folder that it is started in.
+const DATA: &str = "data";
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 pub struct Server {
@@ -27,7 +29,7 @@ impl Server {
     pub fn start(folder: &Path, settings: &[String]) -> Result<Self, Failure> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["serve", "--listen", "127.0.0.1:0", "--set", "telemetry.level=warn", "--data"]);
-        command.arg(folder.join("data"));
+        command.arg(folder.join(DATA));
         for setting in settings {
             command.arg("--set").arg(setting);
         }
@@ -48,6 +50,11 @@ impl Server {
         }
         server.ready_after = began.elapsed();
         Ok(server)
+    }
+
+    /// Removes what a server that was started in this folder left, once it has ended.
+    pub fn remove_data(folder: &Path) -> Result<(), Failure> {
+        Ok(std::fs::remove_dir_all(folder.join(DATA))?)
     }
 
     /// Resident memory in bytes, where the system tells.

@@ -4,9 +4,11 @@
 //! their status and end, and there is no runtime between it and the sockets. The loop waits with nanosecond timeouts, since a steady
 //! rate cannot be kept with timers of a millisecond. Linux only, as epoll is.
 
+use std::borrow::Cow;
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::num::NonZeroU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
@@ -23,16 +25,27 @@ const READ_BYTES: usize = 64 << 10;
 const SLEEP_MAX: Duration = Duration::from_millis(20);
 
 /// What to send, how often and for how long.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct Load<'a> {
     pub address: SocketAddr,
-    pub request: &'a [u8],
+    pub requests: Requests<'a>,
     pub connections: usize,
     pub threads: usize,
     pub pace: Pace,
     /// Not measured.
     pub warmup: Duration,
     pub duration: Duration,
+    /// Ends the load before its time.
+    pub stop: Option<&'a AtomicBool>,
+}
+
+/// What is sent.
+#[derive(Clone, Copy)]
+pub enum Requests<'a> {
+    /// The same each time, rendered once.
+    Same(&'a [u8]),
+    /// Another each time, by its number; every number is dealt once, over all connections. The load ends where there is none.
+    Each(&'a (dyn Fn(u64) -> Option<Vec<u8>> + Sync)),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -92,6 +105,7 @@ pub enum LoadError {
 /// Runs the load to its end.
 pub fn run(load: Load<'_>) -> Result<Outcome, LoadError> {
     let threads = load.threads.clamp(1, load.connections);
+    let dealt = &AtomicU64::new(0);
     std::thread::scope(|scope| {
         let shares: Vec<_> = (0..threads)
             .map(|thread| {
@@ -100,7 +114,7 @@ pub fn run(load: Load<'_>) -> Result<Outcome, LoadError> {
                     Pace::Saturate => Pace::Saturate,
                     Pace::Steady { per_second } => Pace::Steady { per_second: per_second / threads as f64 },
                 };
-                scope.spawn(move || Driver::connect(Load { connections, pace, ..load })?.run())
+                scope.spawn(move || Driver::connect(Load { connections, pace, ..load }, dealt)?.run())
             })
             .collect();
         let mut total = Outcome::default();
@@ -111,8 +125,9 @@ pub fn run(load: Load<'_>) -> Result<Outcome, LoadError> {
     })
 }
 
-struct Connection {
+struct Connection<'a> {
     stream: TcpStream,
+    request: Cow<'a, [u8]>,
     answers: AnswerReader,
     /// When the request under way was due, and how much of it is sent; `None` while the connection is free.
     under_way: Option<(Instant, usize)>,
@@ -122,15 +137,19 @@ struct Connection {
 struct Driver<'a> {
     load: Load<'a>,
     epoll: rustix::fd::OwnedFd,
-    connections: Vec<Connection>,
+    connections: Vec<Connection<'a>>,
     free: Vec<usize>,
+    /// Requests that were dealt so far, by all threads.
+    dealt: &'a AtomicU64,
+    /// There are no more requests.
+    is_exhausted: bool,
     outcome: Outcome,
     measured_from: Instant,
     buffer: Box<[u8]>,
 }
 
 impl<'a> Driver<'a> {
-    fn connect(load: Load<'a>) -> Result<Self, LoadError> {
+    fn connect(load: Load<'a>, dealt: &'a AtomicU64) -> Result<Self, LoadError> {
         let failed = |error: io::Error| LoadError::Connection(load.address, error);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
         let mut connections = Vec::with_capacity(load.connections);
@@ -141,13 +160,16 @@ impl<'a> Driver<'a> {
             epoll::add(&epoll, &stream, epoll::EventData::new_u64(index as u64), epoll::EventFlags::IN)
                 .map_err(|error| failed(error.into()))?;
             let answers = AnswerReader::default();
-            connections.push(Connection { stream, answers, under_way: None, waits_for_room: false });
+            let request = Cow::Borrowed(&[][..]);
+            connections.push(Connection { stream, request, answers, under_way: None, waits_for_room: false });
         }
         Ok(Self {
             load,
             epoll,
             free: (0..load.connections).collect(),
             connections,
+            dealt,
+            is_exhausted: false,
             outcome: Outcome::default(),
             measured_from: Instant::now(),
             buffer: vec![0; READ_BYTES].into(),
@@ -164,17 +186,29 @@ impl<'a> Driver<'a> {
             Pace::Saturate => self.saturate(until)?,
             Pace::Steady { per_second } => self.keep_rate(began, until, per_second)?,
         }
-        self.outcome.measured = self.load.duration;
         Ok(self.outcome)
+    }
+
+    /// Whether the load ends before its time.
+    fn is_over(&self) -> bool {
+        self.is_exhausted || self.load.stop.is_some_and(|stop| stop.load(Ordering::Relaxed))
+    }
+
+    fn note_time(&mut self, until: Instant) {
+        self.outcome.measured = Instant::now().min(until).saturating_duration_since(self.measured_from);
     }
 
     fn saturate(&mut self, until: Instant) -> Result<(), LoadError> {
         loop {
             let now = Instant::now();
-            if now >= until {
+            // What is under way at the end of the time does not count; where requests ran out, the last ones do.
+            let is_done = self.is_over() && (!self.is_exhausted || self.free.len() == self.connections.len());
+            if now >= until || is_done {
+                self.note_time(until);
                 return Ok(());
             }
-            while let Some(index) = self.free.pop() {
+            while !self.is_over() {
+                let Some(index) = self.free.pop() else { break };
                 self.send(index, now)?;
             }
             self.wait(SLEEP_MAX)?;
@@ -185,8 +219,8 @@ impl<'a> Driver<'a> {
         let due_at = |number: u64| began + Duration::from_secs_f64(number as f64 / per_second);
         let mut number = 0;
         let mut due = due_at(number);
-        while Instant::now() < until || due < until {
-            while due <= Instant::now() && due < until {
+        while (Instant::now() < until || due < until) && !self.is_over() {
+            while due <= Instant::now() && due < until && !self.is_over() {
                 let Some(index) = self.free.pop() else { break };
                 self.send(index, due)?;
                 number += 1;
@@ -199,11 +233,14 @@ impl<'a> Driver<'a> {
             let next = if self.free.is_empty() { SLEEP_MAX } else { due.saturating_duration_since(Instant::now()) };
             self.wait(next.min(SLEEP_MAX))?;
         }
+        self.note_time(until);
+        let ended_early = self.is_over();
         let drained_by = Instant::now() + DRAIN_WAIT;
         while self.free.len() < self.connections.len() && Instant::now() < drained_by {
             self.wait(SLEEP_MAX)?;
         }
-        let never_sent = if due < until { ((until - due).as_secs_f64() * per_second) as u64 } else { 0 };
+        let never_sent =
+            if due < until && !ended_early { ((until - due).as_secs_f64() * per_second) as u64 } else { 0 };
         self.outcome.unanswered = (self.connections.len() - self.free.len()) as u64 + never_sent;
         Ok(())
     }
@@ -229,6 +266,16 @@ impl<'a> Driver<'a> {
     }
 
     fn send(&mut self, index: usize, due: Instant) -> Result<(), LoadError> {
+        let request = match self.load.requests {
+            Requests::Same(request) => Some(Cow::Borrowed(request)),
+            Requests::Each(render) => render(self.dealt.fetch_add(1, Ordering::Relaxed)).map(Cow::Owned),
+        };
+        let Some(request) = request else {
+            self.is_exhausted = true;
+            self.free.push(index);
+            return Ok(());
+        };
+        self.connections[index].request = request;
         self.connections[index].under_way = Some((due, 0));
         self.send_rest(index)
     }
@@ -237,8 +284,8 @@ impl<'a> Driver<'a> {
         let connection = &mut self.connections[index];
         let Some((_, sent)) = &mut connection.under_way else { return Ok(()) };
         let mut is_full = false;
-        while *sent < self.load.request.len() && !is_full {
-            match connection.stream.write(&self.load.request[*sent..]) {
+        while *sent < connection.request.len() && !is_full {
+            match connection.stream.write(&connection.request[*sent..]) {
                 Ok(written) => *sent += written,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => is_full = true,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -276,7 +323,7 @@ impl<'a> Driver<'a> {
         } else if counts_from >= self.measured_from {
             self.outcome.latency.record(now - due);
         }
-        if self.load.pace == Pace::Saturate {
+        if self.load.pace == Pace::Saturate && !self.is_over() {
             return self.send(index, now);
         }
         self.free.push(index);
@@ -286,10 +333,8 @@ impl<'a> Driver<'a> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
-    use std::sync::atomic::{AtomicU64, Ordering};
-
     use super::*;
+    use std::net::TcpListener;
 
     const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
 
@@ -319,7 +364,34 @@ mod tests {
 
     fn load(address: SocketAddr, connections: usize, pace: Pace) -> Load<'static> {
         let (warmup, duration) = (Duration::ZERO, Duration::from_millis(200));
-        Load { address, request: REQUEST, connections, threads: 2, pace, warmup, duration }
+        Load { address, requests: Requests::Same(REQUEST), connections, threads: 2, pace, warmup, duration, stop: None }
+    }
+
+    #[test]
+    fn a_load_of_so_many_requests_ends_when_all_are_answered() {
+        static ANSWERS: AtomicU64 = AtomicU64::new(0);
+        let address = answering_server(Duration::ZERO, &ANSWERS);
+        let requests = Requests::Each(&|number| (number < 25).then(|| REQUEST.to_vec()));
+        let whole = Load { requests, duration: Duration::from_secs(60), ..load(address, 4, Pace::Saturate) };
+        let outcome = run(whole).unwrap();
+        assert_eq!((outcome.latency.count(), ANSWERS.load(Ordering::Relaxed)), (25, 25));
+        assert!(outcome.measured < Duration::from_secs(60));
+    }
+
+    #[test]
+    fn a_load_that_is_stopped_ends_before_its_time() {
+        static ANSWERS: AtomicU64 = AtomicU64::new(0);
+        static STOP: AtomicBool = AtomicBool::new(false);
+        let address = answering_server(Duration::ZERO, &ANSWERS);
+        let pace = Pace::Steady { per_second: 1000.0 };
+        let long = Load { duration: Duration::from_secs(60), stop: Some(&STOP), ..load(address, 2, pace) };
+        let running = std::thread::spawn(move || run(long).unwrap());
+        while ANSWERS.load(Ordering::Relaxed) == 0 {
+            std::thread::yield_now();
+        }
+        STOP.store(true, Ordering::Relaxed);
+        let outcome = running.join().unwrap();
+        assert!(outcome.measured < Duration::from_secs(60) && outcome.unanswered == 0, "{outcome:?}");
     }
 
     #[test]

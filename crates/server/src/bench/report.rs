@@ -11,6 +11,8 @@ use crate::cli::table;
 
 #[derive(Debug, Default)]
 pub struct Report {
+    /// What holds for every figure, above the table.
+    head: Vec<String>,
     rows: Vec<Row>,
     remarks: Vec<String>,
 }
@@ -63,6 +65,44 @@ impl Report {
         self.remark_refusals(name, outcome);
     }
 
+    /// What holds for every figure: what was measured, and what an answer means.
+    pub fn head(&mut self, line: impl Into<String>) {
+        self.head.push(line.into());
+    }
+
+    pub fn remark(&mut self, line: impl Into<String>) {
+        self.remarks.push(line.into());
+    }
+
+    /// Times that shall not exceed the goal at each quantile; the last quantile may be 1, the latest of all.
+    pub fn lateness(
+        &mut self,
+        name: &str,
+        count: u64,
+        times: &[(f64, Duration)],
+        goals: &[(f64, Duration)],
+        because: &str,
+    ) {
+        let named = |share: f64| if share >= 1.0 { "max".to_owned() } else { format!("p{}", share * 100.0) };
+        let key = |share: f64| if share >= 1.0 { "max_us".to_owned() } else { format!("p{}_us", share * 100.0) };
+        let shown: Vec<_> = times.iter().map(|(share, found)| format!("{} {}", named(*share), time(*found))).collect();
+        let goal: Vec<_> =
+            goals.iter().map(|(share, most)| format!("{} at most {}", named(*share), time(*most))).collect();
+        let because = if because.is_empty() { String::new() } else { format!(" ({because})") };
+        let is_met =
+            |(share, most): &(f64, Duration)| times.iter().any(|(other, found)| other == share && found <= most);
+        let met = (!goals.is_empty()).then(|| count > 0 && goals.iter().all(is_met));
+        let keys: Vec<_> = times.iter().map(|(share, found)| (key(*share), micros(*found))).collect();
+        let figures = keys.iter().map(|(key, value)| (key.as_str(), value.clone())).chain([("count", json!(count))]);
+        let shown = format!("{} of {}", shown.join(", "), whole(count as f64));
+        self.add(name, shown, format!("{}{because}", goal.join(", ")), met, figures);
+    }
+
+    /// Figures without a goal.
+    pub fn figures(&mut self, name: &str, shown: String, figures: &[(&str, f64)]) {
+        self.add(name, shown, String::new(), None, figures.iter().map(|(name, figure)| (*name, json!(figure))));
+    }
+
     /// A single figure that shall be below its goal.
     pub fn below(&mut self, name: &str, shown: String, goal: String, met: bool, figure: (&str, f64)) {
         self.add(name, shown, goal, Some(met), [(figure.0, json!(figure.1))]);
@@ -95,14 +135,15 @@ impl Report {
             shown.add_row([&row.name, &row.shown, &row.goal, verdict(row.met)]);
         }
         let remarks = self.remarks.iter().map(|remark| format!("\n{remark}")).collect::<String>();
-        format!("{shown}{remarks}")
+        let head = self.head.iter().map(|line| format!("{line}\n")).collect::<String>();
+        format!("{head}{shown}{remarks}")
     }
 
     pub fn as_json(&self) -> Value {
         let rows = self.rows.iter().map(|row| {
             json!({ "measured": row.name, "figures": row.figures, "goal": row.goal, "verdict": verdict(row.met) })
         });
-        json!({ "rows": rows.collect::<Vec<_>>(), "remarks": self.remarks })
+        json!({ "head": self.head, "rows": rows.collect::<Vec<_>>(), "remarks": self.remarks })
     }
 }
 
@@ -138,13 +179,13 @@ fn micros(duration: Duration) -> Value {
     json!(duration.as_nanos() as f64 / 1000.0)
 }
 
-fn time(duration: Duration) -> String {
+pub fn time(duration: Duration) -> String {
     let micros = duration.as_nanos() as f64 / 1000.0;
     if micros < 1000.0 { format!("{micros:.0} µs") } else { format!("{:.2} ms", micros / 1000.0) }
 }
 
 /// A number in groups of three digits.
-fn whole(number: f64) -> String {
+pub fn whole(number: f64) -> String {
     let digits = format!("{number:.0}");
     let mut grouped = String::new();
     for (place, digit) in digits.chars().enumerate() {

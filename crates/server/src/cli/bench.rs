@@ -15,10 +15,13 @@ pub struct BenchArgs {
 enum What {
     /// Publish: rates and latencies beside the device's sync and the server's own /healthz
     Publish(BenchPublishArgs),
+    /// Hold: how fast holds are taken, moved and fired, how late, and what many of them cost
+    Hold(BenchHoldArgs),
 }
 
+/// What every bench takes.
 #[derive(Debug, clap::Args)]
-pub struct BenchPublishArgs {
+pub struct StageArgs {
     /// Measure a running server instead of a fresh one; its device cannot be told, so --data should be on the same one
     #[arg(long, value_name = "URL")]
     pub server: Option<String>,
@@ -31,15 +34,9 @@ pub struct BenchPublishArgs {
     /// How long each measurement takes
     #[arg(long, default_value_t = 5.0, value_parser = seconds)]
     pub seconds: f64,
-    /// How long each measurement of one and of a thousand partitions takes [default: as --seconds]
-    #[arg(long, value_parser = seconds)]
-    pub partition_seconds: Option<f64>,
     /// Threads of the load generator
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub threads: u16,
-    /// Only this round with its probes of the device, as often as needed [default: all of them]
-    #[arg(long, value_name = "ROUND", value_enum)]
-    pub only: Vec<BenchRound>,
     /// A few seconds in all, to see that everything works
     #[arg(long)]
     pub quick: bool,
@@ -49,6 +46,18 @@ pub struct BenchPublishArgs {
     /// Print JSON for programs
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct BenchPublishArgs {
+    #[command(flatten)]
+    pub stage: StageArgs,
+    /// How long each measurement of one and of a thousand partitions takes [default: as --seconds]
+    #[arg(long, value_parser = seconds)]
+    pub partition_seconds: Option<f64>,
+    /// Only this round with its probes of the device, as often as needed [default: all of them]
+    #[arg(long, value_name = "ROUND", value_enum)]
+    pub only: Vec<BenchRound>,
 }
 
 /// The rounds of `bench publish`.
@@ -71,12 +80,51 @@ pub enum BenchRound {
     Partitions,
 }
 
+#[derive(Debug, clap::Args)]
+pub struct BenchHoldArgs {
+    #[command(flatten)]
+    pub stage: StageArgs,
+    /// Only this round, as often as needed [default: all of them]
+    #[arg(long, value_name = "ROUND", value_enum)]
+    pub only: Vec<HoldRound>,
+    /// Holds per second that are accepted and fired at the same time
+    #[arg(long, value_name = "PER_SECOND", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(100..=1_000_000))]
+    pub rate: u32,
+    /// Holds that are pending while others are moved and taken back, and that come due in one second
+    #[arg(long, value_name = "COUNT", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1000..))]
+    pub pending: u32,
+    /// Holds that memory and a restart are measured with, beside --pending
+    #[arg(long, value_name = "COUNT", default_value_t = 10_000_000, value_parser = clap::value_parser!(u32).range(1000..))]
+    pub pending_many: u32,
+}
+
+/// The rounds of `bench hold`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum HoldRound {
+    /// Holds accepted over 64 connections, and in batches
+    Accept,
+    /// A few holds on an idle server: how late they fire
+    Idle,
+    /// A steady rate accepted and fired at the same time: how late they fire
+    Fire,
+    /// Very many holds due in the same second, and publishes meanwhile
+    Burst,
+    /// Extending with very many pending
+    Extend,
+    /// Withdrawing with very many pending
+    Withdraw,
+    /// Resident memory with many and with very many pending, and a restart
+    Pending,
+}
+
 fn seconds(text: &str) -> Result<f64, String> {
     let refused = || "write a number of seconds from 0.1 to 3600".to_owned();
     text.parse().ok().filter(|seconds| (0.1..=3600.0).contains(seconds)).ok_or_else(refused)
 }
 
 pub fn run(args: BenchArgs) -> Result<ExitCode, Failure> {
-    let What::Publish(args) = args.what;
-    crate::bench::publish(&args)
+    match args.what {
+        What::Publish(args) => crate::bench::publish(&args),
+        What::Hold(args) => crate::bench::hold(&args),
+    }
 }

@@ -17,7 +17,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-pub use bench::{BenchPublishArgs, BenchRound};
+pub use bench::{BenchHoldArgs, BenchPublishArgs, BenchRound, HoldRound, StageArgs};
 pub use failure::Failure;
 pub use output::{print_json, table};
 pub use serve::ConfigArgs;

@@ -112,8 +112,8 @@ impl MessageArgs {
             content_type: self.content_type.clone(),
             key: self.partition_key.clone(),
             id: self.id.clone(),
-            delay: delay,
-            deliver_at: deliver_at,
+            delay,
+            deliver_at,
             headers: self.header.clone(),
             idempotency_key: None,
         };

@@ -1,0 +1,93 @@
+//! Very many holds due at the same moment: how long until all are in their topic, and what publishes feel meanwhile.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use whimbrel_model::{Clock as _, SystemClock, Timestamp};
+
+use super::super::load::{Pace, Requests};
+use super::super::report::{time, whole};
+use super::super::stage;
+use super::{Bench, TOPIC_BESIDE, TOPIC_BURST};
+use crate::cli::Failure;
+
+/// Publishes per second beside the burst.
+const BESIDE_PER_SECOND: f64 = 1000.0;
+const BESIDE_CONNECTIONS: usize = 16;
+/// Bytes of a publish beside the burst.
+const BESIDE_BYTES: usize = 256;
+/// Holds per second that filling surely reaches: by that the moment is chosen.
+const FILL_PER_SECOND: u64 = 20_000;
+/// Between the end of filling and the moment, at least.
+const LEAD: Duration = Duration::from_secs(3);
+/// How long all may take to come before the bench gives up.
+const GIVE_UP: Duration = Duration::from_secs(120);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+const APPENDED_GOAL: Duration = Duration::from_secs(5);
+const BESIDE_GOAL: Duration = Duration::from_millis(10);
+
+impl Bench {
+    pub fn run_burst(&mut self) -> Result<(), Failure> {
+        let expected = Duration::from_secs(u64::from(self.pending) / FILL_PER_SECOND) + LEAD;
+        let moment = Timestamp::from_millis(SystemClock.now().as_millis() + expected.as_millis() as i64);
+        let (held, _) = self.fill(TOPIC_BURST, self.pending, &format!("\"deliver_at\":\"{moment}\""))?;
+        let left = moment.as_millis() - SystemClock.now().as_millis();
+        if left <= 0 {
+            self.stage
+                .report
+                .remark("burst: filling took longer than expected, and some were due before all were held");
+        }
+        self.stage.say("waiting for the moment");
+        std::thread::sleep(Duration::from_millis(left.max(0).unsigned_abs()));
+
+        let beside = self.stage.request(
+            "POST",
+            &format!("/v1/topics/{TOPIC_BESIDE}/messages"),
+            "application/octet-stream",
+            &[b'x'; BESIDE_BYTES],
+        );
+        let stop = AtomicBool::new(false);
+        let pace = Pace::Steady { per_second: BESIDE_PER_SECOND };
+        let mut load = self.stage.load(Requests::Same(&beside), BESIDE_CONNECTIONS, pace, GIVE_UP);
+        load.warmup = Duration::ZERO;
+        load.stop = Some(&stop);
+        let began = Instant::now();
+        let (appended, published) = std::thread::scope(|scope| {
+            let publishing = scope.spawn(|| stage::run(load));
+            let appended = self.wait_for_messages(TOPIC_BURST, held, began);
+            stop.store(true, Ordering::Relaxed);
+            let published = publishing.join().map_err(|_| Failure::new("the load generator ended early"));
+            Ok::<_, Failure>((appended?, published??))
+        })?;
+        let report = &mut self.stage.report;
+        let seconds = appended.as_secs_f64();
+        report.below(
+            &format!("burst: {} holds due at the same moment", whole(held as f64)),
+            format!("all in the topic after {}, {} /s", time(appended), whole(held as f64 / seconds.max(1e-9))),
+            format!("within {} s", APPENDED_GOAL.as_secs()),
+            appended <= APPENDED_GOAL,
+            ("appended_ms", seconds * 1000.0),
+        );
+        let name = format!("burst: publishes beside it, a steady {} /s", whole(BESIDE_PER_SECOND));
+        report.latency(&name, &published, 0.99, BESIDE_GOAL, "while the burst lasts");
+        self.stage.probe()?;
+        Ok(())
+    }
+
+    /// Waits until the topic has so many messages, and returns how long after `began` that was.
+    fn wait_for_messages(&self, topic: &str, messages: u64, began: Instant) -> Result<Duration, Failure> {
+        loop {
+            let found = self.stage.runtime.block_on(self.stage.client.topic(topic))?.messages;
+            if found >= messages {
+                return Ok(began.elapsed());
+            }
+            if began.elapsed() > GIVE_UP {
+                return Err(Failure::new(format!(
+                    "only {found} of {messages} holds have fired {} s after they were due",
+                    GIVE_UP.as_secs()
+                )));
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Filling a server with pending holds, as fast as it takes them.
+
+use std::time::Duration;
+
+use super::super::load::{Pace, Requests};
+use super::super::stage;
+use super::{BATCH_CONNECTIONS, BATCH_HOLDS, Bench, FAR, TOPIC_FAR, lines};
+use crate::cli::Failure;
+
+/// How long filling may take altogether.
+const FILL_WAIT: Duration = Duration::from_secs(1800);
+/// Batches with ids that are under way at the same time.
+const AT_ONCE: usize = 4;
+
+impl Bench {
+    /// Holds so many messages of a topic, in whole batches; `when` says when each is due. Returns how many it were and how long it took.
+    pub fn fill(&mut self, topic: &str, holds: u32, when: &str) -> Result<(u64, Duration), Failure> {
+        let batches = u64::from(holds).div_ceil(BATCH_HOLDS as u64);
+        self.stage.say(format!("holding {} messages", batches * BATCH_HOLDS as u64));
+        let batch = self.batch(topic, BATCH_HOLDS, |_| when.to_owned());
+        let each = move |number: u64| (number < batches).then(|| batch.clone());
+        let mut load = self.stage.load(Requests::Each(&each), BATCH_CONNECTIONS, Pace::Saturate, FILL_WAIT);
+        load.warmup = Duration::ZERO;
+        let outcome = stage::run(load)?;
+        if outcome.refused > 0 || outcome.latency.count() < batches {
+            let first = outcome.first_refusal.unwrap_or_default();
+            let (refused, answered) = (outcome.refused, outcome.latency.count());
+            return Err(Failure::new(format!(
+                "of {batches} batches of holds {answered} were accepted and {refused} refused, the first with: {first}"
+            )));
+        }
+        Ok((batches * BATCH_HOLDS as u64, outcome.measured))
+    }
+
+    /// Holds so many messages far away and returns their ids.
+    pub fn fill_with_ids(&mut self, holds: u32) -> Result<Vec<String>, Failure> {
+        self.stage.say(format!("holding {holds} messages"));
+        let batches = (holds as usize).div_ceil(BATCH_HOLDS);
+        let lines = bytes::Bytes::from(lines(BATCH_HOLDS, |_| format!("\"delay\":\"{FAR}\"")));
+        let mut ids = Vec::with_capacity(batches * BATCH_HOLDS);
+        self.stage.runtime.block_on(async {
+            for first in (0..batches).step_by(AT_ONCE) {
+                let client = &self.stage.client;
+                let send = |_| client.publish_ndjson(TOPIC_FAR, lines.clone());
+                let answers = futures_util::future::join_all((first..batches.min(first + AT_ONCE)).map(send)).await;
+                for answer in answers {
+                    ids.extend(answer?.into_iter().map(|accepted| match accepted {
+                        whimbrel_client::Accepted::Held(held) => held.id,
+                        whimbrel_client::Accepted::Published(place) => place.id,
+                    }));
+                }
+            }
+            Ok(ids)
+        })
+    }
+}
