@@ -4,10 +4,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use whimbrel_model::EventSink;
-use whimbrel_model::ports::{Catalogue, Log, LogTopics, Receipts, ReceiptsError, Timers, TimersError};
+use whimbrel_model::ports::{
+    Catalogue, CatalogueError, Coordination, Log, LogTopics, Receipts, ReceiptsError, Timers, TimersError,
+};
 use whimbrel_storage::OpenError;
 
-use crate::embedded::{self, EmbeddedLog, FileCatalogue, LsmReceipts, LsmTimers, ReceiptSettings, TimerSettings};
+use crate::embedded::{
+    self, EmbeddedLog, FileCatalogue, InProcessCoordination, LsmReceipts, LsmTimers, ReceiptSettings, TimerSettings,
+};
 
 /// What the configuration says about engines.
 #[derive(Debug, Clone)]
@@ -15,6 +19,7 @@ pub struct EngineSettings {
     /// The data folder. Every engine of the log has one: the catalogue and the receipts are in it.
     pub data: PathBuf,
     pub log: LogEngine,
+    pub coordination: CoordinationEngine,
     pub receipts: ReceiptSettings,
     pub timers: TimerSettings,
 }
@@ -26,6 +31,16 @@ pub enum LogEngine {
     Kafka(crate::kafka::KafkaSettings),
 }
 
+/// Who tells the nodes who is there; it keeps the catalogue too.
+#[derive(Debug, Clone, Default)]
+pub enum CoordinationEngine {
+    /// There is one node.
+    #[default]
+    InProcess,
+    #[cfg(feature = "etcd")]
+    Etcd(crate::etcd::EtcdSettings),
+}
+
 /// Why the engines could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -35,6 +50,15 @@ pub enum EngineError {
     Receipts(#[from] ReceiptsError),
     #[error(transparent)]
     Timers(#[from] TimersError),
+    #[error(transparent)]
+    Catalogue(#[from] CatalogueError),
+    #[error(
+        "the embedded log is one node's own: several nodes that know each other need a log that they share, such as Kafka"
+    )]
+    LogIsNotShared,
+    #[cfg(feature = "etcd")]
+    #[error(transparent)]
+    Etcd(#[from] crate::etcd::EtcdStartError),
     #[cfg(feature = "kafka")]
     #[error(transparent)]
     Kafka(#[from] crate::kafka::KafkaStartError),
@@ -45,6 +69,7 @@ pub struct Engines {
     pub log: Arc<dyn Log>,
     pub log_topics: Arc<dyn LogTopics>,
     pub catalogue: Arc<dyn Catalogue>,
+    pub coordination: Arc<dyn Coordination>,
     pub receipts: Arc<dyn Receipts>,
     pub timers: Arc<dyn Timers>,
     /// What was found at the start, in a sentence for the banner.
@@ -72,15 +97,19 @@ impl Engines {
 /// Opens the engines that the settings name.
 pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engines, EngineError> {
     let folder = embedded::open_folder(&settings.data)?;
-    let catalogue = Arc::new(FileCatalogue::open(folder.clone())?);
     let receipts_path = settings.data.join("receipts");
     let timers = Arc::new(LsmTimers::open(&settings.data.join("holds"), settings.timers)?);
     match settings.log {
         LogEngine::Embedded(log_settings) => {
+            if !matches!(settings.coordination, CoordinationEngine::InProcess) {
+                return Err(EngineError::LogIsNotShared);
+            }
+            let catalogue = Arc::new(FileCatalogue::open(folder.clone())?);
             let (log, recovered) = EmbeddedLog::open(folder, log_settings, events)?;
             if catalogue.is_new() && !log.partitions().is_empty() {
                 return Err(OpenError::CatalogueMissing(catalogue.path().to_owned()).into());
             }
+            let coordination = Arc::new(InProcessCoordination::open(catalogue.clone()).await?);
             let listed = log.clone();
             let shared: Arc<dyn Log> = Arc::new(log.clone());
             let list = Box::new(move || listed.partitions());
@@ -89,6 +118,7 @@ pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engi
                 log: shared,
                 log_topics: Arc::new(log.clone()),
                 catalogue,
+                coordination,
                 receipts: Arc::new(receipts),
                 timers,
                 description: describe(&recovered),
@@ -98,6 +128,7 @@ pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engi
         #[cfg(feature = "kafka")]
         LogEngine::Kafka(kafka_settings) => {
             let description = format!("kafka at {}", kafka_settings.bootstrap);
+            let (catalogue, coordination) = open_coordination(settings.coordination, folder).await?;
             let log = crate::kafka::KafkaLog::connect(kafka_settings, events).await?;
             let listed = log.clone();
             let list = Box::new(move || listed.partitions());
@@ -106,11 +137,32 @@ pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engi
                 log: log.clone(),
                 log_topics: log.clone(),
                 catalogue,
+                coordination,
                 receipts: Arc::new(receipts),
                 timers,
                 description,
                 opened: Opened::Kafka(log),
             })
+        }
+    }
+}
+
+#[cfg(feature = "kafka")]
+async fn open_coordination(
+    engine: CoordinationEngine,
+    folder: Arc<whimbrel_storage::DataFolder>,
+) -> Result<(Arc<dyn Catalogue>, Arc<dyn Coordination>), EngineError> {
+    match engine {
+        CoordinationEngine::InProcess => {
+            let catalogue = Arc::new(FileCatalogue::open(folder)?);
+            let coordination = InProcessCoordination::open(catalogue.clone()).await?;
+            Ok((catalogue, Arc::new(coordination)))
+        }
+        #[cfg(feature = "etcd")]
+        CoordinationEngine::Etcd(settings) => {
+            let connection = crate::etcd::EtcdConnection::connect(settings).await?;
+            let catalogue = crate::etcd::EtcdCatalogue::new(connection.clone());
+            Ok((Arc::new(catalogue), Arc::new(crate::etcd::EtcdCoordination::new(connection))))
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use tokio_util::sync::CancellationToken;
 use whimbrel_engines::embedded::{LogSettings, OpenError, ReceiptSettings, TimerSettings};
-use whimbrel_engines::resolve::{EngineError, EngineSettings, Engines, LogEngine, resolve};
+use whimbrel_engines::resolve::{CoordinationEngine, EngineError, EngineSettings, Engines, LogEngine, resolve};
 use whimbrel_model::{EventSink, Retention};
 use whimbrel_roles::receive::{ApiKey, PageInfo, ReceiveSettings, Scope, Secret};
 use whimbrel_roles::topics::TopicDefaults;
@@ -16,6 +16,7 @@ pub async fn open_engines(config: &Config, events: EventSink) -> Result<Engines,
     let settings = EngineSettings {
         data: config.data.clone(),
         log: log_engine(config)?,
+        coordination: CoordinationEngine::default(),
         receipts: receipt_settings(config),
         timers: TimerSettings::default(),
     };
