@@ -1,0 +1,37 @@
+-- Claims a publish under a key or an id.
+-- KEYS: the claim. ARGV: fingerprint, holder, place (partition and end), now, lease, window (in ms).
+-- Answers: 'new', 'different', 'under_way', 'earlier' with the answer, or 'lapsed' with the places of earlier tries.
+local fingerprint, answer, answered_at, holder, held_at, places =
+  unpack(redis.call('HMGET', KEYS[1], 'fingerprint', 'answer', 'answered_at', 'holder', 'held_at', 'places'))
+local now, lease, window = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+
+if answer and tonumber(answered_at) >= now - window then
+  if fingerprint ~= ARGV[1] then
+    return { 'different' }
+  end
+  return { 'earlier', answer }
+end
+-- An answer that is too old is as none: Redis forgets it by its own clock, a little later.
+local tried = holder and not answer
+if tried and fingerprint ~= ARGV[1] then
+  return { 'different' }
+end
+-- A client whose connection broke sends the same again, not knowing that it had arrived.
+local again = tried and holder == ARGV[2]
+if tried and not again and tonumber(held_at) > now - lease then
+  return { 'under_way' }
+end
+if not tried then
+  redis.call('DEL', KEYS[1])
+  places = ''
+end
+if not again then
+  redis.call('HSET', KEYS[1], 'fingerprint', ARGV[1], 'holder', ARGV[2], 'held_at', ARGV[4], 'places', places .. ARGV[3])
+  redis.call('PEXPIRE', KEYS[1], window + lease)
+else
+  places = string.sub(places, 1, #places - #ARGV[3])
+end
+if places == '' then
+  return { 'new' }
+end
+return { 'lapsed', places }

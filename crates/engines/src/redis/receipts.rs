@@ -1,0 +1,266 @@
+//! The `Receipts` port on Redis, shared by all nodes: a claim is a key of its own that is set where it is absent.
+//!
+//! Whoever claims holds the claim for a lease, which must be longer than any append takes, and renews it as long as the append
+//! takes longer nevertheless. A node that dies renews nothing: its claims lapse, and a repeat looks through the log. Answers
+//! expire after their window by Redis's own clock, and are judged by the caller's before that.
+//!
+//! A Redis that fails over may have lost the last claims and answers: a repeat of those few is published again. What is lost
+//! with Redis is the recognition of repeats, never a message.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use bytes::{Buf as _, BufMut as _, Bytes};
+use futures_util::{StreamExt as _, stream};
+use whimbrel_model::ports::{Answer, Begun, Claim, ClaimKind, PortFuture, Receipts, ReceiptsError};
+use whimbrel_model::{Clock as _, PartitionId, SystemClock, Timestamp, TopicNumber};
+
+use super::connection::{CallError, RedisConnection, Script};
+use super::reply::{OddReply, Parts};
+use crate::embedded::ReceiptSettings;
+use crate::embedded::receipts::keys::{decode_answer, encode_answer};
+
+/// Of each lease, the part after which a claim that is still under way is renewed.
+const RENEW_AFTER: u32 = 3;
+/// Claims that are renewed at the same time.
+const RENEWED_AT_ONCE: usize = 64;
+/// Bytes of a place: topic, partition, offset.
+const PLACE_BYTES: usize = 16;
+
+/// Receipts in Redis. Cloning shares them.
+#[derive(Clone)]
+pub struct RedisReceipts(Arc<Inner>);
+
+struct Inner {
+    connection: RedisConnection,
+    settings: ReceiptSettings,
+    begin: Script,
+    finish: Script,
+    abandon: Script,
+    renew: Script,
+    /// What this process is at, by the claim's key. These never lapse, however long they take.
+    under_way: Mutex<HashMap<String, Held>>,
+    /// Makes holders of this process unlike those of all others.
+    process: u64,
+    holders: AtomicU64,
+}
+
+struct Held {
+    fingerprint: u64,
+    holder: String,
+    renewed_at: Instant,
+}
+
+impl RedisReceipts {
+    /// Must be called within a runtime: claims under way are renewed by a task of their own, until the receipts are dropped.
+    pub fn new(connection: RedisConnection, settings: ReceiptSettings) -> Self {
+        let renew_interval = settings.lease / RENEW_AFTER;
+        let inner = Arc::new(Inner {
+            connection,
+            settings,
+            begin: Script::new(include_str!("lua/begin.lua")),
+            finish: Script::new(include_str!("lua/finish.lua")),
+            abandon: Script::new(include_str!("lua/abandon.lua")),
+            renew: Script::new(include_str!("lua/renew.lua")),
+            under_way: Mutex::default(),
+            process: process_number(),
+            holders: AtomicU64::new(0),
+        });
+        tokio::spawn(keep_renewing(Arc::downgrade(&inner), renew_interval));
+        Self(inner)
+    }
+}
+
+/// A number that no other process has: by when it began, and by which of those that began in that moment it is.
+fn process_number() -> u64 {
+    use std::hash::{BuildHasher as _, RandomState};
+    RandomState::new().hash_one((SystemClock.now(), std::process::id()))
+}
+
+impl Inner {
+    fn under_way(&self) -> MutexGuard<'_, HashMap<String, Held>> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn begin(&self, claim: &Claim, end: u64, now: Timestamp) -> Result<Begun, Failure> {
+        let key = self.key(claim);
+        if let Some(held) = self.under_way().get(&key) {
+            return Ok(if held.fingerprint == claim.fingerprint { Begun::UnderWay } else { Begun::Different });
+        }
+        let number = self.holders.fetch_add(1, Ordering::Relaxed);
+        let holder = format!("{:016x}-{number:x}", self.process);
+        let mut call = self.begin.on([&key].into_iter());
+        call.arg(fingerprint_text(claim.fingerprint))
+            .arg(&holder)
+            .arg(&encode_place(claim.partition, end)[..])
+            .arg(now.as_millis())
+            .arg(millis(self.settings.lease))
+            .arg(millis(self.settings.window));
+        let mut answer = Parts::of(self.connection.run(&self.begin, call).await?)?;
+        let begun = match &*answer.bytes()? {
+            b"new" => Begun::New,
+            b"lapsed" => Begun::Lapsed { places: decode_places(answer.bytes()?) },
+            b"different" => return Ok(Begun::Different),
+            b"under_way" => return Ok(Begun::UnderWay),
+            b"earlier" => {
+                let (_, answer) = decode_answer(&answer.bytes()?).ok_or(OddReply)?;
+                return Ok(Begun::Earlier(answer));
+            }
+            _ => return Err(OddReply.into()),
+        };
+        let held = Held { fingerprint: claim.fingerprint, holder, renewed_at: Instant::now() };
+        self.under_way().insert(key, held);
+        Ok(begun)
+    }
+
+    async fn finish(&self, claim: &Claim, answer: Answer) -> Result<(), Failure> {
+        let key = self.key(claim);
+        let found = (claim.kind == ClaimKind::Id).then(|| self.found_key(&claim.text));
+        let keys: Vec<&String> = [Some(&key), found.as_ref()].into_iter().flatten().collect();
+        let mut call = self.finish.on(keys.into_iter());
+        call.arg(fingerprint_text(claim.fingerprint))
+            .arg(encode_answer(claim.fingerprint, &answer))
+            .arg(answer.answered_at.as_millis())
+            .arg(millis(self.settings.window))
+            .arg(millis(self.settings.id_window));
+        let kept = self.connection.run(&self.finish, call).await;
+        // Where it was not kept, the message is in the log and only there: the claim lapses, and a repeat looks for it.
+        self.under_way().remove(&key);
+        Ok(kept.map(drop)?)
+    }
+
+    async fn abandon(&self, claim: &Claim) -> Result<(), Failure> {
+        let key = self.key(claim);
+        let Some(held) = self.under_way().remove(&key) else { return Ok(()) };
+        let mut call = self.abandon.on([&key].into_iter());
+        call.arg(held.holder);
+        self.connection.run(&self.abandon, call).await?;
+        Ok(())
+    }
+
+    async fn find(&self, id: &str) -> Result<Vec<Answer>, Failure> {
+        let mut command = redis::cmd("ZRANGE");
+        command.arg(self.found_key(id)).arg(0).arg(-1);
+        let mut answer = Parts::of(self.connection.ask(&command).await?)?;
+        let mut found = Vec::new();
+        while !answer.is_over() {
+            let (_, earlier) = decode_answer(&answer.bytes()?).ok_or(OddReply)?;
+            found.push(earlier);
+        }
+        Ok(found)
+    }
+
+    /// Renews what has been under way for a part of its lease. What fails is tried again the next time.
+    async fn renew_old(&self, interval: Duration) {
+        let now = Instant::now();
+        let old: Vec<(String, String)> = {
+            let mut under_way = self.under_way();
+            let old = under_way.iter_mut().filter(|(_, held)| now.duration_since(held.renewed_at) >= interval / 2);
+            old.map(|(key, held)| {
+                held.renewed_at = now;
+                (key.clone(), held.holder.clone())
+            })
+            .collect()
+        };
+        let kept_ms = millis(self.settings.window + self.settings.lease);
+        let renewals = old.iter().map(|(key, holder)| {
+            let mut call = self.renew.on([key].into_iter());
+            call.arg(holder).arg(SystemClock.now().as_millis()).arg(kept_ms);
+            self.connection.run(&self.renew, call)
+        });
+        let renewals: Vec<_> = renewals.collect();
+        let failed = stream::iter(renewals).buffer_unordered(RENEWED_AT_ONCE).filter_map(async |done| done.err());
+        if let Some(error) = std::pin::pin!(failed).next().await {
+            tracing::warn!(%error, "claims under way could not be renewed; it is tried again");
+        }
+    }
+
+    /// What makes a claim the same: its kind, topic, owner and text; not its partition. An id's keys have a tag in common.
+    fn key(&self, claim: &Claim) -> String {
+        let (prefix, topic) = (self.connection.prefix(), claim.topic.0);
+        let (owner, text) = (&claim.owner, &claim.text);
+        match claim.kind {
+            ClaimKind::Key => format!("{prefix}:claim:{topic}:{}:{owner}:{text}", owner.len()),
+            ClaimKind::Id => format!("{prefix}:{{i:{text}}}:claim:{topic}:{owner}"),
+        }
+    }
+
+    fn found_key(&self, id: &str) -> String {
+        format!("{}:{{i:{id}}}:found", self.connection.prefix())
+    }
+}
+
+/// Renews from time to time until the receipts are dropped.
+async fn keep_renewing(inner: Weak<Inner>, interval: Duration) {
+    loop {
+        tokio::time::sleep(interval).await;
+        let Some(inner) = inner.upgrade() else { return };
+        inner.renew_old(interval).await;
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn fingerprint_text(fingerprint: u64) -> String {
+    format!("{fingerprint:016x}")
+}
+
+fn encode_place(partition: PartitionId, offset: u64) -> [u8; PLACE_BYTES] {
+    let mut place = [0; PLACE_BYTES];
+    let mut rest = &mut place[..];
+    rest.put_u32(partition.topic.0);
+    rest.put_u32(partition.index);
+    rest.put_u64(offset);
+    place
+}
+
+fn decode_places(mut bytes: Bytes) -> Vec<(PartitionId, u64)> {
+    let mut places = Vec::with_capacity(bytes.len() / PLACE_BYTES);
+    while bytes.len() >= PLACE_BYTES {
+        let partition = PartitionId::new(TopicNumber(bytes.get_u32()), bytes.get_u32());
+        places.push((partition, bytes.get_u64()));
+    }
+    places
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    Call(#[from] CallError),
+    #[error(transparent)]
+    Odd(#[from] OddReply),
+}
+
+impl From<Failure> for ReceiptsError {
+    fn from(failure: Failure) -> Self {
+        Self::Unavailable(failure.to_string())
+    }
+}
+
+impl Receipts for RedisReceipts {
+    fn begin<'a>(&'a self, claim: &'a Claim, end: u64, now: Timestamp) -> PortFuture<'a, Result<Begun, ReceiptsError>> {
+        Box::pin(async move { Ok(self.0.begin(claim, end, now).await?) })
+    }
+
+    fn finish<'a>(&'a self, claim: &'a Claim, answer: Answer) -> PortFuture<'a, Result<(), ReceiptsError>> {
+        Box::pin(async move { Ok(self.0.finish(claim, answer).await?) })
+    }
+
+    fn abandon<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>> {
+        Box::pin(async move { Ok(self.0.abandon(claim).await?) })
+    }
+
+    fn leave<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>> {
+        // Nobody renews it any more, so it lapses.
+        self.0.under_way().remove(&self.0.key(claim));
+        Box::pin(async { Ok(()) })
+    }
+
+    fn find<'a>(&'a self, id: &'a str) -> PortFuture<'a, Result<Vec<Answer>, ReceiptsError>> {
+        Box::pin(async move { Ok(self.0.find(id).await?) })
+    }
+}

@@ -1,0 +1,164 @@
+//! A write of the `Timers` port as the arguments of one script. Pure: it knows nothing of a connection.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use redis::Cmd;
+use whimbrel_model::ports::{Change, Row, Write};
+use whimbrel_model::{Ending, HoldId};
+
+use super::layout::{PLACE_BYTES, kept_at_most, member, minute_fields, place, ring_time};
+
+/// Arguments that one script takes at most: Redis refuses a command with 1 048 576, and a dozen are the header's.
+pub(super) const ARGUMENTS_MAX: usize = 1_000_000;
+
+/// The parts of a write, in the order in which the script takes them.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Parts {
+    puts: Vec<Vec<u8>>,
+    ends: Vec<Vec<u8>>,
+    dead: Vec<Vec<u8>>,
+    removed: Vec<Vec<u8>>,
+    added: Vec<Vec<u8>>,
+    counts: HashMap<[u8; PLACE_BYTES], i64>,
+}
+
+/// A write that is too large for one script.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a write of {changes} changes is more than one script takes")]
+pub(super) struct TooLarge {
+    changes: usize,
+}
+
+/// Offsets and epochs as text that compares as they do.
+pub(super) fn decimal(number: u64) -> String {
+    format!("{number:020}")
+}
+
+/// Adds the arguments of `apply.lua` to its call.
+pub(super) fn add_arguments(call: &mut Cmd, write: &Write, remember: Duration) -> Result<(), TooLarge> {
+    let parts = Parts::of(&write.changes);
+    if parts.len() > ARGUMENTS_MAX {
+        return Err(TooLarge { changes: write.changes.len() });
+    }
+    let Parts { puts, ends, dead, removed, added, counts } = &parts;
+    call.arg(decimal(write.epoch))
+        .arg(decimal(write.expected))
+        .arg(decimal(write.applied))
+        .arg(u8::from(write.reset))
+        .arg(write.now.as_millis())
+        .arg(ring_time(remember).as_millis().max(1).to_string())
+        .arg(kept_at_most(remember).as_millis().to_string())
+        .arg(puts.len() / 2)
+        .arg(ends.len() / 2)
+        .arg(dead.len() / 2)
+        .arg(removed.len())
+        .arg(added.len())
+        .arg(counts.len());
+    for argument in [puts, ends, dead, removed, added].into_iter().flatten() {
+        call.arg(argument);
+    }
+    for (field, difference) in counts {
+        call.arg(field).arg(*difference);
+    }
+    Ok(())
+}
+
+impl Parts {
+    fn of(changes: &[Change]) -> Self {
+        let mut parts = Self::default();
+        for change in changes {
+            match change {
+                Change::Put { hold, was } => {
+                    parts.puts.extend([hold.id.as_str().into(), hold.encode()]);
+                    let row = Row { due: hold.due, topic: hold.topic };
+                    if *was != Some(row) {
+                        parts.remove_row(&hold.id, *was);
+                        parts.added.push(member(row.topic, row.due, &hold.id));
+                        parts.count(row, 1);
+                    }
+                }
+                Change::End { id, end, was } => {
+                    let text = id.as_str().as_bytes().to_vec();
+                    if matches!(end.how, Ending::Dead { .. }) {
+                        parts.dead.extend([text, [&place(end.topic, end.due)[..], &end.encode()].concat()]);
+                    } else {
+                        parts.ends.extend([text, end.encode()]);
+                    }
+                    parts.remove_row(id, *was);
+                }
+            }
+        }
+        parts.counts.retain(|_, difference| *difference != 0);
+        parts
+    }
+
+    fn remove_row(&mut self, id: &HoldId, was: Option<Row>) {
+        if let Some(row) = was {
+            self.removed.push(member(row.topic, row.due, id));
+            self.count(row, -1);
+        }
+    }
+
+    fn count(&mut self, row: Row, difference: i64) {
+        for field in minute_fields(row.topic, row.due) {
+            *self.counts.entry(field).or_default() += difference;
+        }
+    }
+
+    fn len(&self) -> usize {
+        let lists = [&self.puts, &self.ends, &self.dead, &self.removed, &self.added];
+        lists.into_iter().map(Vec::len).sum::<usize>() + self.counts.len() * 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use bytes::Bytes;
+    use whimbrel_model::{Headers, HeldMessage, Hold, Timestamp, TopicNumber};
+
+    fn hold(due: i64) -> Hold {
+        Hold {
+            id: HoldId::new("a"),
+            topic: TopicNumber(7),
+            topic_name: "orders".into(),
+            due: Timestamp::from_millis(due),
+            published_at: Timestamp::from_millis(0),
+            version: 1,
+            fresh: true,
+            moves: Vec::new(),
+            message: HeldMessage { key: None, value: Bytes::new(), headers: Headers::EMPTY },
+        }
+    }
+
+    fn row(due: i64) -> Option<Row> {
+        Some(Row { due: Timestamp::from_millis(due), topic: TopicNumber(7) })
+    }
+
+    fn put(due: i64, was: Option<Row>) -> Parts {
+        Parts::of(&[Change::Put { hold: Arc::new(hold(due)), was }])
+    }
+
+    #[test]
+    fn a_hold_that_stays_where_it_is_touches_no_index() {
+        let parts = put(5, row(5));
+        assert_eq!((parts.puts.len(), parts.len()), (2, 2));
+    }
+
+    #[test]
+    fn a_move_within_a_minute_changes_no_count() {
+        let parts = put(5, row(59_999));
+        assert_eq!((parts.added.len(), parts.removed.len(), parts.counts.len()), (1, 1, 0));
+        assert_eq!(put(5, row(60_000)).counts.len(), 4, "of its topic and of all, in both minutes");
+    }
+
+    #[test]
+    fn decimals_compare_as_their_numbers() {
+        let numbers = [0, 9, 10, 1 << 53, (1 << 53) + 1, u64::MAX];
+        assert!(numbers.map(decimal).is_sorted());
+        assert_eq!(decimal(u64::MAX).len(), decimal(0).len());
+    }
+}
