@@ -6,6 +6,8 @@ use metrics::{Counter, Histogram, counter, histogram};
 
 /// Messages accepted, by topic.
 pub const PUBLISHED_MESSAGES: &str = "whimbrel_published_messages_total";
+/// Messages accepted to be held, by topic.
+pub const HELD_MESSAGES: &str = "whimbrel_held_messages_total";
 /// Payload bytes accepted, by topic.
 pub const PUBLISHED_BYTES: &str = "whimbrel_published_bytes_total";
 /// Messages handed to readers, by topic.
@@ -20,6 +22,7 @@ pub const REFUSALS: &str = "whimbrel_refusals_total";
 /// Every name above with what it means: the reference lists them, a server describes them.
 pub const NAMES: &[(&str, &str)] = &[
     (PUBLISHED_MESSAGES, "Messages accepted, by topic"),
+    (HELD_MESSAGES, "Messages accepted to be held, by topic"),
     (PUBLISHED_BYTES, "Payload bytes accepted, by topic"),
     (READ_MESSAGES, "Messages handed to readers, by topic"),
     (PUBLISH_SECONDS, "Seconds from the whole body received until its answer"),
@@ -30,6 +33,7 @@ pub const NAMES: &[(&str, &str)] = &[
 /// The handles of one topic. A recorder must be installed before they are made, or they count nothing.
 pub(crate) struct TopicFigures {
     pub(crate) published_messages: Counter,
+    pub(crate) held_messages: Counter,
     pub(crate) published_bytes: Counter,
     pub(crate) read_messages: Counter,
 }
@@ -39,6 +43,7 @@ impl TopicFigures {
         let topic = topic.to_owned();
         Self {
             published_messages: counter!(PUBLISHED_MESSAGES, "topic" => topic.clone()),
+            held_messages: counter!(HELD_MESSAGES, "topic" => topic.clone()),
             published_bytes: counter!(PUBLISHED_BYTES, "topic" => topic.clone()),
             read_messages: counter!(READ_MESSAGES, "topic" => topic),
         }

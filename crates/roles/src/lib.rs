@@ -7,6 +7,7 @@ pub mod admin;
 pub mod center;
 pub mod events;
 pub mod figures;
+pub(crate) mod log_walk;
 pub mod owners;
 pub mod receive;
 pub mod topics;

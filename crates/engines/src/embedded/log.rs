@@ -6,7 +6,7 @@ use std::sync::Arc;
 use whimbrel_model::ports::{
     AppendOutcome, Bounds, CommitOutcome, Entry, Fence, Log, LogError, PortFuture, ReadBatch, ReadLimits,
 };
-use whimbrel_model::{Event, EventSink, PartitionId, Timestamp};
+use whimbrel_model::{Event, EventSink, PartitionId, Timestamp, TopicNumber};
 use whimbrel_storage::{
     AppendError, DataFolder, Event as StorageEvent, OpenError, Outcome, ReadError, Recovered, Settings, Store, Ticket,
     Work,
@@ -173,6 +173,10 @@ impl EmbeddedLog {
 }
 
 impl Log for EmbeddedLog {
+    fn largest_record(&self, _: TopicNumber) -> usize {
+        self.record_bytes_max()
+    }
+
     fn refusal(&self) -> Option<LogError> {
         self.store.refusal().map(append_error)
     }

@@ -158,6 +158,10 @@ impl Parts {
 }
 
 impl Log for KafkaLog {
+    fn largest_record(&self, topic: TopicNumber) -> usize {
+        self.parts().known.get(topic).map_or(usize::MAX, |topic| topic.record_bytes_max)
+    }
+
     fn append(&self, entries: Vec<Entry>) -> PortFuture<'_, AppendOutcome> {
         Box::pin(self.parts().append(entries))
     }

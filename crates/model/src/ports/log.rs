@@ -62,6 +62,12 @@ pub trait Log: Send + Sync {
     /// The offset of the first record at or after a time; the next offset where there is none.
     fn offset_at(&self, partition: PartitionId, time: Timestamp) -> PortFuture<'_, Result<u64, LogError>>;
 
+    /// The largest [`Record::size`] that the topic takes, where the engine knows: what is held now must fit when it fires.
+    fn largest_record(&self, topic: TopicNumber) -> usize {
+        let _ = topic;
+        usize::MAX
+    }
+
     /// Why nothing would be accepted now, where the engine knows without asking anybody.
     fn refusal(&self) -> Option<LogError> {
         None

@@ -1,17 +1,19 @@
 //! Accepting: drafts become records in the log. Every door ends here: HTTP, batches, gRPC, the doors of older systems.
 //!
-//! A draft is placed (by its key, or in turn), gets its id, and is appended; the answer is given when the log has it. What was
-//! begun is finished even where the caller went away (see [`super::undisturbed`]). Nothing is accepted that the log did not take.
+//! A draft is placed (by its key, or in turn), gets its id, and is appended; one that shall be in its topic later is appended to the
+//! shard of its hold instead. The answer is given when the log has it. What was begun is finished even where the caller went away
+//! (see [`super::undisturbed`]). Nothing is accepted that the log did not take.
 
 use std::sync::Arc;
 
 use whimbrel_model::ports::{AppendOutcome, Entry, LogError};
 use whimbrel_model::record::{HEADER_CONTENT_TYPE, HEADER_ID};
-use whimbrel_model::{HeadersBuilder, MessageId, PartitionId, Record, Timestamp};
+use whimbrel_model::{HeadersBuilder, HeldMessage, MessageId, PartitionId, Record, Timestamp};
 
 use super::claims;
 use super::door::Door;
 use super::draft::Draft;
+use super::holding::Holding;
 use super::load::Load;
 use super::problem::{Code, Problem};
 use super::undisturbed::Undisturbed;
@@ -24,14 +26,41 @@ const HEADER_BYTES_TYPICAL: usize = 96;
 #[derive(Debug, Clone)]
 pub(crate) struct Accepted {
     pub(crate) id: AcceptedId,
-    pub(crate) partition: u32,
-    pub(crate) offset: u64,
+    pub(crate) standing: Standing,
+}
+
+/// Where an accepted message is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Standing {
+    InTopic { partition: u32, offset: u64 },
+    Held { due: Timestamp },
 }
 
 #[derive(Debug, Clone)]
 pub(crate) enum AcceptedId {
     Minted(MessageId),
     Text(Box<str>),
+}
+
+impl AcceptedId {
+    pub(crate) fn with_text<T>(&self, use_text: impl FnOnce(&[u8]) -> T) -> T {
+        match self {
+            Self::Minted(id) => use_text(&id.to_text()),
+            Self::Text(text) => use_text(text.as_bytes()),
+        }
+    }
+
+    pub(crate) fn to_text(&self) -> String {
+        self.with_text(|id| String::from_utf8_lossy(id).into_owned())
+    }
+}
+
+/// What stands in the way of a whole batch.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    /// The entry that does, where it is one.
+    pub(crate) index: Option<usize>,
+    pub(crate) problem: Problem,
 }
 
 impl Refusal {
@@ -42,23 +71,6 @@ impl Refusal {
             None => self.problem,
         }
     }
-}
-
-impl AcceptedId {
-    pub(crate) fn with_text<T>(&self, use_text: impl FnOnce(&[u8]) -> T) -> T {
-        match self {
-            Self::Minted(id) => use_text(&id.to_text()),
-            Self::Text(text) => use_text(text.as_bytes()),
-        }
-    }
-}
-
-/// What stands in the way of a whole batch.
-#[derive(Debug)]
-pub(crate) struct Refusal {
-    /// The entry that does, where it is one.
-    pub(crate) index: Option<usize>,
-    pub(crate) problem: Problem,
 }
 
 /// Accepts one message.
@@ -72,15 +84,12 @@ pub(crate) async fn accept_one(
     if draft.brought.is_some() {
         let mut outcome =
             accept_many(door, topic, owner, vec![draft], load).await.map_err(|refusal| refusal.problem)?;
-        return outcome.pop().unwrap_or_else(|| Err(no_answer())).map_err(|error| append_problem(error, topic));
+        return outcome.pop().unwrap_or_else(|| Err(no_answer().into()));
     }
     let pass = door.registry.enter(topic).await?;
     let now = door.ports.clock.now();
-    let partition = pass.place(draft.key.as_deref());
-    let id = door.mint.mint(now, partition);
-    let payload_bytes = draft.payload.len();
     let mut headers = HeadersBuilder::with_capacity(HEADER_BYTES_TYPICAL + draft.headers.encoded().len());
-    let entry = compose(draft, &id.to_text(), &[], &mut headers, partition, now);
+    let (expected, entry) = expect(door, &pass, draft, &mut headers, now)?;
     let log = Arc::clone(&door.ports.log);
     let (outcome, pass) = Undisturbed::new(async move {
         let outcome = log.append(vec![entry]).await;
@@ -88,13 +97,11 @@ pub(crate) async fn accept_one(
         (outcome, pass)
     })
     .await;
-    match outcome.into_iter().next().unwrap_or_else(|| Err(no_answer())) {
-        Ok(offset) => {
-            count_accepted(&pass, now, 1, payload_bytes);
-            Ok(Accepted { id: AcceptedId::Minted(id), partition: partition.index, offset })
-        }
-        Err(error) => Err(append_problem(error, topic)),
-    }
+    let outcome = outcome.into_iter().next().unwrap_or_else(|| Err(no_answer()));
+    let mut taken = Taken::default();
+    let accepted = expected.accepted(outcome, topic, &mut taken);
+    taken.count(&pass, now);
+    accepted
 }
 
 /// Accepts many for one topic, each with its own outcome; or none, where one stands in the way.
@@ -104,7 +111,7 @@ pub(crate) async fn accept_many(
     owner: &str,
     drafts: Vec<Draft>,
     load: Load,
-) -> Result<Vec<Result<Accepted, LogError>>, Refusal> {
+) -> Result<Vec<Result<Accepted, Problem>>, Refusal> {
     let pass = door.registry.enter(topic).await.map_err(|error| Refusal { index: None, problem: error.into() })?;
     if drafts.iter().any(|draft| draft.brought.is_some()) {
         let (door, owner) = (Arc::clone(door), owner.to_owned());
@@ -116,14 +123,14 @@ pub(crate) async fn accept_many(
         .await;
     }
     let now = door.ports.clock.now();
-    let mut ids = Vec::with_capacity(drafts.len());
+    let mut all_expected = Vec::with_capacity(drafts.len());
     let mut entries = Vec::with_capacity(drafts.len());
     let mut headers = HeadersBuilder::with_capacity(drafts.len() * HEADER_BYTES_TYPICAL);
-    for draft in drafts {
-        let partition = pass.place(draft.key.as_deref());
-        let id = door.mint.mint(now, partition);
-        ids.push((id, partition.index, draft.payload.len()));
-        entries.push(compose(draft, &id.to_text(), &[], &mut headers, partition, now));
+    for (index, draft) in drafts.into_iter().enumerate() {
+        let (expected, entry) =
+            expect(door, &pass, draft, &mut headers, now).map_err(|problem| Refusal { index: Some(index), problem })?;
+        all_expected.push(expected);
+        entries.push(entry);
     }
     let log = Arc::clone(&door.ports.log);
     let (outcome, pass) = Undisturbed::new(async move {
@@ -132,27 +139,76 @@ pub(crate) async fn accept_many(
         (outcome, pass)
     })
     .await;
-    let (mut taken, mut taken_bytes) = (0, 0);
-    let answered = answers_of(outcome, ids.len()).zip(ids).map(|(outcome, (id, partition, payload_bytes))| {
-        let offset = outcome?;
-        taken += 1;
-        taken_bytes += payload_bytes;
-        Ok(Accepted { id: AcceptedId::Minted(id), partition, offset })
-    });
-    let answered = answered.collect();
-    count_accepted(&pass, now, taken, taken_bytes);
+    let mut taken = Taken::default();
+    let outcomes = answers_of(outcome, all_expected.len()).zip(all_expected);
+    let answered = outcomes.map(|(outcome, expected)| expected.accepted(outcome, topic, &mut taken)).collect();
+    taken.count(&pass, now);
     Ok(answered)
 }
 
-/// The record of a draft, and its way.
-pub(super) fn compose(
+/// A message whose append is under way.
+pub(super) struct Expected {
+    pub(super) id: AcceptedId,
+    pub(super) whither: Whither,
+    pub(super) payload_bytes: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Whither {
+    Topic { partition: u32 },
+    Hold { due: Timestamp },
+}
+
+impl Expected {
+    /// What the message is after its append, and what a publisher is told where it failed.
+    pub(super) fn accepted(
+        self,
+        outcome: Result<u64, LogError>,
+        topic: &str,
+        taken: &mut Taken,
+    ) -> Result<Accepted, Problem> {
+        let offset = outcome.map_err(|error| append_problem(error, topic))?;
+        let standing = match self.whither {
+            Whither::Topic { partition } => {
+                taken.published += 1;
+                taken.published_bytes += self.payload_bytes;
+                Standing::InTopic { partition, offset }
+            }
+            Whither::Hold { due } => {
+                taken.held += 1;
+                Standing::Held { due }
+            }
+        };
+        Ok(Accepted { id: self.id, standing })
+    }
+}
+
+/// The record of a draft under an id minted for it, and what is expected of its append.
+pub(super) fn expect(
+    door: &Door,
+    topic: &Topic,
     draft: Draft,
-    id: &[u8],
-    more: &[(&str, &[u8])],
     headers: &mut HeadersBuilder,
-    partition: PartitionId,
     now: Timestamp,
-) -> Entry {
+) -> Result<(Expected, Entry), Problem> {
+    let payload_bytes = draft.payload.len();
+    if let Some(later) = draft.later {
+        let (id, due) = (door.mint.mint_held(now, topic.number()), later.due(now));
+        let text = id.to_text();
+        let message = compose(draft, &text, &[], headers);
+        let text = std::str::from_utf8(&text).expect("hexadecimal digits are text");
+        let entry = Holding::new(door, topic, text, true, due, now, message)?.into_entry(now);
+        return Ok((Expected { id: AcceptedId::Minted(id), whither: Whither::Hold { due }, payload_bytes }, entry));
+    }
+    let partition = topic.place(draft.key.as_deref());
+    let id = door.mint.mint(now, partition);
+    let message = compose(draft, &id.to_text(), &[], headers);
+    let whither = Whither::Topic { partition: partition.index };
+    Ok((Expected { id: AcceptedId::Minted(id), whither, payload_bytes }, entry_of(message, partition, now)))
+}
+
+/// The message of a draft, as it stands in its topic.
+pub(super) fn compose(draft: Draft, id: &[u8], more: &[(&str, &[u8])], headers: &mut HeadersBuilder) -> HeldMessage {
     headers.push(HEADER_ID, id);
     if let Some(content_type) = draft.content_type.as_bytes() {
         headers.push(HEADER_CONTENT_TYPE, content_type);
@@ -160,8 +216,13 @@ pub(super) fn compose(
     for (name, value) in draft.headers.iter().chain(more.iter().copied()) {
         headers.push(name, value);
     }
-    let record = Record { key: draft.key, value: draft.payload, headers: headers.take(), timestamp: now };
-    Entry { partition, record }
+    HeldMessage { key: draft.key, value: draft.payload, headers: headers.take() }
+}
+
+/// A message that goes to its topic now.
+pub(super) fn entry_of(message: HeldMessage, partition: PartitionId, now: Timestamp) -> Entry {
+    let HeldMessage { key, value, headers } = message;
+    Entry { partition, record: Record { key, value, headers, timestamp: now } }
 }
 
 /// One outcome for each entry, also where an engine should have given fewer.
@@ -173,17 +234,30 @@ fn no_answer() -> LogError {
     LogError::Unknown("the log gave no answer for this message".to_owned())
 }
 
-pub(super) fn count_accepted(topic: &Topic, now: Timestamp, messages: usize, payload_bytes: usize) {
-    if messages == 0 {
-        return;
+/// What a call has taken, for the figures.
+#[derive(Debug, Default)]
+pub(super) struct Taken {
+    pub(super) published: usize,
+    pub(super) published_bytes: usize,
+    pub(super) held: usize,
+}
+
+impl Taken {
+    pub(super) fn count(&self, topic: &Topic, now: Timestamp) {
+        let figures = &topic.running.figures;
+        if self.published > 0 {
+            topic.running.published.add(now, u32::try_from(self.published).unwrap_or(u32::MAX));
+            figures.published_messages.increment(self.published as u64);
+            figures.published_bytes.increment(self.published_bytes as u64);
+        }
+        if self.held > 0 {
+            figures.held_messages.increment(self.held as u64);
+        }
     }
-    topic.running.published.add(now, u32::try_from(messages).unwrap_or(u32::MAX));
-    topic.running.figures.published_messages.increment(messages as u64);
-    topic.running.figures.published_bytes.increment(payload_bytes as u64);
 }
 
 /// What a publisher is told of a failed append. A partition that is gone means that its topic was deleted meanwhile.
-pub(crate) fn append_problem(error: LogError, topic: &str) -> Problem {
+pub(super) fn append_problem(error: LogError, topic: &str) -> Problem {
     match error {
         LogError::UnknownPartition(_) => {
             Problem::new(Code::UnknownTopic, format!("topic `{topic}` was deleted at this moment"))

@@ -1,6 +1,7 @@
 //! Answers: those to publishes, written by hand (names of topics and ids have no character that JSON would escape), and those with
 //! messages, which count as under way until the client has taken them.
 
+use std::io::Write;
 use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
@@ -8,25 +9,32 @@ use axum::response::Response;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, StatusCode};
 
-use super::accept::Accepted;
+use super::accept::{Accepted, Standing};
 use super::load::Load;
 use super::problem::Problem;
 
 /// What an answer takes beside the topic's name, about.
 pub(super) const ANSWER_BYTES_TYPICAL: usize = 112;
 
-/// `{"id","topic","partition","offset"}`
+/// `{"id","topic","partition","offset"}`, or `{"id","topic","state":"held","due"}`
 pub(super) fn write_answer(out: &mut Vec<u8>, accepted: &Accepted, topic: &str) {
     let mut digits = itoa::Buffer::new();
     out.extend_from_slice(b"{\"id\":\"");
     accepted.id.with_text(|id| out.extend_from_slice(id));
     out.extend_from_slice(b"\",\"topic\":\"");
     out.extend_from_slice(topic.as_bytes());
-    out.extend_from_slice(b"\",\"partition\":");
-    out.extend_from_slice(digits.format(accepted.partition).as_bytes());
-    out.extend_from_slice(b",\"offset\":");
-    out.extend_from_slice(digits.format(accepted.offset).as_bytes());
-    out.push(b'}');
+    match accepted.standing {
+        Standing::InTopic { partition, offset } => {
+            out.extend_from_slice(b"\",\"partition\":");
+            out.extend_from_slice(digits.format(partition).as_bytes());
+            out.extend_from_slice(b",\"offset\":");
+            out.extend_from_slice(digits.format(offset).as_bytes());
+            out.push(b'}');
+        }
+        Standing::Held { due } => {
+            write!(out, "\",\"state\":\"held\",\"due\":\"{due}\"}}").expect("a buffer takes all");
+        }
+    }
 }
 
 pub(super) fn json_response(status: StatusCode, json: impl Into<Body>) -> Response {

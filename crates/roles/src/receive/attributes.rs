@@ -6,7 +6,7 @@ use http::HeaderMap;
 use http::request::Parts;
 use whimbrel_model::{Headers, Timestamp, check_topic_name};
 
-use super::draft::{Brought, ContentType, OwnHeaders, check_key, check_later};
+use super::draft::{Brought, ContentType, Later, OwnHeaders, check_key};
 use super::problem::{Code, Problem};
 use super::query::{Query, decode, shown};
 use super::settings::ReceiveSettings;
@@ -18,6 +18,7 @@ pub(super) struct Attributes<'a> {
     pub(super) content_type: ContentType,
     pub(super) headers: Headers,
     pub(super) brought: Option<Brought>,
+    pub(super) later: Option<Later>,
 }
 
 impl<'a> Attributes<'a> {
@@ -56,8 +57,8 @@ impl<'a> Attributes<'a> {
             check_key(key.as_bytes())?;
         }
         let brought = Brought::checked(id.as_deref(), idempotency_key.as_deref())?;
-        check_later(delay.as_deref(), deliver_at.as_deref(), now)?;
-        Ok(Self { key, content_type, headers: own.take(), brought })
+        let later = Later::checked(delay.as_deref(), deliver_at.as_deref(), now)?;
+        Ok(Self { key, content_type, headers: own.take(), brought, later })
     }
 }
 
@@ -151,7 +152,8 @@ mod tests {
         assert_eq!(code("/x?key=a", &[("whimbrel-key", "b")]), Code::BadParameter);
         assert_eq!(code("/x?key=", &[]), Code::BadKey);
         assert_eq!(code("/x?id=a.b", &[]), Code::BadId);
-        assert_eq!(code("/x?delay=5s", &[]), Code::NotYet);
+        assert_eq!(code("/x?delay=5x", &[]), Code::BadDuration);
+        assert_eq!(code("/x?delay=5s", &[("whimbrel-delay", "6s")]), Code::BadParameter);
         assert_eq!(code("/x", &[("whimbrel-header-host", "b")]), Code::ReservedHeader);
         assert_eq!(code("/x", &[("whimbrel-header-whimbrel-id", "b")]), Code::ReservedHeader);
     }

@@ -12,9 +12,8 @@ use axum::response::Response;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, StatusCode};
 use serde_json::Value;
-use whimbrel_model::ports::LogError;
 
-use super::accept::{Accepted, Refusal, accept_many, append_problem};
+use super::accept::{Accepted, Refusal, accept_many};
 use super::answer::{ANSWER_BYTES_TYPICAL, held_until_taken, json_response, write_answer};
 use super::attributes::{check_user_topic, topic_in_path};
 use super::body::{announced_length, next_chunk};
@@ -48,7 +47,7 @@ const UNANNOUNCED_BYTES: usize = 64 << 10;
     responses(
         (status = 200, description = "All messages are durable", body = BatchAnswer, content_type = "application/json"),
         (status = "4XX", description = "`bad_json`, `bad_entry` and what a single publish refuses, with the entry's `index`; `batch_too_large`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`partly_appended`, `not_yet`, `disk_full`, `log_closed`, `unavailable`, `topic_growing`, `outcome_unknown`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+        (status = "5XX", description = "`partly_appended`, `no_owner`, `disk_full`, `log_closed`, `unavailable`, `topic_growing`, `outcome_unknown`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn publish_batch(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
@@ -160,7 +159,7 @@ fn answer_bytes(messages: usize, topic: &str) -> usize {
     16 + messages * (ANSWER_BYTES_TYPICAL + topic.len())
 }
 
-fn answer(outcomes: Vec<Result<Accepted, LogError>>, topic: &str, load: Load) -> Result<Response, Problem> {
+fn answer(outcomes: Vec<Result<Accepted, Problem>>, topic: &str, load: Load) -> Result<Response, Problem> {
     if outcomes.iter().any(Result::is_err) {
         return Err(partly(outcomes, topic));
     }
@@ -177,20 +176,17 @@ fn answer(outcomes: Vec<Result<Accepted, LogError>>, topic: &str, load: Load) ->
 }
 
 /// Not all were taken. Where none was, and for one reason, that reason is the answer.
-fn partly(outcomes: Vec<Result<Accepted, LogError>>, topic: &str) -> Problem {
+fn partly(outcomes: Vec<Result<Accepted, Problem>>, topic: &str) -> Problem {
     let (total, taken) = (outcomes.len(), outcomes.iter().filter(|outcome| outcome.is_ok()).count());
-    let problems = |outcome: Result<Accepted, LogError>| outcome.map_err(|error| append_problem(error, topic));
-    if taken == 0 {
-        let codes: Vec<Code> =
-            outcomes.iter().flat_map(|o| o.as_ref().err()).map(|e| append_problem(e.clone(), topic).code()).collect();
-        if codes.iter().all(|code| *code == codes[0]) {
-            let first = outcomes.into_iter().map(problems).find_map(Result::err);
-            return first.expect("none was taken");
-        }
+    let mut reasons = outcomes.iter().flat_map(|outcome| outcome.as_ref().err());
+    if let Some(first) = reasons.next().filter(|_| taken == 0)
+        && reasons.all(|other| other.code() == first.code())
+    {
+        return first.clone();
     }
     let messages: Vec<Value> = outcomes
         .into_iter()
-        .map(|outcome| match problems(outcome) {
+        .map(|outcome| match outcome {
             Ok(accepted) => {
                 let mut json = Vec::with_capacity(ANSWER_BYTES_TYPICAL + topic.len());
                 write_answer(&mut json, &accepted, topic);

@@ -1,38 +1,52 @@
 //! Publishing once: messages under an `Idempotency-Key` or an id of the publisher's own.
 //!
-//! A claim is begun before the append and finished with the answer; a repeat gets that answer. It is abandoned only where it is
-//! certain that nothing was written; after an unknown outcome it is left to lapse, and whoever comes next looks through the log
+//! A claim is begun before the message is written and finished with the answer; a repeat gets that answer. It is abandoned only where
+//! it is certain that nothing was written; after an unknown outcome it is left to lapse, and whoever comes next looks through the log
 //! for the record, which carries the claim, before anything is written again. This runs to its end also where the client went.
+//!
+//! A message that is held under an id that its publisher brought is not appended here: the owner of its shard is asked to take it,
+//! since only the owner knows whether another hold has that id.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crc_fast::{CrcAlgorithm, Digest};
-use whimbrel_model::ports::{Answer, Begun, Claim, ClaimKind, Entry, LogError, ReadLimits};
+use futures_util::StreamExt;
+use whimbrel_model::ports::{Answer, Ask, Begun, Claim, ClaimKind, Entry, HoldsError, LogError, Told};
 use whimbrel_model::record::{HEADER_FINGERPRINT, HEADER_ID, HEADER_IDEMPOTENCY_KEY, idempotency_header};
-use whimbrel_model::{HeadersBuilder, PartitionId, StoredRecord, Timestamp};
+use whimbrel_model::{HeadersBuilder, Hold, HoldId, HoldRecord, PartitionId, StoredRecord, Timestamp};
 
-use super::accept::{Accepted, AcceptedId, Refusal, answers_of, compose, count_accepted};
+use super::accept::{
+    Accepted, AcceptedId, Expected, Refusal, Standing, Taken, Whither, answers_of, compose, entry_of, expect,
+};
 use super::door::Door;
 use super::draft::{Brought, Draft};
+use super::holding::Holding;
 use super::problem::{Code, Problem};
+use crate::log_walk::LogWalk;
 use crate::topics::Pass;
 
 /// Records that are looked through for a lapsed claim. Beyond, its outcome cannot be known in time.
 const LAPSED_SCAN_RECORDS_MAX: usize = 1_000_000;
-/// Records and bytes of each step of that look.
-const LAPSED_STEP_RECORDS: usize = 4096;
-const LAPSED_STEP_BYTES: usize = 4 << 20;
+/// Owners that one batch asks at the same time; what they decide at the same time they commit together.
+const ASKS_AT_ONCE: usize = 256;
 
 /// What becomes of one draft of the batch.
 enum Fate {
     /// It is appended: the next of the entries.
-    Append { id: AcceptedId, partition: u32, payload_bytes: usize, claim: Option<Claim> },
+    Append { expected: Expected, claim: Option<Claim> },
+    /// The owner of its shard is asked: the next of the questions.
+    Ask { id: HoldId, claim: Claim, end: u64 },
     /// It was published before.
     Earlier(Accepted),
     /// It repeats another draft of the same batch.
     SameAs(usize),
+}
+
+/// A claimed draft, ready to be written.
+enum Ready {
+    Append(Expected, Entry),
+    Ask(Arc<Hold>),
 }
 
 /// One call's work on its way through the drafts.
@@ -42,12 +56,14 @@ struct Claiming<'a> {
     owner: &'a str,
     now: Timestamp,
     /// The next offset of each partition, read once.
-    ends: HashMap<u32, u64>,
+    ends: HashMap<PartitionId, u64>,
     /// Where in this batch a key or id came first, with its fingerprint.
     first_of: HashMap<Box<str>, (usize, u64)>,
     fates: Vec<Fate>,
     entries: Vec<Entry>,
+    questions: Vec<(u32, Ask)>,
     headers: HeadersBuilder,
+    taken: Taken,
 }
 
 /// Accepts drafts of which some are claimed.
@@ -56,7 +72,7 @@ pub(super) async fn accept_claimed(
     pass: &Pass,
     owner: &str,
     drafts: Vec<Draft>,
-) -> Result<Vec<Result<Accepted, LogError>>, Refusal> {
+) -> Result<Vec<Result<Accepted, Problem>>, Refusal> {
     let mut claiming = Claiming {
         door,
         pass,
@@ -66,7 +82,9 @@ pub(super) async fn accept_claimed(
         first_of: HashMap::new(),
         fates: Vec::with_capacity(drafts.len()),
         entries: Vec::with_capacity(drafts.len()),
+        questions: Vec::new(),
         headers: HeadersBuilder::default(),
+        taken: Taken::default(),
     };
     for (index, draft) in drafts.into_iter().enumerate() {
         if let Err(problem) = claiming.decide(index, draft).await {
@@ -74,25 +92,18 @@ pub(super) async fn accept_claimed(
             return Err(Refusal { index: Some(index), problem });
         }
     }
-    Ok(claiming.append().await)
+    Ok(claiming.write().await)
 }
 
 impl Claiming<'_> {
-    async fn decide(&mut self, index: usize, draft: Draft) -> Result<(), Problem> {
-        let partition = self.pass.place(draft.key.as_deref());
-        let Some(brought) = draft.brought.clone() else {
-            let id = self.door.mint.mint(self.now, partition);
-            let payload_bytes = draft.payload.len();
-            self.entries.push(compose(draft, &id.to_text(), &[], &mut self.headers, partition, self.now));
-            self.fates.push(Fate::Append {
-                id: AcceptedId::Minted(id),
-                partition: partition.index,
-                payload_bytes,
-                claim: None,
-            });
+    async fn decide(&mut self, index: usize, mut draft: Draft) -> Result<(), Problem> {
+        let Some(brought) = draft.brought.take() else {
+            let (expected, entry) = expect(self.door, self.pass, draft, &mut self.headers, self.now)?;
+            self.entries.push(entry);
+            self.fates.push(Fate::Append { expected, claim: None });
             return Ok(());
         };
-        let fingerprint = fingerprint(&draft);
+        let fingerprint = fingerprint(&draft, &brought);
         if let Some((first, first_fingerprint)) = self.first_of.get(&brought.text) {
             if *first_fingerprint != fingerprint {
                 return Err(different(&brought));
@@ -101,17 +112,18 @@ impl Claiming<'_> {
             return Ok(());
         }
         self.first_of.insert(brought.text.clone(), (index, fingerprint));
+        let (partition, ready) = self.make_ready(draft, &brought, fingerprint)?;
         let claim = Claim {
             owner: self.owner.to_owned(),
             kind: brought.kind,
             text: brought.text.to_string(),
-            topic: partition.topic,
+            topic: self.pass.number(),
             partition,
             fingerprint,
         };
         let end = self.end_of(partition).await?;
         match self.door.ports.receipts.begin(&claim, end, self.now).await? {
-            Begun::New => self.claim(draft, claim),
+            Begun::New => self.take(ready, claim, end),
             Begun::Earlier(answer) => self.fates.push(Fate::Earlier(accepted_of(answer))),
             Begun::Different => return Err(different(&brought)),
             Begun::UnderWay => {
@@ -123,10 +135,58 @@ impl Claiming<'_> {
                     self.finish(&claim, answer.clone()).await;
                     self.fates.push(Fate::Earlier(accepted_of(answer)));
                 }
-                None => self.claim(draft, claim),
+                None => self.take(ready, claim, end),
             },
         }
         Ok(())
+    }
+
+    /// The message as it would be written, and the partition that its record goes to.
+    fn make_ready(
+        &mut self,
+        draft: Draft,
+        brought: &Brought,
+        fingerprint: u64,
+    ) -> Result<(PartitionId, Ready), Problem> {
+        let (door, now, payload_bytes) = (self.door, self.now, draft.payload.len());
+        let due = draft.later.map(|later| later.due(now));
+        let in_topic = self.pass.place(draft.key.as_deref());
+        let own_id = if brought.kind == ClaimKind::Id { Some(&brought.text) } else { brought.id.as_ref() };
+        let id = match (own_id, due) {
+            (Some(id), _) => AcceptedId::Text(id.clone()),
+            (None, None) => AcceptedId::Minted(door.mint.mint(now, in_topic)),
+            (None, Some(_)) => AcceptedId::Minted(door.mint.mint_held(now, self.pass.number())),
+        };
+        let owner_and_key = claim_header(self.owner, brought.kind, &brought.text);
+        let fingerprint = format!("{fingerprint:016x}");
+        let more = [(HEADER_IDEMPOTENCY_KEY, &owner_and_key[..]), (HEADER_FINGERPRINT, fingerprint.as_bytes())];
+        let message = id.with_text(|id| compose(draft, id, &more, &mut self.headers));
+        let Some(due) = due else {
+            let expected = Expected { id, whither: Whither::Topic { partition: in_topic.index }, payload_bytes };
+            return Ok((in_topic, Ready::Append(expected, entry_of(message, in_topic, now))));
+        };
+        let fresh = own_id.is_none();
+        let holding = Holding::new(door, self.pass, &id.to_text(), fresh, due, now, message)?;
+        let shard = holding.shard;
+        if !fresh {
+            return Ok((shard, Ready::Ask(Arc::new(holding.hold))));
+        }
+        let expected = Expected { id, whither: Whither::Hold { due }, payload_bytes };
+        Ok((shard, Ready::Append(expected, holding.into_entry(now))))
+    }
+
+    /// Takes what is ready among those that are written.
+    fn take(&mut self, ready: Ready, claim: Claim, end: u64) {
+        match ready {
+            Ready::Append(expected, entry) => {
+                self.entries.push(entry);
+                self.fates.push(Fate::Append { expected, claim: Some(claim) });
+            }
+            Ready::Ask(hold) => {
+                self.fates.push(Fate::Ask { id: hold.id.clone(), claim, end });
+                self.questions.push((hold.id.shard(self.door.holds.partitions()), Ask::Accept(hold)));
+            }
+        }
     }
 
     /// Looks wherever a try may have gone. Where that cannot be found out, the claim is left as it was.
@@ -144,82 +204,111 @@ impl Claiming<'_> {
         Ok(None)
     }
 
-    /// Takes the draft under its claim among those that are appended.
-    fn claim(&mut self, draft: Draft, claim: Claim) {
-        let partition = claim.partition;
-        let (id, key) = match claim.kind {
-            ClaimKind::Id => (AcceptedId::Text(claim.text.as_str().into()), ""),
-            ClaimKind::Key => (AcceptedId::Minted(self.door.mint.mint(self.now, partition)), claim.text.as_str()),
-        };
-        let owner_and_key = idempotency_header(self.owner, key);
-        let fingerprint = format!("{:016x}", claim.fingerprint);
-        let more = [(HEADER_IDEMPOTENCY_KEY, &owner_and_key[..]), (HEADER_FINGERPRINT, fingerprint.as_bytes())];
-        let payload_bytes = draft.payload.len();
-        let entry = id.with_text(|id| compose(draft, id, &more, &mut self.headers, partition, self.now));
-        self.entries.push(entry);
-        self.fates.push(Fate::Append { id, partition: partition.index, payload_bytes, claim: Some(claim) });
-    }
-
     async fn end_of(&mut self, partition: PartitionId) -> Result<u64, Problem> {
-        if let Some(end) = self.ends.get(&partition.index) {
+        if let Some(end) = self.ends.get(&partition) {
             return Ok(*end);
         }
         let end = self.door.ports.log.bounds(partition).await?.next;
-        self.ends.insert(partition.index, end);
+        self.ends.insert(partition, end);
         Ok(end)
     }
 
     /// Nothing was written: every claim that was begun is free again.
     async fn give_up(self) {
         for fate in self.fates {
-            if let Fate::Append { claim: Some(claim), .. } = fate {
+            if let Fate::Append { claim: Some(claim), .. } | Fate::Ask { claim, .. } = fate {
                 abandon(self.door, &claim).await;
             }
         }
     }
 
-    async fn append(mut self) -> Vec<Result<Accepted, LogError>> {
-        let entries = std::mem::take(&mut self.entries);
+    async fn write(mut self) -> Vec<Result<Accepted, Problem>> {
+        let (entries, questions) = (std::mem::take(&mut self.entries), std::mem::take(&mut self.questions));
+        let (log, holds) = (&self.door.ports.log, &self.door.ports.holds);
         let count = entries.len();
-        let outcome = if count == 0 { Vec::new() } else { self.door.ports.log.append(entries).await };
-        let mut outcomes = answers_of(outcome, count);
-        let mut answers: Vec<Result<Accepted, LogError>> = Vec::with_capacity(self.fates.len());
+        let append = async { if count == 0 { Vec::new() } else { log.append(entries).await } };
+        let asked = questions.into_iter().map(|(shard, ask)| holds.ask(shard, ask));
+        let asked = futures_util::stream::iter(asked).buffered(ASKS_AT_ONCE).collect::<Vec<_>>();
+        let (outcome, told) = futures_util::future::join(append, asked).await;
+        let (mut outcomes, mut told) = (answers_of(outcome, count), told.into_iter());
+        let mut answers: Vec<Result<Accepted, Problem>> = Vec::with_capacity(self.fates.len());
         for fate in std::mem::take(&mut self.fates) {
             let answer = match fate {
                 Fate::Earlier(accepted) => Ok(accepted),
                 Fate::SameAs(first) => answers[first].clone(),
-                Fate::Append { id, partition, payload_bytes, claim } => {
+                Fate::Append { expected, claim } => {
                     let outcome = outcomes.next().expect("there is one outcome for each entry");
-                    let outcome = outcome.map(|offset| Accepted { id, partition, offset });
-                    if outcome.is_ok() {
-                        count_accepted(self.pass, self.now, 1, payload_bytes);
-                    }
-                    self.settle(claim.as_ref(), &outcome).await;
-                    outcome
+                    self.settle_append(expected, claim, outcome).await
+                }
+                Fate::Ask { id, claim, end } => {
+                    let told = told.next().expect("there is one answer for each question");
+                    self.settle_ask(id, claim, end, told).await
                 }
             };
             answers.push(answer);
         }
+        self.taken.count(self.pass, self.now);
         answers
     }
 
     /// Ends the claim as its append ended.
-    async fn settle(&self, claim: Option<&Claim>, outcome: &Result<Accepted, LogError>) {
-        match (claim, outcome) {
-            (None, Ok(_)) => {}
-            (Some(claim), Ok(accepted)) => {
-                let answer = Answer {
-                    id: accepted.id.with_text(|id| String::from_utf8_lossy(id).into_owned()),
-                    partition: claim.partition,
-                    offset: accepted.offset,
-                    due: None,
-                    answered_at: self.now,
+    async fn settle_append(
+        &mut self,
+        expected: Expected,
+        claim: Option<Claim>,
+        outcome: Result<u64, LogError>,
+    ) -> Result<Accepted, Problem> {
+        let accepted = expected.accepted(outcome.clone(), &self.pass.name, &mut self.taken);
+        let Some(claim) = claim else { return accepted };
+        match (&accepted, outcome) {
+            (Ok(accepted), Ok(offset)) => {
+                let due = match accepted.standing {
+                    Standing::InTopic { .. } => None,
+                    Standing::Held { due } => Some(due),
                 };
-                self.finish(claim, answer).await;
+                let id = accepted.id.to_text();
+                self.finish(&claim, Answer { id, partition: claim.partition, offset, due, answered_at: self.now })
+                    .await;
             }
-            (Some(claim), Err(LogError::Unknown(_))) => leave(self.door, claim).await,
-            (Some(claim), Err(_)) => abandon(self.door, claim).await,
-            (None, Err(_)) => {}
+            (_, Err(LogError::Unknown(_))) => leave(self.door, &claim).await,
+            _ => abandon(self.door, &claim).await,
+        }
+        accepted
+    }
+
+    /// Ends the claim as the owner decided. Where the `held` record lies is only known to lie at `end` or behind.
+    async fn settle_ask(
+        &mut self,
+        id: HoldId,
+        claim: Claim,
+        end: u64,
+        told: Result<Told, HoldsError>,
+    ) -> Result<Accepted, Problem> {
+        match told {
+            Ok(Told::Held { due }) => {
+                self.taken.held += 1;
+                let (id, partition) = (id.to_string(), claim.partition);
+                let answer = Answer { id, partition, offset: end, due: Some(due), answered_at: self.now };
+                self.finish(&claim, answer.clone()).await;
+                Ok(accepted_of(answer))
+            }
+            Ok(Told::Taken) => {
+                abandon(self.door, &claim).await;
+                Err(Problem::new(Code::IdTaken, "another message is or was held under this id; nothing was held now"))
+            }
+            Ok(other) => {
+                tracing::error!(?other, "an owner answered what it was not asked");
+                leave(self.door, &claim).await;
+                Err(Problem::new(Code::OutcomeUnknown, "the owner of the shard gave no answer that is understood"))
+            }
+            Err(error @ HoldsError::OutcomeUnknown(_)) => {
+                leave(self.door, &claim).await;
+                Err(error.into())
+            }
+            Err(error) => {
+                abandon(self.door, &claim).await;
+                Err(error.into())
+            }
         }
     }
 
@@ -244,7 +333,11 @@ async fn abandon(door: &Door, claim: &Claim) {
 }
 
 fn accepted_of(answer: Answer) -> Accepted {
-    Accepted { id: AcceptedId::Text(answer.id.into()), partition: answer.partition.index, offset: answer.offset }
+    let standing = match answer.due {
+        Some(due) => Standing::Held { due },
+        None => Standing::InTopic { partition: answer.partition.index, offset: answer.offset },
+    };
+    Accepted { id: AcceptedId::Text(answer.id.into()), standing }
 }
 
 fn different(brought: &Brought) -> Problem {
@@ -252,41 +345,36 @@ fn different(brought: &Brought) -> Problem {
     Problem::new(Code::DifferentBody, detail)
 }
 
+/// What the record of a claim carries.
+fn claim_header(owner: &str, kind: ClaimKind, text: &str) -> Vec<u8> {
+    idempotency_header(owner, if kind == ClaimKind::Key { text } else { "" })
+}
+
 /// Looks for the record of a claim that began and never finished.
 async fn look_for(door: &Door, claim: &Claim, partition: PartitionId, from: u64) -> Result<Option<Answer>, Problem> {
     let log = &door.ports.log;
     let end = log.bounds(partition).await?.next;
-    let limits = ReadLimits { max_records: LAPSED_STEP_RECORDS, max_bytes: LAPSED_STEP_BYTES, wait: Duration::ZERO };
-    let owner_and_key = idempotency_header(&claim.owner, if claim.kind == ClaimKind::Key { &claim.text } else { "" });
-    let (mut at, mut looked_at) = (from, 0);
-    while at < end {
-        let batch = match log.read(partition, at, limits).await {
-            Ok(batch) => batch,
-            Err(LogError::Trimmed { first, .. }) if first > at => {
-                at = first;
-                continue;
-            }
-            Err(LogError::Damaged { resume_at, .. }) if resume_at > at => {
-                at = resume_at;
-                continue;
-            }
+    let owner_and_key = claim_header(&claim.owner, claim.kind, &claim.text);
+    let mut walk = LogWalk::new(&**log, partition, from, end);
+    let mut looked_at = 0;
+    while looked_at <= LAPSED_SCAN_RECORDS_MAX {
+        let records = match walk.step(usize::MAX).await {
+            Ok(Some(records)) => records,
+            Ok(None) if walk.is_at_end() => return Ok(None),
+            Ok(None) => break,
             // The topic was made again: nothing of the old one can be found, and nothing is left to repeat.
             Err(LogError::UnknownPartition(_)) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        if let Some(found) = batch.records.iter().find(|stored| carries(stored, claim, &owner_and_key)) {
-            let id = found.record.headers.get_str(HEADER_ID).unwrap_or_default().to_owned();
-            let answered_at = found.record.timestamp;
-            return Ok(Some(Answer { id, partition, offset: found.offset, due: None, answered_at }));
+        let found = records.iter().filter(|stored| carries(stored, claim, &owner_and_key));
+        let answer = found.filter_map(|stored| answer_in(door, claim, partition, stored)).next();
+        if answer.is_some() {
+            return Ok(answer);
         }
-        looked_at += batch.records.len();
-        if looked_at > LAPSED_SCAN_RECORDS_MAX || batch.next <= at {
-            let detail = "an earlier publish under this key has an outcome that could not be found out in time";
-            return Err(Problem::new(Code::OutcomeUnknown, detail));
-        }
-        at = batch.next;
+        looked_at += records.len();
     }
-    Ok(None)
+    let detail = "an earlier publish under this key has an outcome that could not be found out in time";
+    Err(Problem::new(Code::OutcomeUnknown, detail))
 }
 
 fn carries(stored: &StoredRecord, claim: &Claim, owner_and_key: &[u8]) -> bool {
@@ -295,9 +383,26 @@ fn carries(stored: &StoredRecord, claim: &Claim, owner_and_key: &[u8]) -> bool {
         && (claim.kind == ClaimKind::Key || headers.get(HEADER_ID) == Some(claim.text.as_bytes()))
 }
 
+/// The answer that a record which carries the claim's header gives. A shard has the holds of all topics: only one for the claim's own
+/// topic is meant.
+fn answer_in(door: &Door, claim: &Claim, partition: PartitionId, stored: &StoredRecord) -> Option<Answer> {
+    let mut due = None;
+    if partition.topic == door.holds.number() {
+        match HoldRecord::of(&stored.record, stored.offset) {
+            Ok(HoldRecord::Held(hold) | HoldRecord::Carried(hold)) if hold.topic == claim.topic => due = Some(hold.due),
+            _ => return None,
+        }
+    }
+    let id = stored.record.headers.get_str(HEADER_ID).unwrap_or_default().to_owned();
+    Some(Answer { id, partition, offset: stored.offset, due, answered_at: stored.record.timestamp })
+}
+
 /// What must be the same for two publishes to be the same. A CRC suffices: it tells a mistake from a repeat, and protects nothing
 /// from a publisher who would deceive himself. Lengths go in, so that nothing can move from one part to the next.
-fn fingerprint(draft: &Draft) -> u64 {
+///
+/// When a message is due is no part of it: whoever repeats a publish with a delay computes another time. An id that came beside the
+/// key is, with the key itself: the same id under another key is another message.
+fn fingerprint(draft: &Draft, brought: &Brought) -> u64 {
     let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
     let mut part = |bytes: Option<&[u8]>| {
         digest.update(&bytes.map_or(u64::MAX, |bytes| bytes.len() as u64).to_le_bytes());
@@ -307,12 +412,16 @@ fn fingerprint(draft: &Draft) -> u64 {
     part(draft.key.as_deref());
     part(draft.content_type.as_bytes());
     part(Some(draft.headers.encoded()));
+    if let Some(id) = &brought.id {
+        part(Some(id.as_bytes()));
+        part(Some(brought.text.as_bytes()));
+    }
     digest.finalize()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::draft::ContentType;
+    use super::super::draft::{ContentType, Later};
     use super::*;
     use bytes::Bytes;
     use whimbrel_model::Headers;
@@ -325,16 +434,21 @@ mod tests {
             content_type: ContentType::Absent,
             headers: Headers::EMPTY,
             brought: None,
+            later: None,
         };
+        let key = Brought { kind: ClaimKind::Key, text: "k".into(), id: None };
         let others = [
             Draft { payload: Bytes::from_static(b"a"), key: Some(Bytes::from_static(b"b")), ..draft.clone() },
             Draft { key: Some(Bytes::new()), ..draft.clone() },
             Draft { content_type: ContentType::Json, ..draft.clone() },
             Draft { headers: Headers::builder().push("a", b"b").take(), ..draft.clone() },
         ];
-        assert_eq!(fingerprint(&draft), fingerprint(&draft.clone()));
+        let later = Draft { later: Some(Later::At(Timestamp::from_millis(1))), ..draft.clone() };
+        assert_eq!(fingerprint(&draft, &key), fingerprint(&later, &key), "a repeat may ask for another time");
         for other in others {
-            assert_ne!(fingerprint(&other), fingerprint(&draft), "{other:?}");
+            assert_ne!(fingerprint(&other, &key), fingerprint(&draft, &key), "{other:?}");
         }
+        let with_id = |text: &str| Brought { text: text.into(), id: Some("task".into()), ..key.clone() };
+        assert_ne!(fingerprint(&draft, &with_id("a")), fingerprint(&draft, &with_id("b")));
     }
 }

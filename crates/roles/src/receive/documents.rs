@@ -51,11 +51,31 @@ pub struct PublishAnswer {
     pub offset: u64,
 }
 
+/// A message that is held.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct HeldAnswer {
+    pub id: String,
+    pub topic: String,
+    /// `held`
+    pub state: String,
+    /// When it will be in its topic.
+    pub due: String,
+}
+
+/// Where a message of a batch is.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub enum EntryAnswer {
+    Published(PublishAnswer),
+    Held(HeldAnswer),
+}
+
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BatchAnswer {
     /// One answer each, in order.
-    pub messages: Vec<PublishAnswer>,
+    pub messages: Vec<EntryAnswer>,
 }
 
 /// An entry of a batch. It has exactly one of `payload`, `payload_base64` and `json`.
@@ -73,9 +93,9 @@ pub struct NewMessageDocument {
     pub id: Option<String>,
     pub headers: Option<BTreeMap<String, String>>,
     pub content_type: Option<String>,
-    /// Answers 501 `not_yet` in this version.
+    /// Hold it for a duration such as `30s`, or so many milliseconds.
     pub delay: Option<String>,
-    /// Answers 501 `not_yet` in this version.
+    /// Hold it until this time.
     pub deliver_at: Option<String>,
 }
 

@@ -5,15 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
+use whimbrel_model::hold::shard_of;
 use whimbrel_model::ports::LogError;
-use whimbrel_model::{EVENTS_TOPIC, IdMint};
+use whimbrel_model::{EVENTS_TOPIC, HOLDS_TOPIC, IdMint, PartitionId};
 
 use super::keys::KeyRing;
 use super::load::InFlight;
 use super::settings::ReceiveSettings;
 use super::{Ports, StartError};
 use crate::figures::DoorFigures;
-use crate::topics::Registry;
+use crate::topics::{Registry, Topic, TopicError};
 
 /// How long `/readyz` waits for the log.
 const READY_WITHIN: Duration = Duration::from_secs(1);
@@ -22,6 +23,8 @@ pub(crate) struct Door {
     pub(crate) ports: Ports,
     pub(crate) settings: ReceiveSettings,
     pub(crate) registry: Arc<Registry>,
+    /// The topic of all holds: its partitions are the shards, and never change.
+    pub(crate) holds: Arc<Topic>,
     pub(crate) mint: Arc<IdMint>,
     pub(crate) keys: KeyRing,
     /// Bodies and payloads that the log has not yet answered for.
@@ -38,6 +41,7 @@ impl Door {
         registry: Arc<Registry>,
         settings: ReceiveSettings,
     ) -> Result<Self, StartError> {
+        let holds = registry.get(HOLDS_TOPIC).ok_or_else(|| TopicError::Unknown(HOLDS_TOPIC.to_owned()))?;
         // The log knows its topics now, and nothing is accepted yet: what a crash cut off from the receipts is made good from it.
         let partitions: Vec<_> = registry.all().iter().flat_map(|topic| topic.all_partitions()).collect();
         ports.receipts.recover(&partitions).await?;
@@ -53,7 +57,13 @@ impl Door {
             ports,
             settings,
             registry,
+            holds,
         })
+    }
+
+    /// The partition that everything about a hold is written to.
+    pub(crate) fn shard_of(&self, id: &str) -> PartitionId {
+        self.holds.partition(shard_of(id, self.holds.partitions()))
     }
 
     /// Why this process should get no requests now: nothing, where it should.

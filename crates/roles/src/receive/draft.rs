@@ -23,6 +23,64 @@ pub(crate) struct Draft {
     pub(crate) headers: Headers,
     /// What makes a repeat return the first answer.
     pub(crate) brought: Option<Brought>,
+    /// When it shall be in its topic, where that is not now.
+    pub(crate) later: Option<Later>,
+}
+
+/// A wish to be delivered later. A delay begins when the message is accepted, not when its first byte came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Later {
+    After(Duration),
+    At(Timestamp),
+}
+
+impl Later {
+    /// Judges what was asked for. What is due already is held too, and fires at once.
+    pub(crate) fn checked(
+        delay: Option<&str>,
+        deliver_at: Option<&str>,
+        now: Timestamp,
+    ) -> Result<Option<Self>, Problem> {
+        let later = match (delay, deliver_at) {
+            (None, None) => return Ok(None),
+            (Some(_), Some(_)) => {
+                return Err(Problem::new(Code::BadParameter, "give `delay` or `deliver_at`, not both"));
+            }
+            (Some(delay), None) => {
+                Self::After(parse_duration(delay).map_err(|error| Problem::new(Code::BadDuration, error.to_string()))?)
+            }
+            (None, Some(at)) => {
+                Self::At(Timestamp::parse(at).map_err(|error| Problem::new(Code::BadTime, error.to_string()))?)
+            }
+        };
+        later.check_distance(now)?;
+        Ok(Some(later))
+    }
+
+    fn check_distance(self, now: Timestamp) -> Result<(), Problem> {
+        let detail = "a message can be held for two years at most";
+        match self {
+            Self::After(delay) if delay > DELAY_MAX => Err(Problem::new(Code::BadDuration, detail)),
+            Self::At(at) if is_too_far(at, now) => Err(Problem::new(Code::BadTime, detail)),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn due(self, now: Timestamp) -> Timestamp {
+        match self {
+            Self::At(at) => at,
+            Self::After(delay) => {
+                let delay_ms = i64::try_from(delay.as_millis()).unwrap_or(i64::MAX);
+                Timestamp::from_millis(now.as_millis().saturating_add(delay_ms))
+            }
+        }
+    }
+}
+
+/// Whether a time is further away than a message may be held.
+pub(crate) fn is_too_far(due: Timestamp, now: Timestamp) -> bool {
+    let ahead_ms = due.as_millis().saturating_sub(now.as_millis());
+    u128::try_from(ahead_ms).is_ok_and(|ahead_ms| ahead_ms > DELAY_MAX.as_millis())
 }
 
 /// The payload's media type. The one that most batches have costs no allocation.
@@ -57,6 +115,8 @@ impl ContentType {
 pub(crate) struct Brought {
     pub(crate) kind: ClaimKind,
     pub(crate) text: Box<str>,
+    /// The id that a message under an idempotency key shall have: only older systems bring both.
+    pub(crate) id: Option<Box<str>>,
 }
 
 impl Brought {
@@ -78,8 +138,8 @@ impl Brought {
                 Code::BadParameter,
                 "an id of your own makes a repeat safe by itself: send it or an idempotency key, not two different ones",
             )),
-            (Some(id), _) => Ok(Some(Self { kind: ClaimKind::Id, text: id.into() })),
-            (None, Some(key)) => Ok(Some(Self { kind: ClaimKind::Key, text: key.into() })),
+            (Some(id), _) => Ok(Some(Self { kind: ClaimKind::Id, text: id.into(), id: None })),
+            (None, Some(key)) => Ok(Some(Self { kind: ClaimKind::Key, text: key.into(), id: None })),
             (None, None) => Ok(None),
         }
     }
@@ -98,28 +158,6 @@ pub(crate) fn check_payload_size(size: usize, settings: &ReceiveSettings) -> Res
         return Ok(());
     }
     Err(Problem::new(Code::PayloadTooLarge, format!("a payload has at most {limit} bytes")).with("limit", limit))
-}
-
-/// Judges a wish to be delivered later. There are no holds yet, so a sound one is answered as such.
-pub(crate) fn check_later(delay: Option<&str>, deliver_at: Option<&str>, now: Timestamp) -> Result<(), Problem> {
-    let later = match (delay, deliver_at) {
-        (None, None) => return Ok(()),
-        (Some(_), Some(_)) => {
-            return Err(Problem::new(Code::BadParameter, "give `delay` or `deliver_at`, not both"));
-        }
-        (Some(delay), None) => {
-            parse_duration(delay).map_err(|error| Problem::new(Code::BadDuration, error.to_string()))?
-        }
-        (None, Some(at)) => {
-            let at = Timestamp::parse(at).map_err(|error| Problem::new(Code::BadTime, error.to_string()))?;
-            let ms = at.as_millis().saturating_sub(now.as_millis());
-            Duration::from_millis(u64::try_from(ms).unwrap_or(0))
-        }
-    };
-    if later > DELAY_MAX {
-        return Err(Problem::new(Code::BadDuration, "a message can be held for two years at most"));
-    }
-    Err(Problem::new(Code::NotYet, "this version delivers now; holding a message until later comes with a later one"))
 }
 
 /// Collects a message's own headers, judging each.
@@ -216,18 +254,25 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_for_later_is_judged_before_it_is_put_off() {
+    fn a_wish_for_later_is_judged() {
         let now = Timestamp::from_millis(0);
-        let later = |delay, at| check_later(delay, at, now);
-        assert!(later(None, None).is_ok());
+        let later = |delay, at| Later::checked(delay, at, now);
+        assert_eq!(later(None, None).unwrap(), None);
         assert_eq!(code(later(Some("soon"), None)), Code::BadDuration);
         assert_eq!(code(later(Some("-1s"), None)), Code::BadDuration);
         assert_eq!(code(later(Some("1000w"), None)), Code::BadDuration);
         assert_eq!(code(later(None, Some("tomorrow"))), Code::BadTime);
-        assert_eq!(code(later(None, Some("2026-11-15T00:00:00Z"))), Code::BadDuration);
+        assert_eq!(code(later(None, Some("2026-11-15T00:00:00Z"))), Code::BadTime);
         assert_eq!(code(later(Some("1s"), Some("1970-01-01T00:00:00Z"))), Code::BadParameter);
-        assert_eq!(code(later(Some("30s"), None)), Code::NotYet);
-        assert_eq!(code(later(None, Some("1970-01-02T00:00:00Z"))), Code::NotYet);
+        assert_eq!(later(Some("30s"), None).unwrap(), Some(Later::After(Duration::from_secs(30))));
+        let long_ago = later(None, Some("1969-01-02T00:00:00Z")).unwrap().unwrap();
+        assert!(long_ago.due(now) < now, "what is due already is held too");
+    }
+
+    #[test]
+    fn a_delay_begins_when_the_message_is_accepted() {
+        let later = Later::checked(Some("10ms"), None, Timestamp::from_millis(0)).unwrap().unwrap();
+        assert_eq!(later.due(Timestamp::from_millis(5)), Timestamp::from_millis(15));
     }
 
     #[test]

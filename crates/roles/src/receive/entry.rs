@@ -13,7 +13,7 @@ use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use whimbrel_model::{Headers, Timestamp};
 
-use super::draft::{Brought, ContentType, Draft, OwnHeaders, check_key, check_later, check_payload_size};
+use super::draft::{Brought, ContentType, Draft, Later, OwnHeaders, check_key, check_payload_size};
 use super::problem::{Code, Problem};
 use super::settings::ReceiveSettings;
 
@@ -75,7 +75,7 @@ impl<'a> EntryReader<'a> {
         };
         let brought = Brought::checked(raw.id.as_ref().map(|id| &*id.0), None)?;
         let delay = raw.delay.as_ref().map(|delay| &*delay.0);
-        check_later(delay, raw.deliver_at.as_ref().map(|at| &*at.0), self.now)?;
+        let later = Later::checked(delay, raw.deliver_at.as_ref().map(|at| &*at.0), self.now)?;
         let headers = match raw.headers {
             None => Headers::EMPTY,
             Some(pairs) => {
@@ -85,7 +85,7 @@ impl<'a> EntryReader<'a> {
                 self.own_headers.take()
             }
         };
-        Ok(Draft { key, payload, content_type, headers, brought })
+        Ok(Draft { key, payload, content_type, headers, brought, later })
     }
 
     fn payload(&mut self, raw: &RawEntry<'_>) -> Result<(Bytes, ContentType), Problem> {
@@ -238,6 +238,14 @@ mod tests {
     }
 
     #[test]
+    fn a_delay_is_text_or_milliseconds() {
+        for delay in ["5000", "\"5s\"", "\"5000\""] {
+            let draft = read(&format!(r#"{{"payload":"x","delay":{delay}}}"#)).unwrap();
+            assert_eq!(draft.later, Some(Later::After(std::time::Duration::from_secs(5))), "{delay}");
+        }
+    }
+
+    #[test]
     fn bad_entries_are_told_apart() {
         for (entry, code) in [
             ("{", Code::BadJson),
@@ -253,7 +261,8 @@ mod tests {
             (r#"{"payload":"x","key":""}"#, Code::BadKey),
             (r#"{"payload":"x","id":"a b"}"#, Code::BadId),
             (r#"{"payload":"x","delay":-5}"#, Code::BadDuration),
-            (r#"{"payload":"x","delay":5000}"#, Code::NotYet),
+            (r#"{"payload":"x","delay":"3y"}"#, Code::BadDuration),
+            (r#"{"payload":"x","delay":5,"deliver_at":"2026-01-31T09:30:00Z"}"#, Code::BadParameter),
             (r#"{"payload":"x","headers":{"host":"a"}}"#, Code::ReservedHeader),
             (r#"{"payload":"x","headers":{"a":1}}"#, Code::BadEntry),
             (r#"{"payload":"x"} x"#, Code::BadJson),

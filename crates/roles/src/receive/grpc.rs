@@ -11,11 +11,11 @@ use tonic::{Request, Response, Status};
 use whimbrel_model::record::HEADER_CONTENT_TYPE;
 use whimbrel_model::{StoredRecord, Timestamp};
 
-use super::accept::{Accepted, Refusal, accept_many, accept_one, append_problem};
+use super::accept::{Accepted, Refusal, Standing, accept_many, accept_one};
 use super::attributes::check_user_topic;
 use super::batch::{at_index, load_of_answer, too_large_bytes, too_large_count};
 use super::door::Door;
-use super::draft::{Brought, ContentType, Draft, OwnHeaders, check_key, check_later, check_payload_size};
+use super::draft::{Brought, ContentType, Draft, Later, OwnHeaders, check_key, check_payload_size};
 use super::grpc_guard::Call;
 use super::keys::Scope;
 use super::load::Load;
@@ -137,8 +137,7 @@ impl MessagesDoor {
         let partly_appended = outcomes.iter().any(Result::is_err);
         let answers = outcomes.into_iter().map(|outcome| match outcome {
             Ok(accepted) => batch_answer::Outcome::Published(published(&accepted, &topic)),
-            Err(error) => {
-                let problem = append_problem(error, &topic);
+            Err(problem) => {
                 let (code, detail) = (problem.code().word().to_owned(), problem.detail().to_owned());
                 batch_answer::Outcome::Problem(protocol::Problem { code, detail })
             }
@@ -194,17 +193,16 @@ fn draft_of(
         own.push(name, value)?;
     }
     let brought = Brought::checked(message.id.as_deref(), idempotency_key)?;
-    check_later(message.delay.as_deref(), message.deliver_at.as_deref(), now)?;
+    let later = Later::checked(message.delay.as_deref(), message.deliver_at.as_deref(), now)?;
     let key = message.key.map(|key| key.into_bytes().into());
-    Ok(Draft { key, payload: message.payload, content_type, headers: own.take(), brought })
+    Ok(Draft { key, payload: message.payload, content_type, headers: own.take(), brought, later })
 }
 
 fn published(accepted: &Accepted, topic: &str) -> PublishResponse {
-    PublishResponse {
-        id: accepted.id.with_text(|id| String::from_utf8_lossy(id).into_owned()),
-        topic: topic.to_owned(),
-        partition: accepted.partition,
-        offset: accepted.offset,
+    let (id, topic) = (accepted.id.to_text(), topic.to_owned());
+    match accepted.standing {
+        Standing::InTopic { partition, offset } => PublishResponse { id, topic, partition, offset, due: None },
+        Standing::Held { due } => PublishResponse { id, topic, partition: 0, offset: 0, due: Some(due.to_string()) },
     }
 }
 
@@ -250,16 +248,23 @@ fn grpc_code(code: Code) -> tonic::Code {
         Code::KeyMissing | Code::KeyUnknown => tonic::Code::Unauthenticated,
         Code::Forbidden => tonic::Code::PermissionDenied,
         Code::UnknownPath | Code::MethodNotAllowed | Code::NotYet => tonic::Code::Unimplemented,
-        Code::UnknownTopic | Code::UnknownPartition | Code::UnknownMessage => tonic::Code::NotFound,
+        Code::UnknownTopic | Code::UnknownPartition | Code::UnknownMessage | Code::UnknownHold => tonic::Code::NotFound,
         Code::BodyTooSlow | Code::InProgress | Code::Conflict => tonic::Code::Aborted,
         Code::Damaged => tonic::Code::DataLoss,
         Code::OffsetOutOfRange => tonic::Code::OutOfRange,
         Code::Overloaded | Code::TooManyTopics => tonic::Code::ResourceExhausted,
-        Code::CannotShrink | Code::Unsupported => tonic::Code::FailedPrecondition,
-        Code::DifferentBody => tonic::Code::AlreadyExists,
+        Code::CannotShrink
+        | Code::Unsupported
+        | Code::AlreadyFired
+        | Code::AlreadyWithdrawn
+        | Code::AlreadyDead
+        | Code::HoldsPending
+        | Code::VersionDiffers => tonic::Code::FailedPrecondition,
+        Code::DifferentBody | Code::IdTaken => tonic::Code::AlreadyExists,
         Code::DiskFull
         | Code::LogClosed
         | Code::Unavailable
+        | Code::NoOwner
         | Code::TopicGrowing
         | Code::PartlyAppended
         | Code::NotReady => tonic::Code::Unavailable,

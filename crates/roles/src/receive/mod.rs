@@ -15,6 +15,7 @@ mod draft;
 mod entry;
 pub mod grpc;
 mod grpc_guard;
+mod holding;
 mod keys;
 mod load;
 mod message_json;
@@ -39,7 +40,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use tokio::task::JoinHandle;
-use whimbrel_model::ports::{Log, LogTopics, Receipts, ReceiptsError};
+use whimbrel_model::ports::{Holds, Log, LogTopics, Receipts, ReceiptsError};
 use whimbrel_model::{Clock, EVENTS_TOPIC};
 
 use crate::events::Events;
@@ -62,6 +63,8 @@ pub struct Ports {
     pub log: Arc<dyn Log>,
     pub log_topics: Arc<dyn LogTopics>,
     pub receipts: Arc<dyn Receipts>,
+    /// The owners of holds, wherever they run.
+    pub holds: Arc<dyn Holds>,
     pub clock: Arc<dyn Clock>,
 }
 

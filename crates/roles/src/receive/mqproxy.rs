@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
 
-use super::accept::{Accepted, accept_one};
+use super::accept::{Standing, accept_one};
 use super::answer::json_response;
 use super::attributes::{check_user_topic, text_header};
 use super::body::collect;
@@ -62,10 +62,12 @@ pub struct MqProxyPlace {
 )]
 pub(super) async fn produce(State(door): State<Arc<Door>>, request: Request) -> Response {
     let answer = match try_produce(&door, request).await {
-        Ok((topic, accepted)) => json!({
+        Ok((topic, Standing::InTopic { partition, offset })) => json!({
             "errno": 0, "errmsg": "",
-            "data": { "Topic": topic, "Partition": accepted.partition, "Offset": accepted.offset },
+            "data": { "Topic": topic, "Partition": partition, "Offset": offset },
         }),
+        // Nothing is held that did not ask for it.
+        Ok((topic, Standing::Held { .. })) => json!({ "errno": 0, "errmsg": "", "data": { "Topic": topic } }),
         Err(problem) => {
             metrics::counter!(crate::figures::REFUSALS, "code" => problem.code().word()).increment(1);
             json!({ "errno": -1, "errmsg": format!("{}: {}", problem.code().word(), problem.detail()), "data": {} })
@@ -74,7 +76,7 @@ pub(super) async fn produce(State(door): State<Arc<Door>>, request: Request) -> 
     json_response(StatusCode::OK, answer.to_string())
 }
 
-async fn try_produce(door: &Arc<Door>, request: Request) -> Result<(String, Accepted), Problem> {
+async fn try_produce(door: &Arc<Door>, request: Request) -> Result<(String, Standing), Problem> {
     let (parts, body) = request.into_parts();
     let caller = door.keys.caller(&parts.headers)?;
     let mut query = Query::parse(parts.uri.query())?;
@@ -102,7 +104,7 @@ async fn try_produce(door: &Arc<Door>, request: Request) -> Result<(String, Acce
     let (wait, limit) = (door.settings.body_wait, door.settings.payload_bytes_max);
     let payload = collect(body, &parts.headers, &mut load, wait, limit, too_large).await?;
     let key = key.map(|key| Bytes::copy_from_slice(key.as_bytes()));
-    let draft = Draft { key, payload, content_type, headers: own.take(), brought: None };
+    let draft = Draft { key, payload, content_type, headers: own.take(), brought: None, later: None };
     let accepted = accept_one(door, topic, caller.owner(), draft, load).await?;
-    Ok((topic.to_owned(), accepted))
+    Ok((topic.to_owned(), accepted.standing))
 }

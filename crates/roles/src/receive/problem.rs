@@ -12,7 +12,7 @@ use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, StatusCode};
 use serde_json::{Map, Value};
 use whimbrel_model::NameError;
-use whimbrel_model::ports::{CatalogueError, LogError, ReceiptsError};
+use whimbrel_model::ports::{CatalogueError, HoldsError, LogError, ReceiptsError};
 
 use crate::topics::TopicError;
 
@@ -52,11 +52,18 @@ codes! {
     UnknownTopic 404 "unknown_topic" "There is no such topic",
     UnknownPartition 404 "unknown_partition" "The topic has no such partition",
     UnknownMessage 404 "unknown_message" "There is no such message",
+    UnknownHold 404 "unknown_hold" "There is no such hold",
     MethodNotAllowed 405 "method_not_allowed" "The path does not take this method",
     BodyTooSlow 408 "body_too_slow" "The body did not come on in time",
     InProgress 409 "in_progress" "A publish under the same key is under way",
     Conflict 409 "conflict" "Somebody else changed it at the same time",
+    IdTaken 409 "id_taken" "Another hold has this id",
+    AlreadyFired 409 "already_fired" "The hold has fired",
+    AlreadyWithdrawn 409 "already_withdrawn" "The hold was withdrawn",
+    AlreadyDead 409 "already_dead" "The hold could never be written",
+    HoldsPending 409 "holds_pending" "Holds of this topic are pending",
     Damaged 410 "damaged" "The log cannot be read at this place",
+    VersionDiffers 412 "version_differs" "The hold has another version",
     PayloadTooLarge 413 "payload_too_large" "The payload is over the limit",
     BatchTooLarge 413 "batch_too_large" "The batch is over a limit",
     OffsetOutOfRange 416 "offset_out_of_range" "The offset is not among those kept",
@@ -82,6 +89,7 @@ codes! {
     DiskFull 503 "disk_full" "The disk is full",
     LogClosed 503 "log_closed" "The log takes nothing until a restart",
     Unavailable 503 "unavailable" "A part of the system cannot be reached",
+    NoOwner 503 "no_owner" "The hold's shard has no owner at the moment",
     TopicGrowing 503 "topic_growing" "The topic is growing",
     PartlyAppended 503 "partly_appended" "Only some of the messages were taken",
     NotReady 503 "not_ready" "The server is not ready",
@@ -92,7 +100,12 @@ impl Code {
     /// Seconds that a client shall wait: each 429 and 503, and what passes by itself.
     pub const fn retry_after_s(self) -> Option<u32> {
         match self {
-            Self::InProgress | Self::Overloaded | Self::TopicGrowing | Self::PartlyAppended | Self::NotReady => Some(1),
+            Self::InProgress
+            | Self::Overloaded
+            | Self::NoOwner
+            | Self::TopicGrowing
+            | Self::PartlyAppended
+            | Self::NotReady => Some(1),
             Self::Unavailable => Some(2),
             Self::DiskFull => Some(10),
             Self::LogClosed => Some(30),
@@ -226,6 +239,18 @@ impl From<TopicError> for Problem {
             TopicError::Log(error) => error.into(),
             TopicError::Catalogue(error) => error.into(),
         }
+    }
+}
+
+impl From<HoldsError> for Problem {
+    fn from(error: HoldsError) -> Self {
+        let code = match error {
+            HoldsError::NoOwner(_) => Code::NoOwner,
+            HoldsError::OutcomeUnknown(_) => Code::OutcomeUnknown,
+            HoldsError::Unavailable(_) => Code::Unavailable,
+            HoldsError::Overloaded(_) => Code::Overloaded,
+        };
+        Self::new(code, error.to_string())
     }
 }
 

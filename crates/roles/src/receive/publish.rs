@@ -11,11 +11,11 @@ use axum::response::Response;
 use bytes::Bytes;
 use http::StatusCode;
 
-use super::accept::accept_one;
+use super::accept::{Standing, accept_one};
 use super::answer::{ANSWER_BYTES_TYPICAL, json_response, write_answer};
 use super::attributes::{Attributes, check_user_topic, topic_in_path};
 use super::body::collect;
-use super::documents::PublishAnswer;
+use super::documents::{HeldAnswer, PublishAnswer};
 use super::door::Door;
 use super::draft::{Draft, check_payload_size};
 use super::keys::Scope;
@@ -32,15 +32,16 @@ use super::problem::Problem;
         ("topic" = String, Path, description = "1 to 200 of `A-Za-z0-9._-`, not starting with `_`"),
         ("key" = Option<String>, Query, description = "The partition key, also as the header `Whimbrel-Key`. Messages of one key stay in order"),
         ("id" = Option<String>, Query, description = "An id of the publisher's own, also as `Whimbrel-Id`: a repeat returns the first answer"),
-        ("delay" = Option<String>, Query, description = "Deliver after a duration, also as `Whimbrel-Delay`. Answers 501 `not_yet` in this version"),
-        ("deliver_at" = Option<String>, Query, description = "Deliver at a time, also as `Whimbrel-Deliver-At`. Answers 501 `not_yet` in this version"),
+        ("delay" = Option<String>, Query, description = "Hold the message for a duration, also as `Whimbrel-Delay`: up to two years"),
+        ("deliver_at" = Option<String>, Query, description = "Hold the message until a time, also as `Whimbrel-Deliver-At`: up to two years ahead"),
         ("Idempotency-Key" = Option<String>, Header, description = "Makes a repeat return the first answer, for 12 hours"),
     ),
     request_body(content = Vec<u8>, content_type = "*/*", description = "The payload"),
     responses(
-        (status = 201, description = "The message is durable", body = PublishAnswer, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_topic`, `body_too_slow`, `in_progress`, `payload_too_large`, `bad_name`, `reserved_name`, `bad_id`, `bad_key`, `bad_parameter`, `bad_duration`, `bad_time`, `bad_header`, `reserved_header`, `too_many_headers`, `header_too_large`, `different_body`, `too_many_topics`, `overloaded`, `bad_body`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`not_yet`, `disk_full`, `log_closed`, `unavailable`, `topic_growing`, `outcome_unknown`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+        (status = 201, description = "The message is durable, in its topic", body = PublishAnswer, content_type = "application/json"),
+        (status = 202, description = "The message is durable, and held until it is due", body = HeldAnswer, content_type = "application/json"),
+        (status = "4XX", description = "`unknown_topic`, `body_too_slow`, `in_progress`, `id_taken`, `payload_too_large`, `bad_name`, `reserved_name`, `bad_id`, `bad_key`, `bad_parameter`, `bad_duration`, `bad_time`, `bad_header`, `reserved_header`, `too_many_headers`, `header_too_large`, `different_body`, `too_many_topics`, `overloaded`, `bad_body`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+        (status = "5XX", description = "`disk_full`, `log_closed`, `unavailable`, `no_owner`, `topic_growing`, `outcome_unknown`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn publish(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
@@ -61,10 +62,15 @@ pub(super) async fn publish(State(door): State<Arc<Door>>, request: Request) -> 
         content_type: attributes.content_type,
         headers: attributes.headers,
         brought: attributes.brought,
+        later: attributes.later,
     };
     let accepted = accept_one(&door, &topic, caller.owner(), draft, load).await?;
     let mut answer = Vec::with_capacity(ANSWER_BYTES_TYPICAL + topic.len());
     write_answer(&mut answer, &accepted, &topic);
     door.figures.publish_seconds.record(begun.elapsed());
-    Ok(json_response(StatusCode::CREATED, answer))
+    let status = match accepted.standing {
+        Standing::InTopic { .. } => StatusCode::CREATED,
+        Standing::Held { .. } => StatusCode::ACCEPTED,
+    };
+    Ok(json_response(status, answer))
 }

@@ -2,17 +2,14 @@
 
 use std::time::Duration;
 
-use whimbrel_model::ports::{LogError, ReadLimits};
 use whimbrel_model::{PartitionId, StoredRecord};
 
 use super::door::Door;
 use super::problem::Problem;
+use crate::log_walk::LogWalk;
 
 /// Records' times are their publishers' door's: doors differ by little, and so may neighbours in a partition.
 pub(super) const CLOCK_SKEW: Duration = Duration::from_secs(60);
-/// Records and bytes of one step.
-const STEP_RECORDS: usize = 4096;
-const STEP_BYTES: usize = 4 << 20;
 
 /// What the one who looks wants after each record.
 pub(super) enum Go {
@@ -27,7 +24,8 @@ pub(super) struct Looked {
     pub(super) rest: Option<u64>,
 }
 
-/// Looks at records from `from` up to `until`, at most so many. Places that retention or damage has taken are passed over.
+/// Looks at records from `from` up to `until`, at most so many. Places that retention or damage has taken are passed over; what is
+/// acknowledged and not yet visible is not waited for.
 pub(super) async fn look_through(
     door: &Door,
     partition: PartitionId,
@@ -36,40 +34,16 @@ pub(super) async fn look_through(
     most: usize,
     mut each: impl FnMut(&StoredRecord) -> Go,
 ) -> Result<Looked, Problem> {
-    let (mut at, mut scanned) = (from, 0);
-    while at < until {
-        if scanned >= most {
-            return Ok(Looked { scanned, rest: Some(at) });
-        }
-        let max_records = STEP_RECORDS.min(most - scanned);
-        let limits = ReadLimits { max_records, max_bytes: STEP_BYTES, wait: Duration::ZERO };
-        let batch = match door.ports.log.read(partition, at, limits).await {
-            Ok(batch) => batch,
-            Err(LogError::Trimmed { first, .. }) if first > at => {
-                at = first;
-                continue;
-            }
-            Err(LogError::Damaged { resume_at, .. }) if resume_at > at => {
-                at = resume_at;
-                continue;
-            }
-            Err(LogError::BeyondEnd { .. }) => break,
-            Err(error) => return Err(error.into()),
-        };
-        for stored in &batch.records {
-            if stored.offset >= until {
-                return Ok(Looked { scanned, rest: None });
-            }
+    let mut walk = LogWalk::new(&*door.ports.log, partition, from, until);
+    let mut scanned = 0;
+    while scanned < most {
+        let Some(records) = walk.step(most - scanned).await? else { return Ok(Looked { scanned, rest: None }) };
+        for stored in &records {
             scanned += 1;
             if let Go::Stop = each(stored) {
                 return Ok(Looked { scanned, rest: Some(stored.offset + 1) });
             }
         }
-        // What is acknowledged may not be visible yet; a look does not wait for it.
-        if batch.next <= at {
-            break;
-        }
-        at = batch.next;
     }
-    Ok(Looked { scanned, rest: None })
+    Ok(Looked { scanned, rest: (!walk.is_at_end()).then_some(walk.at()) })
 }

@@ -7,6 +7,7 @@ mod bounds;
 mod claims;
 mod events;
 mod grpc;
+mod holding;
 mod keys;
 mod messages;
 mod mqproxy;

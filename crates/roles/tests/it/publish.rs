@@ -76,14 +76,6 @@ async fn bad_names_keys_ids_and_attributes_are_told_apart() {
 }
 
 #[tokio::test]
-async fn a_sound_delay_is_put_off_to_a_later_version() {
-    let house = House::new().await;
-    house.post("/v1/topics/orders/messages?delay=5s", "x").await.problem(501, "not_yet");
-    let later = [("whimbrel-deliver-at", "2026-12-01T00:00:00Z")];
-    house.call(Method::POST, "/v1/topics/orders/messages", &later, "x").await.problem(501, "not_yet");
-}
-
-#[tokio::test]
 async fn a_payload_over_the_limit_is_refused_whether_announced_or_not() {
     let house = House::with(ReceiveSettings { payload_bytes_max: 4, ..ReceiveSettings::default() }).await;
     house.post("/v1/topics/orders/messages", "1234").await.ok(201);

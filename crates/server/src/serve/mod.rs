@@ -16,6 +16,7 @@ use axum::routing::get;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+use whimbrel_model::ports::{Ask, Holds, HoldsError, PortFuture, Told};
 use whimbrel_model::{Clock, SystemClock};
 use whimbrel_roles::events::Events;
 use whimbrel_roles::receive::{Ports, Receive};
@@ -24,6 +25,19 @@ use whimbrel_roles::topics::{RegistryPorts, SHARDS_DEFAULT, open_topics};
 use self::listen::ListenSettings;
 use crate::cli::Failure;
 use crate::config::Config;
+
+/// The holds of a process that knows no center: nothing owns a shard, and only what needs no owner is accepted.
+struct NoCenter;
+
+impl Holds for NoCenter {
+    fn shards(&self) -> u32 {
+        SHARDS_DEFAULT
+    }
+
+    fn ask(&self, shard: u32, _: Ask) -> PortFuture<'_, Result<Told, HoldsError>> {
+        Box::pin(async move { Err(HoldsError::NoOwner(shard)) })
+    }
+}
 
 /// What the process ends with when it was told twice to end.
 const EXIT_INTERRUPTED: i32 = 130;
@@ -49,6 +63,7 @@ pub fn run(config: Config) -> Result<ExitCode, Failure> {
             log: Arc::clone(&engines.log),
             log_topics: Arc::clone(&engines.log_topics),
             receipts: Arc::clone(&engines.receipts),
+            holds: Arc::new(NoCenter),
             clock: Arc::clone(&clock),
         };
         let registry_ports = RegistryPorts {

@@ -33,6 +33,9 @@ struct State {
     /// What it says of itself while it accepts nothing.
     refusal: Option<LogError>,
     waiting_appends: usize,
+    /// What is appended is kept, and answered with an unknown outcome.
+    loses_answers: bool,
+    largest_record: Option<usize>,
 }
 
 #[derive(Default)]
@@ -55,6 +58,15 @@ impl MemoryLog {
 
     pub fn judge_nothing(&self) {
         self.state().judge = None;
+    }
+
+    pub fn lose_answers(&self, loses: bool) {
+        self.state().loses_answers = loses;
+    }
+
+    /// The largest record that any topic takes from now on.
+    pub fn largest_record(&self, bytes: usize) {
+        self.state().largest_record = Some(bytes);
     }
 
     pub fn retention_of(&self, name: &str) -> Retention {
@@ -132,7 +144,8 @@ impl MemoryLog {
             outcome.push(judged.and_then(|()| {
                 let partition = state.partition(entry.partition)?;
                 partition.records.push(entry.record);
-                Ok(partition.records.len() as u64 - 1)
+                let offset = partition.records.len() as u64 - 1;
+                if state.loses_answers { Err(LogError::Unknown("timed out".to_owned())) } else { Ok(offset) }
             }));
         }
         drop(state);
@@ -190,6 +203,10 @@ impl State {
 }
 
 impl Log for MemoryLog {
+    fn largest_record(&self, _: TopicNumber) -> usize {
+        self.state().largest_record.unwrap_or(usize::MAX)
+    }
+
     fn refusal(&self) -> Option<LogError> {
         self.state().refusal.clone()
     }

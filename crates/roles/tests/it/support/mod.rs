@@ -1,6 +1,7 @@
 //! The house that the tests live in: in-memory ports, a door over them, and few words to talk to it.
 
 pub mod catalogue;
+pub mod holds;
 pub mod log;
 pub mod receipts;
 
@@ -21,6 +22,7 @@ use whimbrel_roles::receive::{Ports, Receive, ReceiveSettings, StartError};
 use whimbrel_roles::topics::{RegistryPorts, TopicDefaults, open_topics};
 
 use catalogue::MemoryCatalogue;
+use holds::MemoryHolds;
 use log::MemoryLog;
 use receipts::MemoryReceipts;
 
@@ -55,6 +57,7 @@ pub struct World {
     pub log: Arc<MemoryLog>,
     pub catalogue: Arc<MemoryCatalogue>,
     pub receipts: Arc<MemoryReceipts>,
+    pub holds: Arc<MemoryHolds>,
     pub clock: Arc<StillClock>,
 }
 
@@ -79,12 +82,9 @@ pub struct Answer {
 impl World {
     pub fn new() -> Arc<Self> {
         let clock = Arc::new(StillClock(AtomicI64::new(1_794_739_122_000)));
-        Arc::new(Self {
-            log: Arc::new(MemoryLog::default()),
-            catalogue: Arc::default(),
-            receipts: Arc::default(),
-            clock,
-        })
+        let log = Arc::new(MemoryLog::default());
+        let holds = Arc::new(MemoryHolds::new(Arc::clone(&log), Arc::clone(&clock)));
+        Arc::new(Self { log, catalogue: Arc::default(), receipts: Arc::default(), holds, clock })
     }
 
     pub fn ports(&self) -> Ports {
@@ -92,6 +92,7 @@ impl World {
             log: self.log.clone(),
             log_topics: self.log.clone(),
             receipts: self.receipts.clone(),
+            holds: self.holds.clone(),
             clock: self.clock.clone(),
         }
     }

@@ -48,7 +48,7 @@ impl MemoryReceipts {
 }
 
 fn name_of(claim: &Claim) -> Name {
-    (claim.owner.clone(), claim.kind, claim.text.clone(), claim.partition.topic)
+    (claim.owner.clone(), claim.kind, claim.text.clone(), claim.topic)
 }
 
 impl Receipts for MemoryReceipts {

@@ -1,0 +1,68 @@
+//! Reading on through a stretch of one partition, past what retention or damage has taken.
+//!
+//! Whoever looks for something in the log walks; whoever must account for every record (a fold, a reader who is told of losses) reads
+//! the port itself, since a walk says nothing of the places that it passed over.
+
+use std::time::Duration;
+
+use whimbrel_model::ports::{Log, LogError, ReadLimits};
+use whimbrel_model::{PartitionId, StoredRecord};
+
+/// Records and bytes of one step.
+const STEP_RECORDS: usize = 4096;
+const STEP_BYTES: usize = 4 << 20;
+
+pub(crate) struct LogWalk<'a> {
+    log: &'a dyn Log,
+    partition: PartitionId,
+    at: u64,
+    until: u64,
+}
+
+impl<'a> LogWalk<'a> {
+    /// A walk from `from` to before `until`.
+    pub(crate) fn new(log: &'a dyn Log, partition: PartitionId, from: u64, until: u64) -> Self {
+        Self { log, partition, at: from, until }
+    }
+
+    /// The next records, at most so many and at least one. `None` at the end of the stretch, or where nothing more is visible: a walk
+    /// does not wait.
+    pub(crate) async fn step(&mut self, most: usize) -> Result<Option<Vec<StoredRecord>>, LogError> {
+        let max_records = STEP_RECORDS.min(most.max(1));
+        let limits = ReadLimits { max_records, max_bytes: STEP_BYTES, wait: Duration::ZERO };
+        while self.at < self.until {
+            let mut batch = match self.log.read(self.partition, self.at, limits).await {
+                Ok(batch) => batch,
+                Err(LogError::Trimmed { first, .. }) if first > self.at => {
+                    self.at = first;
+                    continue;
+                }
+                Err(LogError::Damaged { resume_at, .. }) if resume_at > self.at => {
+                    self.at = resume_at;
+                    continue;
+                }
+                Err(LogError::BeyondEnd { .. }) => return Ok(None),
+                Err(error) => return Err(error),
+            };
+            if batch.next <= self.at {
+                return Ok(None);
+            }
+            self.at = batch.next;
+            batch.records.retain(|stored| stored.offset < self.until);
+            if !batch.records.is_empty() {
+                return Ok(Some(batch.records));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether everything of the stretch was seen or can never be.
+    pub(crate) fn is_at_end(&self) -> bool {
+        self.at >= self.until
+    }
+
+    /// Where the walk goes on.
+    pub(crate) fn at(&self) -> u64 {
+        self.at
+    }
+}
