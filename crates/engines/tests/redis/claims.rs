@@ -1,0 +1,120 @@
+//! Claims that two nodes share: who holds one, when it lapses, and what a slow holder may still do.
+
+use std::time::Duration;
+
+use whimbrel_engines::embedded::ReceiptSettings;
+use whimbrel_engines::redis::{RedisReceipts, RedisSettings};
+use whimbrel_model::ports::{Answer, Begun, Claim, ClaimKind, Receipts as _};
+use whimbrel_model::{Clock as _, PartitionId, SystemClock, Timestamp, TopicNumber};
+
+use crate::{ONE, Shared, connect, needs_redis, open_receipts};
+
+/// Two nodes on one Redis.
+async fn two_nodes() -> (RedisReceipts, RedisReceipts) {
+    let settings = Shared(ONE).settings();
+    (open_receipts(settings.clone()).await, open_receipts(settings).await)
+}
+
+fn claim(partition: u32) -> Claim {
+    let partition = PartitionId::new(TopicNumber(1), partition);
+    let (owner, text) = (String::new(), "order-1".to_owned());
+    Claim { owner, kind: ClaimKind::Id, text, topic: partition.topic, partition, fingerprint: 7 }
+}
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_millis(1_800_000_000_000 + seconds * 1000)
+}
+
+fn answer(offset: u64, at: Timestamp) -> Answer {
+    Answer { id: "order-1".to_owned(), partition: claim(0).partition, offset, due: None, answered_at: at }
+}
+
+#[tokio::test]
+async fn a_claim_of_one_node_is_under_way_for_all_and_its_answer_too() {
+    needs_redis!();
+    let (first, second) = two_nodes().await;
+    assert_eq!(first.begin(&claim(0), 5, at(0)).await, Ok(Begun::New));
+    assert_eq!(second.begin(&claim(0), 5, at(1)).await, Ok(Begun::UnderWay));
+    assert_eq!(second.begin(&Claim { fingerprint: 8, ..claim(0) }, 5, at(1)).await, Ok(Begun::Different));
+    first.finish(&claim(0), answer(6, at(1))).await.unwrap();
+    assert_eq!(second.begin(&claim(0), 9, at(2)).await, Ok(Begun::Earlier(answer(6, at(1)))));
+    assert_eq!(second.find("order-1").await, Ok(vec![answer(6, at(1))]));
+}
+
+#[tokio::test]
+async fn a_claim_whose_append_takes_long_does_not_lapse_on_its_own_node() {
+    needs_redis!();
+    let (first, _) = two_nodes().await;
+    assert_eq!(first.begin(&claim(0), 5, at(0)).await, Ok(Begun::New));
+    assert_eq!(first.begin(&claim(0), 6, at(50_000)).await, Ok(Begun::UnderWay));
+}
+
+#[tokio::test]
+async fn a_claim_that_was_left_lapses_after_its_lease_with_every_place_it_went_to() {
+    needs_redis!();
+    let (first, second) = two_nodes().await;
+    assert_eq!(first.begin(&claim(0), 5, at(0)).await, Ok(Begun::New));
+    first.leave(&claim(0)).await.unwrap();
+    assert_eq!(second.begin(&claim(1), 8, at(30)).await, Ok(Begun::UnderWay), "what was sent may still land");
+    let (first_place, second_place) = ((claim(0).partition, 5), (claim(1).partition, 8));
+    assert_eq!(second.begin(&claim(1), 8, at(61)).await, Ok(Begun::Lapsed { places: vec![first_place] }));
+    second.leave(&claim(1)).await.unwrap();
+    let both = Begun::Lapsed { places: vec![first_place, second_place] };
+    assert_eq!(first.begin(&claim(2), 9, at(130)).await, Ok(both));
+}
+
+#[tokio::test]
+async fn the_claim_of_a_node_that_died_lapses_for_the_others() {
+    needs_redis!();
+    let (first, second) = two_nodes().await;
+    assert_eq!(first.begin(&claim(0), 5, at(0)).await, Ok(Begun::New));
+    drop(first);
+    assert_eq!(second.begin(&claim(0), 8, at(59)).await, Ok(Begun::UnderWay));
+    let places = vec![(claim(0).partition, 5)];
+    assert_eq!(second.begin(&claim(0), 8, at(61)).await, Ok(Begun::Lapsed { places }));
+}
+
+#[tokio::test]
+async fn a_slow_holder_cannot_give_up_a_claim_that_another_took_over() {
+    needs_redis!();
+    let (first, second) = two_nodes().await;
+    assert_eq!(first.begin(&claim(0), 5, at(0)).await, Ok(Begun::New));
+    assert!(matches!(second.begin(&claim(0), 8, at(61)).await, Ok(Begun::Lapsed { .. })));
+    first.abandon(&claim(0)).await.unwrap();
+    assert_eq!(first.begin(&claim(0), 9, at(62)).await, Ok(Begun::UnderWay));
+}
+
+#[tokio::test]
+async fn the_first_answer_stays_when_a_slow_holder_finishes_too() {
+    needs_redis!();
+    let (first, second) = two_nodes().await;
+    assert_eq!(first.begin(&claim(0), 5, at(0)).await, Ok(Begun::New));
+    assert!(matches!(second.begin(&claim(0), 8, at(61)).await, Ok(Begun::Lapsed { .. })));
+    second.finish(&claim(0), answer(9, at(62))).await.unwrap();
+    first.finish(&claim(0), answer(7, at(63))).await.unwrap();
+    assert_eq!(first.begin(&claim(0), 9, at(64)).await, Ok(Begun::Earlier(answer(9, at(62)))));
+    let lasting: Vec<u64> = first.find("order-1").await.unwrap().iter().map(|found| found.offset).collect();
+    assert_eq!(lasting, [9, 7], "both messages are there and both are found");
+}
+
+#[tokio::test]
+async fn a_claim_is_renewed_while_its_holder_is_at_it() {
+    needs_redis!();
+    let settings: RedisSettings = Shared(ONE).settings();
+    let lease = Duration::from_millis(600);
+    let receipts = ReceiptSettings { lease, ..ReceiptSettings::default() };
+    let first = RedisReceipts::new(connect(settings.clone()).await, receipts.clone());
+    let second = RedisReceipts::new(connect(settings).await, receipts);
+    let began = SystemClock.now();
+    assert_eq!(first.begin(&claim(0), 5, began).await, Ok(Begun::New));
+    let past_the_lease = Timestamp::from_millis(began.as_millis() + lease.as_millis() as i64 + 1);
+    // Judged by a time at which it has lapsed unless it was renewed; asking does not renew it.
+    loop {
+        let now = SystemClock.now();
+        assert_eq!(second.begin(&claim(0), 8, now).await, Ok(Begun::UnderWay));
+        if now > past_the_lease {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

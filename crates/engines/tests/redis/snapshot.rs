@@ -1,0 +1,114 @@
+//! A Redis that falls back to an earlier state: what it then says of itself, to readers and to a writer who went on.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use whimbrel_model::ports::{Applied, Change, CountQuery, HoldQuery, Timers, Write};
+use whimbrel_model::{Ending, Headers, HeldMessage, Hold, HoldId, Timestamp, TopicNumber};
+
+use crate::server::OwnRedis;
+use crate::{needs_redis, open_timers};
+
+const SHARD: u32 = 3;
+const EPOCH: u64 = 5;
+
+fn at(millis: i64) -> Timestamp {
+    Timestamp::from_millis(1_800_000_000_000 + millis)
+}
+
+fn hold(id: &str) -> Arc<Hold> {
+    Arc::new(Hold {
+        id: HoldId::new(id),
+        topic: TopicNumber(7),
+        topic_name: "orders".into(),
+        due: at(1000),
+        published_at: at(0),
+        version: 1,
+        fresh: true,
+        moves: Vec::new(),
+        message: HeldMessage { key: None, value: Bytes::from_static(b"body"), headers: Headers::EMPTY },
+    })
+}
+
+fn put(id: &str, expected: u64, applied: u64) -> Write {
+    let changes = vec![Change::Put { hold: hold(id), was: None }];
+    Write { epoch: EPOCH, expected, reset: false, changes, applied, floor: at(0), now: at(0) }
+}
+
+/// Where every read says that the store is.
+async fn where_reads_say_it_is(timers: &dyn Timers) -> Vec<u64> {
+    let listed = HoldQuery { topic: None, from: None, to: None, after: None, limit: 10 };
+    let counted = CountQuery { topic: None, from: None, to: None, bucket: std::time::Duration::from_secs(60) };
+    vec![
+        timers.due(SHARD, None, at(2000), 10, 1 << 20).await.unwrap().applied,
+        timers.get(SHARD, vec![HoldId::new("first")]).await.unwrap().applied,
+        timers.list(SHARD, listed.clone()).await.unwrap().applied,
+        timers.dead(SHARD, listed).await.unwrap().applied,
+        timers.count(SHARD, counted).await.unwrap().applied,
+    ]
+}
+
+async fn ids_due(timers: &dyn Timers) -> Vec<String> {
+    let due = timers.due(SHARD, None, at(2000), 10, 1 << 20).await.unwrap();
+    due.found.iter().map(|hold| hold.id.to_string()).collect()
+}
+
+/// A connection notices a restart by its next call, which fails; the one after that reaches the new server.
+async fn until_it_answers(timers: &dyn Timers) {
+    while timers.get(SHARD, Vec::new()).await.is_err() {}
+}
+
+#[tokio::test]
+async fn a_store_that_fell_back_says_so_to_every_reader_and_to_its_writer() {
+    needs_redis!();
+    let mut redis = OwnRedis::start();
+    let timers = open_timers(redis.settings()).await.timers;
+    assert_eq!(timers.open(SHARD, EPOCH).await, Ok(Some(0)));
+    assert_eq!(timers.apply(SHARD, put("first", 0, 10)).await, Ok(Applied::Done));
+    let earlier = redis.copy_of_disk();
+    assert_eq!(timers.apply(SHARD, put("second", 10, 20)).await, Ok(Applied::Done));
+    let end = hold("first").ended(Ending::Withdrawn, at(1));
+    let was = Some(whimbrel_model::ports::Row { due: at(1000), topic: TopicNumber(7) });
+    let withdrawn = vec![Change::End { id: HoldId::new("first"), end, was }];
+    assert_eq!(timers.apply(SHARD, Write { changes: withdrawn, ..put("", 20, 30) }).await, Ok(Applied::Done));
+    assert_eq!(where_reads_say_it_is(&*timers).await, [30; 5]);
+
+    redis.fall_back_to(&earlier);
+    until_it_answers(&*timers).await;
+    assert_eq!(where_reads_say_it_is(&*timers).await, [10; 5], "a withdrawn hold is not believed to be pending");
+    assert_eq!(timers.apply(SHARD, put("third", 30, 40)).await, Ok(Applied::Behind { at: 10 }));
+    assert_eq!(ids_due(&*timers).await, ["first"], "nothing was written");
+
+    assert_eq!(timers.apply(SHARD, put("second", 10, 20)).await, Ok(Applied::Done), "it is folded again from there");
+    assert_eq!(ids_due(&*timers).await, ["first", "second"]);
+}
+
+#[tokio::test]
+async fn a_store_that_was_lost_is_at_zero_and_can_be_built_again() {
+    needs_redis!();
+    let mut redis = OwnRedis::start_with(&["--appendonly", "no"]);
+    let timers = open_timers(redis.settings()).await.timers;
+    assert_eq!(timers.open(SHARD, EPOCH).await, Ok(Some(0)));
+    assert_eq!(timers.apply(SHARD, put("first", 0, 10)).await, Ok(Applied::Done));
+    redis.kill();
+    redis.start_again();
+    until_it_answers(&*timers).await;
+    assert_eq!(timers.apply(SHARD, put("second", 10, 20)).await, Ok(Applied::Behind { at: 0 }));
+    let rebuilt = Write { reset: true, ..put("second", 0, 20) };
+    assert_eq!(timers.apply(SHARD, rebuilt).await, Ok(Applied::Done));
+    assert_eq!(ids_due(&*timers).await, ["second"]);
+}
+
+#[tokio::test]
+async fn a_write_that_was_answered_survives_a_crash_of_redis_with_an_append_only_file() {
+    needs_redis!();
+    let mut redis = OwnRedis::start();
+    let timers = open_timers(redis.settings()).await.timers;
+    assert_eq!(timers.apply(SHARD, put("first", 0, 10)).await, Ok(Applied::Done));
+    redis.kill();
+    redis.start_again();
+    until_it_answers(&*timers).await;
+    assert_eq!(timers.open(SHARD, EPOCH - 1).await, Ok(None), "the epoch too");
+    assert_eq!(timers.open(SHARD, EPOCH).await, Ok(Some(10)));
+    assert_eq!(ids_due(&*timers).await, ["first"]);
+}

@@ -1,0 +1,64 @@
+//! What a start says when Redis is not as it should be.
+
+use std::time::{Duration, Instant};
+
+use whimbrel_engines::redis::{RedisConnection, RedisSettings, RedisStartError};
+
+use crate::server::{OwnRedis, free_port};
+use crate::{CLUSTER, ONE, Shared, connect, needs_redis};
+
+async fn refused(settings: RedisSettings) -> RedisStartError {
+    RedisConnection::connect(settings).await.err().expect("such a start fails")
+}
+
+#[tokio::test]
+async fn a_start_without_redis_fails_soon_and_names_the_address() {
+    let address = format!("127.0.0.1:{}", free_port());
+    let began = Instant::now();
+    let error = refused(RedisSettings::new([address.as_str()])).await;
+    assert!(began.elapsed() < Duration::from_secs(10));
+    assert!(error.to_string().contains(&address), "{error}");
+}
+
+#[tokio::test]
+async fn a_password_is_used_and_never_shown() {
+    needs_redis!();
+    let redis = OwnRedis::start();
+    assert_eq!(redis.cli(&["config", "set", "requirepass", "open-sesame"]), "OK");
+    let with = |password: &str| RedisSettings::new([format!("redis://:{password}@{}", redis.address())]);
+    let connection = connect(with("open-sesame")).await;
+    assert!(!connection.description().contains("sesame"), "{}", connection.description());
+    let error = refused(with("wrong-word")).await;
+    assert!(!error.to_string().contains("wrong-word"), "{error}");
+}
+
+#[tokio::test]
+async fn a_replica_is_refused() {
+    needs_redis!();
+    let primary = OwnRedis::start();
+    let port = primary.address().rsplit_once(':').unwrap().1.to_owned();
+    let replica = OwnRedis::start_with(&["--replicaof", &format!("127.0.0.1 {port}")]);
+    assert_eq!(refused(replica.settings()).await, RedisStartError::Replica { address: replica.address() });
+}
+
+#[tokio::test]
+async fn several_addresses_of_what_is_no_cluster_are_refused() {
+    needs_redis!();
+    let mut settings = Shared(ONE).settings();
+    settings.nodes.push("127.0.0.1:1".to_owned());
+    let address = settings.nodes[0].clone();
+    assert_eq!(refused(settings).await, RedisStartError::NoCluster { address });
+}
+
+#[tokio::test]
+async fn a_cluster_is_found_by_any_of_its_nodes() {
+    needs_redis!();
+    if let Some(why) = Shared(CLUSTER).skip_reason() {
+        return whimbrel_engines::conformance::say_skipped(&why);
+    }
+    let mut settings = Shared(CLUSTER).settings();
+    let gone = format!("127.0.0.1:{}", free_port());
+    settings.nodes = vec![gone, settings.nodes[1].clone()];
+    let connection = connect(settings).await;
+    assert!(connection.description().starts_with("redis cluster at "), "{}", connection.description());
+}
