@@ -149,11 +149,11 @@ fn judge_servers(config: &Config, at: &impl Fn(&str) -> String, findings: &mut F
     if uses_redis && redis.urls.is_empty() {
         wrong(format!("{} is empty: name a server as redis://host:port", at("redis.urls")));
     }
-    if uses_redis && !redis.cluster && redis.urls.len() > 1 {
-        wrong(format!(
-            "{} names several servers, which only a cluster has; set redis.cluster = true",
-            at("redis.urls")
-        ));
+    if uses_redis && (redis.prefix.is_empty() || redis.prefix.contains(['{', '}'])) {
+        wrong(format!("{} needs at least one character, and no braces", at("redis.prefix")));
+    }
+    if redis.password.0.is_empty() && !redis.user.is_empty() {
+        wrong(format!("{} is given without {}", at("redis.user"), at("redis.password")));
     }
     if redis.urls.iter().any(|url| url.contains('@')) {
         wrong(format!(
@@ -164,8 +164,8 @@ fn judge_servers(config: &Config, at: &impl Fn(&str) -> String, findings: &mut F
     if config.coordination == CoordinationEngineName::Etcd && etcd.endpoints.is_empty() {
         wrong(format!("{} is empty: name a member as http://host:port", at("etcd.endpoints")));
     }
-    if etcd.user.is_empty() && !etcd.password.0.is_empty() {
-        wrong(format!("{} is given without {}", at("etcd.password"), at("etcd.user")));
+    if etcd.session.subsec_nanos() != 0 {
+        wrong(format!("{} is not a number of whole seconds", at("etcd.session")));
     }
 }
 
@@ -223,12 +223,11 @@ mod tests {
     }
 
     #[test]
-    fn several_redis_servers_are_a_cluster() {
+    fn servers_of_redis_are_separated_by_commas_and_show_no_password() {
         let several = [("timers.engine", "redis"), ("redis.urls", "redis://a:1, redis://b:2")];
-        assert!(problems(&several).contains("redis.cluster = true"), "{}", problems(&several));
-        let cluster = [&several[..], &[("redis.cluster", "true")]].concat();
-        assert_eq!(with_flags(&cluster).config.unwrap().redis.urls, ["redis://a:1", "redis://b:2"]);
+        assert_eq!(with_flags(&several).config.unwrap().redis.urls, ["redis://a:1", "redis://b:2"]);
         assert!(problems(&[("redis.urls", "redis://u:p@a:1")]).contains("redis.password"));
+        assert!(problems(&[("timers.engine", "redis"), ("redis.urls", " ,")]).contains("name a server"));
     }
 
     #[test]

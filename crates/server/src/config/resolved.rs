@@ -181,7 +181,6 @@ pub struct RedisConfig {
     pub urls: Vec<String>,
     pub user: String,
     pub password: Secret,
-    pub cluster: bool,
     pub prefix: String,
     pub connect_timeout: Duration,
     pub response_timeout: Duration,
@@ -192,8 +191,7 @@ pub struct EtcdConfig {
     pub endpoints: Vec<String>,
     pub prefix: String,
     pub session: Duration,
-    pub user: String,
-    pub password: Secret,
+    pub request_timeout: Duration,
 }
 
 /// Turns values into the checked form, and adds what does not fit together to the findings.
@@ -278,7 +276,6 @@ pub fn resolve(settings: &Settings, findings: &mut Findings) -> Config {
             urls: take.separated("redis.urls"),
             user: take.text("redis.user"),
             password: take.secret("redis.password"),
-            cluster: take.flag("redis.cluster"),
             prefix: take.text("redis.prefix"),
             connect_timeout: take.time("redis.connect_timeout"),
             response_timeout: take.time("redis.response_timeout"),
@@ -292,8 +289,7 @@ pub fn resolve(settings: &Settings, findings: &mut Findings) -> Config {
             endpoints: take.separated("etcd.endpoints"),
             prefix: take.text("etcd.prefix"),
             session: take.time("etcd.session"),
-            user: take.text("etcd.user"),
-            password: take.secret("etcd.password"),
+            request_timeout: take.time("etcd.request_timeout"),
         },
         telemetry_level: take.text("telemetry.level"),
         telemetry_format: match take.text("telemetry.format").as_str() {

@@ -373,7 +373,7 @@ pub const SETTINGS: &[Setting] = &[
     setting(
         "holds.commands_waiting",
         count(1, 1_000_000),
-        Count(4096),
+        Count(10_000),
         "Commands that may wait for the owner of a shard. Beyond, the answer is 429.",
     ),
     setting(
@@ -386,11 +386,10 @@ pub const SETTINGS: &[Setting] = &[
         "redis.urls",
         Kind::Text,
         Text("redis://127.0.0.1:6379"),
-        "Servers to begin with, separated by commas; one, unless it is a cluster.",
+        "Servers to begin with, separated by commas; one, unless it is a Redis Cluster.",
     ),
     setting("redis.user", Kind::Text, Text(""), "The user to sign in as. Empty: the default user."),
     setting("redis.password", Kind::Secret, Text(""), "The password to sign in with. Empty: none."),
-    setting("redis.cluster", Kind::Flag, Text("false"), "Whether the servers are a Redis Cluster."),
     setting(
         "redis.prefix",
         Kind::Text,
@@ -435,12 +434,16 @@ pub const SETTINGS: &[Setting] = &[
     ),
     setting(
         "etcd.session",
-        duration(SECOND, Duration::from_secs(600)),
+        duration(Duration::from_secs(2), Duration::from_secs(600)),
         Text("5s"),
-        "After this long without a sign of life, what a process owned is free for others.",
+        "After this long without a sign of life, what a process owned is free for others. Whole seconds.",
     ),
-    setting("etcd.user", Kind::Text, Text(""), "The user to sign in as. Empty: none."),
-    setting("etcd.password", Kind::Secret, Text(""), "The password to sign in with."),
+    setting(
+        "etcd.request_timeout",
+        duration(Duration::from_millis(100), Duration::from_secs(60)),
+        Text("3s"),
+        "How long a question to etcd may take, and how long a start waits for it.",
+    ),
     setting(
         "telemetry.level",
         Kind::Text,

@@ -16,6 +16,11 @@ const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 /// Bounds of the buckets of times, in seconds: from below a device's sync to a publisher's patience.
 const SECONDS_BUCKETS: [f64; 14] =
     [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0];
+/// The histogram of how late holds fire.
+const LATENESS: &str = "whimbrel_holds_lateness_seconds";
+/// Bounds of the buckets of lateness: whole milliseconds where promises are made, since due times are of whole milliseconds.
+const LATENESS_BUCKETS: [f64; 18] =
+    [0.0, 0.001, 0.002, 0.003, 0.004, 0.005, 0.007_5, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 300.0];
 /// Bounds of the buckets of counts, such as the messages of a batch.
 const COUNT_BUCKETS: [f64; 8] = [1.0, 2.0, 5.0, 10.0, 100.0, 1000.0, 10_000.0, 100_000.0];
 
@@ -54,6 +59,7 @@ pub fn start_figures() -> Result<PrometheusHandle, Failure> {
     let refused = |error: metrics_exporter_prometheus::BuildError| Failure::new(format!("no figures: {error}"));
     PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("seconds".into()), &SECONDS_BUCKETS)
+        .and_then(|builder| builder.set_buckets_for_metric(Matcher::Full(LATENESS.into()), &LATENESS_BUCKETS))
         .and_then(|builder| builder.set_buckets(&COUNT_BUCKETS))
         .map_err(refused)?
         .install_recorder()

@@ -9,16 +9,16 @@ use whimbrel_roles::receive::{ApiKey, PageInfo, ReceiveSettings, Scope, Secret};
 use whimbrel_roles::topics::TopicDefaults;
 
 use crate::cli::Failure;
-use crate::config::{Config, KeyEntry, LogEngineName};
+use crate::config::{Config, CoordinationEngineName, KeyEntry, LogEngineName};
 
 /// Opens the engines that the configuration names.
 pub async fn open_engines(config: &Config, events: EventSink) -> Result<Engines, Failure> {
     let settings = EngineSettings {
         data: config.data.clone(),
         log: log_engine(config)?,
-        coordination: CoordinationEngine::default(),
+        coordination: coordination_engine(config)?,
         receipts: receipt_settings(config),
-        timers: TimerSettings::default(),
+        timers: timer_settings(config),
     };
     resolve(settings, events).await.map_err(|error| {
         let failure = Failure::new(error.to_string());
@@ -105,6 +105,39 @@ fn kafka_settings(config: &Config) -> whimbrel_engines::kafka::KafkaSettings {
     }
 }
 
+fn coordination_engine(config: &Config) -> Result<CoordinationEngine, Failure> {
+    match config.coordination {
+        CoordinationEngineName::Process => Ok(CoordinationEngine::InProcess),
+        CoordinationEngineName::Etcd => etcd_engine(config),
+    }
+}
+
+#[cfg(feature = "etcd")]
+fn etcd_engine(config: &Config) -> Result<CoordinationEngine, Failure> {
+    Ok(CoordinationEngine::Etcd(etcd_settings(config)))
+}
+
+#[cfg(not(feature = "etcd"))]
+fn etcd_engine(_: &Config) -> Result<CoordinationEngine, Failure> {
+    Err(Failure::new("`coordination.engine` is \"etcd\", and this binary was built without it")
+        .with_hint("build with --features etcd, or take coordination.engine = \"process\""))
+}
+
+#[cfg(feature = "etcd")]
+fn etcd_settings(config: &Config) -> whimbrel_engines::etcd::EtcdSettings {
+    let etcd = &config.etcd;
+    whimbrel_engines::etcd::EtcdSettings {
+        endpoints: etcd.endpoints.clone(),
+        prefix: etcd.prefix.clone(),
+        session: etcd.session,
+        request_timeout: etcd.request_timeout,
+    }
+}
+
+fn timer_settings(config: &Config) -> TimerSettings {
+    TimerSettings { remember: config.holds.remember }
+}
+
 fn receipt_settings(config: &Config) -> ReceiptSettings {
     let receipts = &config.receipts;
     ReceiptSettings {
@@ -181,6 +214,9 @@ mod tests {
     fn the_defaults_of_the_configuration_are_those_of_the_engines() {
         assert_eq!(log_settings(&defaults()), LogSettings::default());
         assert_eq!(receipt_settings(&defaults()), ReceiptSettings::default());
+        assert_eq!(timer_settings(&defaults()), TimerSettings::default());
+        #[cfg(feature = "etcd")]
+        assert_eq!(etcd_settings(&defaults()), whimbrel_engines::etcd::EtcdSettings::new(defaults().etcd.endpoints));
         #[cfg(feature = "kafka")]
         assert_eq!(
             kafka_settings(&defaults()),

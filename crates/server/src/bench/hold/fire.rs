@@ -11,7 +11,7 @@ use super::{Bench, CONNECTIONS, TOPIC_ALONE, TOPIC_NEAR};
 use crate::cli::Failure;
 
 /// The server's histogram of lateness.
-const LATENESS: &str = "whimbrel_hold_lateness_seconds";
+const LATENESS: &str = "whimbrel_holds_lateness_seconds";
 /// Holds of one batch at a steady rate: a batch every few milliseconds, so that what is due is spread.
 const STEADY_BATCH: u32 = 100;
 /// How long a hold of the steady rate is held: it is accepted, folded, and waits its time.
