@@ -257,3 +257,22 @@ fn a_checkpoint_with_any_byte_changed_is_refused_by_name() {
     let core = folder.core(settings()).0;
     assert_eq!(read_around(&core, key(1, 0)), (all(), Vec::new()));
 }
+
+#[test]
+fn a_checkpoint_that_is_missing_is_not_taken_for_a_new_log() {
+    let checkpointed = checkpointed();
+    let (journalled, _core) = written();
+    for folder in [checkpointed, journalled.copy()] {
+        let checkpoint = folder.path().join("log/checkpoint");
+        let bytes = std::fs::read(&checkpoint).unwrap();
+        std::fs::remove_file(&checkpoint).unwrap();
+        let opened = Core::open(folder.unsynced_folder().into(), settings(), 0, Box::new(|_| {}));
+        match opened.map(drop) {
+            Err(OpenError::Unreadable { path, .. }) => assert_eq!(path, checkpoint),
+            other => panic!("{other:?}"),
+        }
+        std::fs::write(&checkpoint, &bytes).unwrap();
+        let core = folder.core(settings()).0;
+        assert_eq!(read_around(&core, key(1, 0)), (all(), Vec::new()), "nothing was changed");
+    }
+}

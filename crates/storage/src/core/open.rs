@@ -14,7 +14,7 @@ use crate::checkpoint::{Checkpoint, PartitionMark};
 use crate::error::{Damage, OpenError};
 use crate::folder::DataFolder;
 use crate::format::{Batch, BatchHeader};
-use crate::journal::{FoundFrame, Slots, scan};
+use crate::journal::{FoundFrame, Slots, is_begun, scan};
 use crate::partition::Partition;
 use crate::segment::BatchesOf;
 use crate::{PartitionKey, Settings};
@@ -48,7 +48,13 @@ impl Core {
         let journal_folder = root.join("journal");
         let io = |what: &str| OpenError::io(format!("{what} {}", root.display()));
         disk.create_dirs(&topics).map_err(io("making"))?;
-        let checkpoint = Checkpoint::read(&*disk, &root.join("checkpoint"))?;
+        let checkpoint_path = root.join("checkpoint");
+        let checkpoint = Checkpoint::read(&*disk, &checkpoint_path)?;
+        // Without a checkpoint a log is new, and what is in its segments counts for nothing.
+        if checkpoint.is_none() && is_begun(&*disk, &journal_folder).map_err(io("reading the journal of"))? {
+            let why = "it is missing, and the journal was written to".to_owned();
+            return Err(OpenError::Unreadable { path: checkpoint_path, why });
+        }
         // Whoever wrote the checkpoint may have been killed before its name was durable, and what is recovered by it must not be
         // taken back. Of a new log it is the names of its folders: topics can be made before the first checkpoint, where that
         // finds no room.

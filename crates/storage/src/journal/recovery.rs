@@ -41,12 +41,29 @@ pub(crate) struct JournalScan {
     pub torn: bool,
 }
 
+/// Was anything ever written to a journal here? Its first checkpoint was durable before that.
+pub(crate) fn is_begun(disk: &dyn Disk, folder: &Path) -> io::Result<bool> {
+    for name in slot_names(disk, folder)? {
+        let file = disk.open(&folder.join(&name))?;
+        if file.len()? >= FRAME_ALIGNMENT as u64
+            && JournalHeader::read(&read_exact_at(&*file, 0, FRAME_ALIGNMENT)?).is_some()
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn slot_names(disk: &dyn Disk, folder: &Path) -> io::Result<Vec<String>> {
+    let mut names: Vec<String> = disk.list(folder)?.into_iter().filter(|name| slot_number(name).is_some()).collect();
+    names.sort();
+    Ok(names)
+}
+
 /// Looks for the frames of `generation` after `covered`.
 pub(crate) fn scan(disk: &dyn Disk, folder: &Path, generation: u64, covered: u64) -> io::Result<JournalScan> {
     let (mut found, mut broken) = (Vec::new(), Vec::new());
-    let mut names: Vec<String> = disk.list(folder)?.into_iter().filter(|name| slot_number(name).is_some()).collect();
-    names.sort();
-    for name in names {
+    for name in slot_names(disk, folder)? {
         let file = disk.open(&folder.join(&name))?;
         walk(&*file, &name, generation, covered, &mut found, &mut broken)?;
     }
