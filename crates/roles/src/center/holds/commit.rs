@@ -1,0 +1,100 @@
+//! From decisions to one commit: each message that fires is placed in its topic now, by the mapping of now.
+
+use std::collections::HashMap;
+
+use whimbrel_model::ports::{CommitOutcome, Entry, Fence, Log};
+use whimbrel_model::{Ending, Hold, HoldRecord, PartitionId, Timestamp, TopicNumber};
+
+use super::shard::{Committed, Decision, Written};
+use crate::topics::{Pass, Registry};
+
+/// Where the entries of one decision are.
+#[derive(Clone, Copy)]
+enum Place {
+    /// Its topic takes nothing at this moment.
+    LeftOut,
+    Record(usize),
+    /// The message's entry and partition; the record that it fired follows.
+    Message(usize, u32),
+}
+
+/// A way into a topic for the messages of one commit.
+enum Way {
+    Open(Pass),
+    Closed,
+    Gone(String),
+}
+
+pub(super) async fn commit(
+    log: &dyn Log,
+    registry: &Registry,
+    fence: &Fence,
+    shard: PartitionId,
+    decisions: &[Decision],
+    at: Timestamp,
+) -> Committed {
+    // Held until the log has answered: a topic that grows or goes waits for what is on its way into it.
+    let mut ways: HashMap<TopicNumber, Way> = HashMap::new();
+    let mut entries = Vec::with_capacity(decisions.len() * 2);
+    let mut places = Vec::with_capacity(decisions.len());
+    for (index, decision) in decisions.iter().enumerate() {
+        match decision {
+            Decision::Write(record) => {
+                places.push(Place::Record(entries.len()));
+                entries.push(Entry { partition: shard, record: record.to_record(at) });
+            }
+            Decision::Fire(hold) => match ways.entry(hold.topic).or_insert_with(|| way_into(registry, hold)) {
+                Way::Open(pass) => {
+                    let partition = pass.place(hold.message.key.as_deref());
+                    places.push(Place::Message(entries.len(), partition.index));
+                    entries.push(Entry { partition, record: hold.fire(at) });
+                    let end = hold.ended(Ending::Fired { partition: partition.index }, at);
+                    let fired = HoldRecord::Ended { id: hold.id.clone(), end };
+                    entries.push(Entry { partition: shard, record: fired.to_record(at) });
+                }
+                Way::Closed => places.push(Place::LeftOut),
+                Way::Gone(why) => return Committed::Refused { index, why: why.clone() },
+            },
+        }
+    }
+    if entries.is_empty() {
+        return Committed::Done(vec![None; places.len()]);
+    }
+    match log.commit(fence, entries).await {
+        CommitOutcome::Done(offsets) => {
+            let offset = |entry: usize| offsets.get(entry).copied().unwrap_or_default();
+            let written = places.into_iter().map(|place| match place {
+                Place::LeftOut => None,
+                Place::Record(entry) => Some(Written { offset: offset(entry), message: None }),
+                Place::Message(entry, partition) => {
+                    Some(Written { offset: offset(entry + 1), message: Some((partition, offset(entry))) })
+                }
+            });
+            Committed::Done(written.collect())
+        }
+        CommitOutcome::Fenced => Committed::Fenced,
+        CommitOutcome::Refused { index, error } => {
+            let of = places.iter().position(|place| match place {
+                Place::LeftOut => false,
+                Place::Record(entry) => *entry == index,
+                Place::Message(entry, _) => index == *entry || index == *entry + 1,
+            });
+            match of {
+                Some(index) => Committed::Refused { index, why: error.to_string() },
+                None => Committed::Unknown(format!("the log refused an entry that was not there: {error}")),
+            }
+        }
+        CommitOutcome::NotNow(error) => Committed::NotNow(error),
+        CommitOutcome::Unknown(why) => Committed::Unknown(why),
+    }
+}
+
+fn way_into(registry: &Registry, hold: &Hold) -> Way {
+    let Some(topic) = registry.by_number(hold.topic).filter(|topic| topic.name == hold.topic_name) else {
+        return Way::Gone(format!("topic `{}` is gone", hold.topic_name));
+    };
+    match Pass::enter(topic) {
+        Ok(pass) => Way::Open(pass),
+        Err(_) => Way::Closed,
+    }
+}

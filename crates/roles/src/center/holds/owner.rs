@@ -1,0 +1,406 @@
+//! The shell around a shard: does what the shard says, and tells it what became of that.
+//!
+//! One task per shard. Calls to the log and the store are under way together, except that there is one read, one checkpoint and one
+//! commit at a time. When the shard starts over, everything under way is dropped but a checkpoint, which is waited for.
+
+use std::collections::HashMap;
+use std::future::pending;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+use whimbrel_model::ports::{
+    Ask, Fence, HoldsError, Log, LogError, Membership, ReadBatch, ReadLimits, Timers, TimersError, Told,
+};
+use whimbrel_model::{Clock, Event, EventSink, PartitionId, Timestamp};
+
+use super::clock::Reading;
+use super::commit::commit;
+use super::figures::HoldFigures;
+use super::settings::{HoldsSettings, PAGE_BYTES, PAGE_HOLDS, RETRY_AFTER};
+use super::shard::{AskId, Committed, Decision, Effect, Input, Shard};
+use crate::owners::{DeskError, shard_name};
+use crate::topics::Registry;
+
+/// How long a read waits at the tail before it is begun anew.
+const READ_WAIT: Duration = Duration::from_secs(10);
+/// Questions that are taken in at once.
+const ASKS_AT_ONCE: usize = 256;
+/// How long the last checkpoint may take when a shard is given up.
+const LAST_CHECKPOINT_WITHIN: Duration = Duration::from_secs(5);
+
+/// What the owners of all shards work with.
+pub struct Tools {
+    pub log: Arc<dyn Log>,
+    pub timers: Arc<dyn Timers>,
+    pub registry: Arc<Registry>,
+    pub clock: Arc<dyn Clock>,
+    pub events: EventSink,
+    pub settings: Arc<HoldsSettings>,
+    pub shards: u32,
+    pub(crate) figures: HoldFigures,
+    /// Where the steady clock began.
+    pub began: Instant,
+}
+
+impl Tools {
+    fn reading(&self) -> Reading {
+        let steady_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Reading { wall: self.clock.now(), steady_ms }
+    }
+}
+
+/// A question and where its answer goes.
+pub(crate) struct Question {
+    pub(crate) ask: Ask,
+    pub(crate) reply: oneshot::Sender<Result<Told, DeskError>>,
+}
+
+type Call = Pin<Box<dyn Future<Output = Input> + Send>>;
+
+/// One shard with everything that is under way for it.
+struct Owner {
+    tools: Arc<Tools>,
+    number: u32,
+    partition: PartitionId,
+    epoch: u64,
+    membership: Arc<dyn Membership>,
+    shard: Shard,
+    fence: Option<Fence>,
+    calls: FuturesUnordered<Call>,
+    /// The checkpoint under way.
+    applying: Option<Call>,
+    replies: HashMap<AskId, oneshot::Sender<Result<Told, DeskError>>>,
+    next_ask: AskId,
+}
+
+/// Owns the shard until it is told to stop, or can go on no longer: then with the reason.
+pub(crate) async fn own(
+    tools: Arc<Tools>,
+    number: u32,
+    partition: PartitionId,
+    epoch: u64,
+    membership: Arc<dyn Membership>,
+    mut questions: mpsc::Receiver<Question>,
+    stop: CancellationToken,
+) -> Option<String> {
+    let shard = Shard::new(Arc::clone(&tools.settings), tools.shards, epoch, tools.reading());
+    let mut owner = Owner {
+        number,
+        partition,
+        epoch,
+        membership,
+        shard,
+        fence: None,
+        calls: FuturesUnordered::new(),
+        applying: None,
+        replies: HashMap::new(),
+        next_ask: 0,
+        tools,
+    };
+    let ended = owner.run(&mut questions, &stop).await;
+    owner.end(&mut questions, ended.is_none()).await;
+    ended
+}
+
+impl Owner {
+    async fn run(&mut self, questions: &mut mpsc::Receiver<Question>, stop: &CancellationToken) -> Option<String> {
+        let started = tokio::select! {
+            started = self.start(true) => started,
+            () = stop.cancelled() => return None,
+        };
+        let mut inputs = match started {
+            Ok(input) => vec![input],
+            Err(why) => return Some(why),
+        };
+        loop {
+            let mut was_idle = true;
+            for input in inputs.drain(..) {
+                let effects = self.shard.step(self.tools.reading(), input);
+                was_idle &= effects.is_empty();
+                for effect in effects {
+                    match effect {
+                        Effect::Resign { why } => return Some(why),
+                        Effect::StartOver | Effect::OpenAnew => {
+                            let anew = matches!(effect, Effect::OpenAnew);
+                            self.drop_calls().await;
+                            let started = tokio::select! {
+                                started = self.start(anew) => started,
+                                () = stop.cancelled() => return None,
+                            };
+                            match started {
+                                Ok(input) => self.calls.push(Box::pin(std::future::ready(input))),
+                                Err(why) => return Some(why),
+                            }
+                        }
+                        effect => self.perform(effect),
+                    }
+                }
+            }
+            self.tools.figures.of_shard(self.number, self.shard.figures());
+            let wake = self.until_wake(was_idle);
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return None,
+                Some(input) = self.calls.next(), if !self.calls.is_empty() => inputs.push(input),
+                input = under_way(&mut self.applying) => {
+                    self.applying = None;
+                    inputs.push(input);
+                }
+                Some(question) = questions.recv() => {
+                    inputs.push(self.asked(question));
+                    while inputs.len() < ASKS_AT_ONCE && let Ok(question) = questions.try_recv() {
+                        inputs.push(self.asked(question));
+                    }
+                }
+                () = sleep(wake) => inputs.push(Input::Tick),
+            }
+        }
+    }
+
+    /// How long nothing is to do; at least a millisecond where the last look found nothing.
+    fn until_wake(&self, was_idle: bool) -> Option<Duration> {
+        let ms = self.shard.wake_at()?.as_millis().saturating_sub(self.shard.now().as_millis());
+        let ms = u64::try_from(ms).unwrap_or(0);
+        Some(Duration::from_millis(ms.max(u64::from(was_idle))))
+    }
+
+    fn asked(&mut self, question: Question) -> Input {
+        self.next_ask += 1;
+        self.replies.insert(self.next_ask, question.reply);
+        Input::Asked { ask: self.next_ask, what: question.ask }
+    }
+
+    /// Everything that was under way is forgotten, but a checkpoint: the store must not change any more when it is looked at.
+    async fn drop_calls(&mut self) {
+        self.calls.clear();
+        if let Some(applying) = self.applying.take() {
+            let _ = applying.await;
+        }
+    }
+
+    /// Opens the fence where that is due, checks the ownership after it, and finds where store and log are. What does not answer is
+    /// tried again as long as the ownership stands.
+    async fn start(&mut self, anew: bool) -> Result<Input, String> {
+        let name = shard_name(self.number);
+        loop {
+            if !self.membership.stands() {
+                return Err("the session is lost".to_owned());
+            }
+            match self.try_start(&name, anew || self.fence.is_none()).await {
+                Ok(input) => return Ok(input),
+                Err(Trouble::Over(why)) => return Err(why),
+                Err(Trouble::Passing(why)) => {
+                    tracing::warn!(shard = self.number, %why, "the shard of holds cannot be taken yet; it is tried again");
+                    tokio::time::sleep(RETRY_AFTER).await;
+                }
+            }
+        }
+    }
+
+    async fn try_start(&mut self, name: &str, anew: bool) -> Result<Input, Trouble> {
+        if anew {
+            self.fence = Some(self.tools.log.fence(name, self.epoch).await?);
+            let is_owner = self.membership.owns(name, self.epoch).await;
+            if !is_owner.map_err(|error| Trouble::Passing(error.to_string()))? {
+                return Err(Trouble::Over("another node owns the shard".to_owned()));
+            }
+        }
+        let Some(applied) = self.tools.timers.open(self.number, self.epoch).await? else {
+            return Err(Trouble::Over("a newer owner has the shard's store".to_owned()));
+        };
+        let bounds = self.tools.log.bounds(self.partition).await?;
+        Ok(Input::Started { applied, first: bounds.first, end: bounds.next })
+    }
+
+    fn perform(&mut self, effect: Effect) {
+        let tools = Arc::clone(&self.tools);
+        let (number, partition) = (self.number, self.partition);
+        let call: Call = match effect {
+            Effect::Read { from } => Box::pin(async move {
+                let limits = ReadLimits { max_records: PAGE_HOLDS, max_bytes: PAGE_BYTES, wait: READ_WAIT };
+                Input::Read(read(&*tools.log, partition, from, limits).await)
+            }),
+            Effect::End { token } => Box::pin(async move {
+                Input::End { token, end: tools.log.bounds(partition).await.map(|bounds| bounds.next) }
+            }),
+            Effect::Get { token, ids } => {
+                Box::pin(async move { Input::Got { token, found: tools.timers.get(number, ids).await } })
+            }
+            Effect::Due { token, after, until } => Box::pin(async move {
+                let found = tools.timers.due(number, after, until, PAGE_HOLDS, PAGE_BYTES).await;
+                Input::Due { token, found }
+            }),
+            Effect::List { token, query } => {
+                Box::pin(async move { Input::Listed { token, found: tools.timers.list(number, query).await } })
+            }
+            Effect::Dead { token, query } => {
+                Box::pin(async move { Input::ListedDead { token, found: tools.timers.dead(number, query).await } })
+            }
+            Effect::Count { token, query } => {
+                Box::pin(async move { Input::Counted { token, found: tools.timers.count(number, query).await } })
+            }
+            Effect::Apply(write) => {
+                tools.figures.checkpoint(write.changes.len());
+                let apply = async move { Input::Applied(tools.timers.apply(number, write).await) };
+                self.applying = Some(Box::pin(apply));
+                return;
+            }
+            Effect::Commit { decisions, at } => {
+                let Some(fence) = self.fence.clone() else { return };
+                Box::pin(commit_and_count(tools, fence, partition, decisions, at))
+            }
+            Effect::Cut { kept_since } => {
+                Box::pin(async move { Input::Cut(cut(&*tools.log, partition, kept_since).await) })
+            }
+            Effect::Walk { from, upto } => Box::pin(async move {
+                let limits = ReadLimits { max_records: PAGE_HOLDS, max_bytes: PAGE_BYTES, wait: Duration::ZERO };
+                let read = tools.log.read(partition, from, limits).await;
+                // What cannot be read cannot be carried; its holds are in the store, and the damage was reported.
+                Input::Walked(match read {
+                    Err(LogError::Damaged { resume_at, .. }) if resume_at > from => {
+                        Ok(ReadBatch { records: Vec::new(), next: resume_at.min(upto) })
+                    }
+                    read => read,
+                })
+            }),
+            Effect::Trim { before } => Box::pin(async move { Input::Trimmed(tools.log.trim(partition, before).await) }),
+            Effect::Answer { ask, told } => return self.answer(ask, told),
+            Effect::Report { offset, why } => {
+                let detail = format!("a record of the holds cannot be understood and was passed over: {why}");
+                let event = Event::failure("hold_record_passed_over", detail);
+                (tools.events)(event.with("shard", number).with("offset", offset));
+                return;
+            }
+            // These are the loop's.
+            Effect::StartOver | Effect::OpenAnew | Effect::Resign { .. } => return,
+        };
+        self.calls.push(call);
+    }
+
+    fn answer(&mut self, ask: AskId, told: Result<Told, HoldsError>) {
+        let told = match told {
+            Err(HoldsError::Overloaded(_)) => Err(HoldsError::Overloaded(self.number)),
+            told => told,
+        };
+        if let Some(reply) = self.replies.remove(&ask) {
+            // Who asked may have gone; what was decided is decided.
+            let _ = reply.send(told.map_err(DeskError::Holds));
+        }
+    }
+
+    /// The shard is given up: a last checkpoint makes the successor's start short. Who still waits hears that the shard is not
+    /// here, or, where a commit is under way, that nobody knows.
+    async fn end(mut self, questions: &mut mpsc::Receiver<Question>, with_checkpoint: bool) {
+        questions.close();
+        if self.shard.is_committing() {
+            // The commit is waited for, so that its questions hear what became of it.
+            let waited = tokio::time::timeout(LAST_CHECKPOINT_WITHIN, async {
+                while self.shard.is_committing()
+                    && let Some(input) = self.calls.next().await
+                {
+                    let effects = self.shard.step(self.tools.reading(), input);
+                    for effect in effects {
+                        if let Effect::Answer { ask, told } = effect {
+                            self.answer(ask, told);
+                        }
+                    }
+                }
+            });
+            let _ = waited.await;
+        }
+        for ask in self.shard.asks_in_doubt() {
+            let why = "the owner of the hold was changing".to_owned();
+            self.answer(ask, Err(HoldsError::OutcomeUnknown(why)));
+        }
+        if with_checkpoint {
+            let last = async {
+                if let Some(applying) = self.applying.take() {
+                    let input = applying.await;
+                    let _ = self.shard.step(self.tools.reading(), input);
+                }
+                if let Some(write) = self.shard.last_checkpoint() {
+                    let _ = self.tools.timers.apply(self.number, write).await;
+                }
+            };
+            let _ = tokio::time::timeout(LAST_CHECKPOINT_WITHIN, last).await;
+        }
+        for (_, reply) in self.replies.drain() {
+            let _ = reply.send(Err(DeskError::NotHere));
+        }
+        while let Ok(question) = questions.try_recv() {
+            let _ = question.reply.send(Err(DeskError::NotHere));
+        }
+        self.tools.figures.forget_shard(self.number);
+    }
+}
+
+/// What stands in the way of a start.
+enum Trouble {
+    Passing(String),
+    Over(String),
+}
+
+impl From<LogError> for Trouble {
+    fn from(error: LogError) -> Self {
+        Self::Passing(error.to_string())
+    }
+}
+
+impl From<TimersError> for Trouble {
+    fn from(error: TimersError) -> Self {
+        Self::Passing(error.to_string())
+    }
+}
+
+async fn under_way(call: &mut Option<Call>) -> Input {
+    match call {
+        Some(call) => call.await,
+        None => pending().await,
+    }
+}
+
+async fn sleep(wake: Option<Duration>) {
+    match wake {
+        Some(wake) => tokio::time::sleep(wake).await,
+        None => pending().await,
+    }
+}
+
+/// Reads; an error that may pass is answered after a while, so that it is not asked again at once.
+async fn read(log: &dyn Log, partition: PartitionId, from: u64, limits: ReadLimits) -> Result<ReadBatch, LogError> {
+    let read = log.read(partition, from, limits).await;
+    let passes = |error: &LogError| {
+        !matches!(error, LogError::Trimmed { .. } | LogError::BeyondEnd { .. } | LogError::Damaged { .. })
+    };
+    if let Err(error) = &read
+        && passes(error)
+    {
+        tracing::warn!(%partition, %error, "the holds' log cannot be read; it is tried again");
+        tokio::time::sleep(RETRY_AFTER).await;
+    }
+    read
+}
+
+async fn cut(log: &dyn Log, partition: PartitionId, kept_since: Timestamp) -> Result<(u64, u64), LogError> {
+    let first = log.bounds(partition).await?.first;
+    Ok((first, log.offset_at(partition, kept_since).await?))
+}
+
+async fn commit_and_count(
+    tools: Arc<Tools>,
+    fence: Fence,
+    partition: PartitionId,
+    decisions: Vec<Decision>,
+    at: Timestamp,
+) -> Input {
+    let began = Instant::now();
+    let outcome = commit(&*tools.log, &tools.registry, &fence, partition, &decisions, at).await;
+    if let Committed::Done(written) = &outcome {
+        tools.figures.committed(&decisions, written, began.elapsed(), tools.clock.now());
+    }
+    Input::Committed(outcome)
+}

@@ -1,0 +1,172 @@
+//! Checkpoints, and the window that is filled from the store.
+//!
+//! A checkpoint holds exactly the effects of the records up to its offset: what is sealed is what was folded up to `folded`, no
+//! more and no less. It carries the lowest due time that a row can have, so that no read begins at the head.
+
+use std::sync::Arc;
+
+use whimbrel_model::ports::{Applied, At, TimersError, Write};
+use whimbrel_model::{Hold, Timestamp};
+
+use super::super::settings::RETRY_AFTER;
+use super::super::window::{before, place_of};
+use super::{Effect, Judged, Phase, Shard, Token, after};
+
+impl Shard {
+    pub(super) fn save_at(&self) -> Option<Timestamp> {
+        if self.saving.is_some() {
+            return None;
+        }
+        if self.save_again_at.is_some() {
+            return self.save_again_at;
+        }
+        (self.folded != self.saved || self.must_reset)
+            .then(|| after(self.last_saved_at, self.settings.checkpoint_interval))
+    }
+
+    /// Begins a checkpoint where it is time for one.
+    pub(super) fn save(&mut self, effects: &mut Vec<Effect>) {
+        let now = self.clock.now();
+        if self.saving.is_some() || self.has_fallen || self.save_again_at.is_some_and(|at| now < at) {
+            return;
+        }
+        let is_retried = self.save_again_at.take().is_some();
+        let is_large = self.unsaved.len() >= self.settings.checkpoint_changes
+            || self.unsaved.bytes() >= self.settings.checkpoint_bytes;
+        let is_time = self.save_at().is_some_and(|at| now >= at);
+        if !(is_retried || is_large || is_time || self.must_reset) || self.folded == self.saved && !self.must_reset {
+            return;
+        }
+        // What was sealed before and could not be written is written with what came after it.
+        self.unsaved.unseal();
+        self.saving = Some(self.folded);
+        effects.push(Effect::Apply(Write {
+            epoch: self.epoch,
+            expected: self.saved,
+            reset: self.must_reset,
+            changes: self.unsaved.seal(),
+            applied: self.folded,
+            floor: self.floor(),
+            now,
+        }));
+    }
+
+    /// What a last checkpoint would write before the shard is given up; nothing where there is nothing to write, or where what is in
+    /// memory must not be believed.
+    pub fn last_checkpoint(&mut self) -> Option<Write> {
+        let may_write = self.saving.is_none() && !self.has_fallen && !self.must_reset && self.folded != self.saved;
+        if !may_write || self.phase == Phase::Starting {
+            return None;
+        }
+        self.unsaved.unseal();
+        let floor = self.floor();
+        let (epoch, expected, applied, now) = (self.epoch, self.saved, self.folded, self.clock.now());
+        Some(Write { epoch, expected, reset: false, changes: self.unsaved.seal(), applied, floor, now })
+    }
+
+    /// Nothing that is pending is due below this: what is in the window or being decided, or what is beyond the horizon.
+    fn floor(&self) -> Timestamp {
+        let in_window = self.window.next_due();
+        let deciding = self.deciding.keys().filter_map(|id| self.window.get(id)).map(|hold| hold.due).min();
+        let doomed = self.doomed.iter().map(|(hold, _)| hold.due).min();
+        let postponed = self.postponed.iter().map(|(_, hold)| hold.due).min();
+        let horizon = self.window.horizon().due;
+        [in_window, deciding, doomed, postponed].into_iter().flatten().fold(horizon, Timestamp::min)
+    }
+
+    pub(super) fn applied(&mut self, applied: Result<Applied, TimersError>, effects: &mut Vec<Effect>) {
+        let Some(upto) = self.saving.take() else { return };
+        self.last_saved_at = self.clock.now();
+        match applied {
+            Ok(Applied::Done) => self.is_saved(upto),
+            // An earlier try of the same write was there after all.
+            Ok(Applied::Behind { at }) if at == upto && !self.must_reset => self.is_saved(upto),
+            Ok(Applied::Behind { .. }) => self.has_fallen = true,
+            Ok(Applied::OlderEpoch) => {
+                effects.push(Effect::Resign { why: "a newer owner has the shard's store".to_owned() });
+            }
+            Err(error) => {
+                self.save_again_at = Some(after(self.clock.now(), RETRY_AFTER));
+                self.store_failed(&error);
+            }
+        }
+    }
+
+    fn is_saved(&mut self, upto: u64) {
+        self.saved = upto;
+        self.saves += 1;
+        self.must_reset = false;
+        self.unsaved.saved();
+        self.is_ready_now();
+    }
+
+    pub(super) fn store_failed(&mut self, error: &TimersError) {
+        if let TimersError::Damaged(_) = error {
+            self.must_reset = true;
+            self.has_fallen = true;
+        }
+    }
+
+    pub(super) fn fill_at(&self) -> Option<Timestamp> {
+        if self.filling.is_some() || !self.window.has_room() {
+            return None;
+        }
+        if self.fill_again_at.is_some() {
+            return self.fill_again_at;
+        }
+        // A quarter of the window is passed before it is filled up.
+        let horizon = self.window.horizon().due.as_millis();
+        let window = i64::try_from(self.settings.window.as_millis()).unwrap_or(i64::MAX);
+        Some(Timestamp::from_millis(horizon.saturating_sub(window / 4 * 3)))
+    }
+
+    /// Reads on in due order from the horizon.
+    pub(super) fn fill(&mut self, effects: &mut Vec<Effect>) {
+        let now = self.clock.now();
+        if self.has_fallen || self.fill_at().is_none_or(|at| now < at) {
+            return;
+        }
+        self.fill_again_at = None;
+        let token = self.token();
+        self.filling = Some((token, self.saves));
+        let horizon = self.window.horizon();
+        let after_place = (horizon.due.as_millis() != i64::MIN).then(|| horizon.clone());
+        effects.push(Effect::Due { token, after: after_place, until: after(now, self.settings.window) });
+        self.filling_after = horizon.clone();
+        self.filling_until = after(now, self.settings.window);
+    }
+
+    pub(super) fn filled(&mut self, token: Token, found: Result<At<Vec<Arc<Hold>>>, TimersError>, _: &mut Vec<Effect>) {
+        let Some((_, saves)) = self.filling.take_if(|(asked, _)| *asked == token) else { return };
+        let page = match found {
+            Ok(page) => page,
+            Err(error) => {
+                self.fill_again_at = Some(after(self.clock.now(), RETRY_AFTER));
+                return self.store_failed(&error);
+            }
+        };
+        match self.judge(page.applied, saves) {
+            Judged::Sound => {}
+            Judged::AskAgain => return,
+            Judged::Fallen => {
+                self.has_fallen = true;
+                return;
+            }
+        }
+        // The window let go of something meanwhile: the page would leave a gap.
+        if *self.window.horizon() != self.filling_after {
+            return;
+        }
+        let horizon = page.found.last().map_or_else(|| before(self.filling_until), |last| place_of(last));
+        for hold in page.found {
+            if self.unsaved.get(&hold.id).is_none() {
+                self.window.insert(hold);
+            }
+        }
+        for hold in self.unsaved.take_near(horizon.due, &horizon.id) {
+            self.window.insert(hold);
+        }
+        self.window.reach(horizon);
+        self.shrink_window();
+    }
+}

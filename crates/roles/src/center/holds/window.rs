@@ -1,0 +1,183 @@
+//! The window: the holds that come due soon, with their messages, in memory and on the wheel.
+//!
+//! Everything pending at or before the **horizon** is here; what is later is in the store, or unsaved. The window is bounded in
+//! bytes: beyond, its latest part is let go and the horizon comes nearer. An entry of the wheel dies on its version: only the
+//! one that says what the hold says now counts.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use whimbrel_model::ports::DueCursor;
+use whimbrel_model::{Hold, HoldId, Timestamp};
+
+use super::wheel::Wheel;
+
+#[derive(Debug)]
+pub struct Window {
+    wheel: Wheel<(HoldId, u64)>,
+    holds: HashMap<HoldId, Arc<Hold>>,
+    bytes: usize,
+    bytes_max: usize,
+    horizon: DueCursor,
+}
+
+/// The place before everything that is due at that time.
+pub fn before(due: Timestamp) -> DueCursor {
+    DueCursor { due, id: HoldId::new("") }
+}
+
+pub fn place_of(hold: &Hold) -> DueCursor {
+    DueCursor { due: hold.due, id: hold.id.clone() }
+}
+
+impl Window {
+    /// An empty window that knows nothing yet.
+    pub fn new(now: Timestamp, bytes_max: usize) -> Self {
+        Self {
+            wheel: Wheel::new(now.as_millis()),
+            holds: HashMap::new(),
+            bytes: 0,
+            bytes_max,
+            horizon: before(Timestamp::from_millis(i64::MIN)),
+        }
+    }
+
+    pub fn horizon(&self) -> &DueCursor {
+        &self.horizon
+    }
+
+    pub fn get(&self, id: &HoldId) -> Option<&Arc<Hold>> {
+        self.holds.get(id)
+    }
+
+    pub fn len(&self) -> usize {
+        self.holds.len()
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub fn bytes_max(&self) -> usize {
+        self.bytes_max
+    }
+
+    pub fn covers(&self, hold: &Hold) -> bool {
+        (hold.due, &hold.id) <= (self.horizon.due, &self.horizon.id)
+    }
+
+    /// Everything up to that place is here now.
+    pub fn reach(&mut self, horizon: DueCursor) {
+        self.horizon = horizon;
+    }
+
+    /// Takes a hold in as it is now, in place of what was known of it.
+    pub fn insert(&mut self, hold: Arc<Hold>) {
+        if self.holds.get(&hold.id).is_some_and(|known| known.version == hold.version && known.due == hold.due) {
+            return;
+        }
+        self.wheel.insert(hold.due.as_millis(), (hold.id.clone(), hold.version));
+        self.bytes += hold.size();
+        if let Some(earlier) = self.holds.insert(hold.id.clone(), hold) {
+            self.bytes -= earlier.size();
+        }
+    }
+
+    pub fn remove(&mut self, id: &HoldId) {
+        if let Some(hold) = self.holds.remove(id) {
+            self.bytes -= hold.size();
+        }
+    }
+
+    /// The next hold that is due. It stays known until it is removed.
+    pub fn pop_due(&mut self, now: Timestamp) -> Option<Arc<Hold>> {
+        loop {
+            let (due, (id, version)) = self.wheel.pop(now.as_millis())?;
+            if let Some(hold) = self.holds.get(&id)
+                && hold.version == version
+                && hold.due.as_millis() == due
+            {
+                return Some(Arc::clone(hold));
+            }
+        }
+    }
+
+    /// A hold that was popped is not decided upon after all.
+    pub fn put_back(&mut self, hold: &Hold) {
+        if self.holds.get(&hold.id).is_some_and(|known| known.version == hold.version) {
+            self.wheel.put_back(hold.due.as_millis(), (hold.id.clone(), hold.version));
+        }
+    }
+
+    /// A time before which nothing here comes due.
+    pub fn next_due(&self) -> Option<Timestamp> {
+        self.wheel.next().map(Timestamp::from_millis)
+    }
+
+    /// Lets go of the latest holds until the window is within its bound; those are returned.
+    pub fn shrink(&mut self) -> Vec<Arc<Hold>> {
+        let mut gone = Vec::new();
+        while self.bytes > self.bytes_max {
+            let Some((from, entries)) = self.wheel.pop_latest() else { break };
+            for (due, (id, version)) in entries {
+                if self.holds.get(&id).is_some_and(|hold| hold.version == version && hold.due.as_millis() == due)
+                    && let Some(hold) = self.holds.remove(&id)
+                {
+                    self.bytes -= hold.size();
+                    gone.push(hold);
+                }
+            }
+            self.horizon = self.horizon.clone().min(before(Timestamp::from_millis(from)));
+        }
+        gone
+    }
+
+    /// Whether there is room to read more holds in.
+    pub fn has_room(&self) -> bool {
+        self.bytes < self.bytes_max / 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::hold;
+    use super::*;
+
+    #[test]
+    fn a_stale_entry_dies_on_its_version() {
+        let mut window = Window::new(Timestamp::from_millis(0), 1 << 20);
+        let early = hold("a", 5);
+        window.insert(Arc::clone(&early));
+        window.insert(Arc::new(early.moved(Timestamp::from_millis(9), None, 77)));
+        assert_eq!(window.pop_due(Timestamp::from_millis(8)), None);
+        assert_eq!(window.pop_due(Timestamp::from_millis(9)).unwrap().version, 77);
+        assert_eq!(window.len(), 1, "it stays known until it is removed");
+        window.remove(&early.id);
+        assert_eq!((window.len(), window.bytes()), (0, 0));
+    }
+
+    #[test]
+    fn a_hold_moved_nearer_comes_at_its_new_time_only() {
+        let mut window = Window::new(Timestamp::from_millis(0), 1 << 20);
+        let far = hold("a", 900);
+        window.insert(Arc::clone(&far));
+        window.insert(Arc::new(far.moved(Timestamp::from_millis(3), None, 2)));
+        let popped = window.pop_due(Timestamp::from_millis(4)).unwrap();
+        window.remove(&popped.id);
+        assert_eq!(window.pop_due(Timestamp::from_millis(1_000)), None);
+    }
+
+    #[test]
+    fn beyond_its_bound_the_latest_go_and_the_horizon_comes_nearer() {
+        let one = hold("a", 10).size();
+        let mut window = Window::new(Timestamp::from_millis(0), 2 * one);
+        window.reach(before(Timestamp::from_millis(10_000)));
+        for (id, due) in [("a", 10), ("b", 20), ("c", 9_000), ("d", 9_001)] {
+            window.insert(hold(id, due));
+        }
+        let gone = window.shrink();
+        assert_eq!(gone.len(), 2);
+        assert!(window.covers(&hold("b", 20)) && !window.covers(&hold("c", 9_000)));
+        assert_eq!(window.len(), 2);
+    }
+}
