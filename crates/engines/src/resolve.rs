@@ -1,5 +1,7 @@
 //! From settings to engines: which engine serves which port is decided here and nowhere else.
 
+mod state;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -9,9 +11,8 @@ use whimbrel_model::ports::{
 };
 use whimbrel_storage::OpenError;
 
-use crate::embedded::{
-    self, EmbeddedLog, FileCatalogue, InProcessCoordination, LsmReceipts, LsmTimers, ReceiptSettings, TimerSettings,
-};
+use crate::embedded::{self, EmbeddedLog, FileCatalogue, InProcessCoordination, ReceiptSettings, TimerSettings};
+use state::State;
 
 /// What the configuration says about engines.
 #[derive(Debug, Clone)]
@@ -21,7 +22,9 @@ pub struct EngineSettings {
     pub log: LogEngine,
     pub coordination: CoordinationEngine,
     pub receipts: ReceiptSettings,
+    pub receipts_engine: StateEngine,
     pub timers: TimerSettings,
+    pub timers_engine: StateEngine,
 }
 
 #[derive(Debug, Clone)]
@@ -39,6 +42,16 @@ pub enum CoordinationEngine {
     InProcess,
     #[cfg(feature = "etcd")]
     Etcd(crate::etcd::EtcdSettings),
+}
+
+/// Where what is kept beside the log is: receipts and timers, each.
+#[derive(Debug, Clone, Default)]
+pub enum StateEngine {
+    /// In the data folder, for this process alone.
+    #[default]
+    Embedded,
+    #[cfg(feature = "redis")]
+    Redis(crate::redis::RedisSettings),
 }
 
 /// Why the engines could not be opened.
@@ -62,6 +75,9 @@ pub enum EngineError {
     #[cfg(feature = "kafka")]
     #[error(transparent)]
     Kafka(#[from] crate::kafka::KafkaStartError),
+    #[cfg(feature = "redis")]
+    #[error(transparent)]
+    Redis(#[from] crate::redis::RedisStartError),
 }
 
 /// The ports, each with the engine that was chosen for it.
@@ -97,8 +113,8 @@ impl Engines {
 /// Opens the engines that the settings name.
 pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engines, EngineError> {
     let folder = embedded::open_folder(&settings.data)?;
-    let receipts_path = settings.data.join("receipts");
-    let timers = Arc::new(LsmTimers::open(&settings.data.join("holds"), settings.timers)?);
+    let state = State::reach(&settings).await?;
+    let timers = state.timers()?;
     match settings.log {
         LogEngine::Embedded(log_settings) => {
             if !matches!(settings.coordination, CoordinationEngine::InProcess) {
@@ -113,15 +129,15 @@ pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engi
             let listed = log.clone();
             let shared: Arc<dyn Log> = Arc::new(log.clone());
             let list = Box::new(move || listed.partitions());
-            let receipts = LsmReceipts::open(&receipts_path, settings.receipts, shared.clone(), list)?;
+            let receipts = state.receipts(shared.clone(), list)?;
             Ok(Engines {
                 log: shared,
                 log_topics: Arc::new(log.clone()),
                 catalogue,
                 coordination,
-                receipts: Arc::new(receipts),
+                receipts,
                 timers,
-                description: describe(&recovered),
+                description: state.described(describe(&recovered)),
                 opened: Opened::Embedded(log),
             })
         }
@@ -132,15 +148,15 @@ pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engi
             let log = crate::kafka::KafkaLog::connect(kafka_settings, events).await?;
             let listed = log.clone();
             let list = Box::new(move || listed.partitions());
-            let receipts = LsmReceipts::open(&receipts_path, settings.receipts, log.clone(), list)?;
+            let receipts = state.receipts(log.clone(), list)?;
             Ok(Engines {
                 log: log.clone(),
                 log_topics: log.clone(),
                 catalogue,
                 coordination,
-                receipts: Arc::new(receipts),
+                receipts,
                 timers,
-                description,
+                description: state.described(description),
                 opened: Opened::Kafka(log),
             })
         }

@@ -45,8 +45,8 @@ async fn a_replica_is_refused() {
 async fn several_addresses_of_what_is_no_cluster_are_refused() {
     needs_redis!();
     let mut settings = Shared(ONE).settings();
-    settings.nodes.push("127.0.0.1:1".to_owned());
-    let address = settings.nodes[0].clone();
+    settings.urls.push("127.0.0.1:1".to_owned());
+    let address = settings.urls[0].clone();
     assert_eq!(refused(settings).await, RedisStartError::NoCluster { address });
 }
 
@@ -58,7 +58,7 @@ async fn a_cluster_is_found_by_any_of_its_nodes() {
     }
     let mut settings = Shared(CLUSTER).settings();
     let gone = format!("127.0.0.1:{}", free_port());
-    settings.nodes = vec![gone, settings.nodes[1].clone()];
+    settings.urls = vec![gone, settings.urls[1].clone()];
     let connection = connect(settings).await;
     assert!(connection.description().starts_with("redis cluster at "), "{}", connection.description());
 }

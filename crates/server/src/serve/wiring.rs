@@ -3,13 +3,15 @@
 
 use tokio_util::sync::CancellationToken;
 use whimbrel_engines::embedded::{LogSettings, OpenError, ReceiptSettings, TimerSettings};
-use whimbrel_engines::resolve::{CoordinationEngine, EngineError, EngineSettings, Engines, LogEngine, resolve};
+use whimbrel_engines::resolve::{
+    CoordinationEngine, EngineError, EngineSettings, Engines, LogEngine, StateEngine, resolve,
+};
 use whimbrel_model::{EventSink, Retention};
 use whimbrel_roles::receive::{ApiKey, PageInfo, ReceiveSettings, Scope, Secret};
 use whimbrel_roles::topics::TopicDefaults;
 
 use crate::cli::Failure;
-use crate::config::{Config, CoordinationEngineName, KeyEntry, LogEngineName};
+use crate::config::{Config, CoordinationEngineName, KeyEntry, LogEngineName, StateEngineName};
 
 /// Opens the engines that the configuration names.
 pub async fn open_engines(config: &Config, events: EventSink) -> Result<Engines, Failure> {
@@ -18,7 +20,9 @@ pub async fn open_engines(config: &Config, events: EventSink) -> Result<Engines,
         log: log_engine(config)?,
         coordination: coordination_engine(config)?,
         receipts: receipt_settings(config),
+        receipts_engine: state_engine(config, config.receipts.engine, "receipts.engine")?,
         timers: timer_settings(config),
+        timers_engine: state_engine(config, config.timers, "timers.engine")?,
     };
     resolve(settings, events).await.map_err(|error| {
         let failure = Failure::new(error.to_string());
@@ -132,6 +136,32 @@ fn etcd_settings(config: &Config) -> whimbrel_engines::etcd::EtcdSettings {
         session: etcd.session,
         request_timeout: etcd.request_timeout,
     }
+}
+
+fn state_engine(config: &Config, engine: StateEngineName, setting: &str) -> Result<StateEngine, Failure> {
+    match engine {
+        StateEngineName::Embedded => Ok(StateEngine::Embedded),
+        StateEngineName::Redis => redis_engine(config, setting),
+    }
+}
+
+#[cfg(feature = "redis")]
+fn redis_engine(config: &Config, _: &str) -> Result<StateEngine, Failure> {
+    let redis = &config.redis;
+    Ok(StateEngine::Redis(whimbrel_engines::redis::RedisSettings {
+        urls: redis.urls.clone(),
+        user: redis.user.clone(),
+        password: redis.password.0.clone(),
+        prefix: redis.prefix.clone(),
+        connect_timeout: redis.connect_timeout,
+        response_timeout: redis.response_timeout,
+    }))
+}
+
+#[cfg(not(feature = "redis"))]
+fn redis_engine(_: &Config, setting: &str) -> Result<StateEngine, Failure> {
+    Err(Failure::new(format!("`{setting}` is \"redis\", and this binary was built without it"))
+        .with_hint(format!("build with --features redis, or take {setting} = \"embedded\"")))
 }
 
 fn timer_settings(config: &Config) -> TimerSettings {
