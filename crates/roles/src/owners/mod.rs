@@ -11,6 +11,21 @@ use std::sync::Arc;
 use whimbrel_model::ports::{Ask, HoldsError, Membership, PortFuture, Told};
 
 pub mod assign;
+pub mod clocks;
+pub mod keeper;
+pub mod peers;
+pub mod router;
+pub mod service;
+pub mod sight;
+mod tenure;
+pub mod wire;
+
+pub use clocks::{AskClock, ClocksApart};
+pub use keeper::{JoinError, Keeper, KeeperParts, KeeperSettings, Resign, Resignations, resignations};
+pub use peers::{BadInternalKey, PeerSettings, Peers};
+pub use router::{OWNER_WAIT_DEFAULT, Router};
+pub use service::{OwnersDoor, service};
+pub use sight::{Sight, View};
 
 /// The role of members that own shards.
 pub const CENTER_ROLE: &str = "center";

@@ -1,0 +1,245 @@
+//! Joins the cluster, owns the shards that are this node's share, and gives up what is not: for as long as the node runs.
+//!
+//! When the session is lost everything ends at once, and the node joins again. A node whose clock is apart from the others'
+//! stays a member, and does not call itself a center until the clocks agree.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+use whimbrel_model::ports::{Coordination, CoordinationError, Member, Membership};
+use whimbrel_model::{Clock, Event, EventSink};
+
+use super::clocks::{AskClock, ClocksApart, judge, read};
+use super::sight::{Sight, View};
+use super::tenure::{Ended, Tenure};
+use super::{CENTER_ROLE, Duties};
+
+/// How long the keeper rests before it tries again what failed.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// What a keeper needs to know.
+#[derive(Debug, Clone)]
+pub struct KeeperSettings {
+    /// This node. It owns shards where its roles have [`CENTER_ROLE`].
+    pub member: Member,
+    /// The node number that it would like.
+    pub wanted: Option<u16>,
+    pub shards: u32,
+    /// How far clocks of nodes may be apart.
+    pub clocks_apart_max: Duration,
+    /// How often the clocks are compared.
+    pub clocks_every: Duration,
+    /// How long a start tries to join. A node that died and comes back under its name must wait for the end of its earlier
+    /// session.
+    pub join_within: Duration,
+}
+
+impl KeeperSettings {
+    pub fn new(member: Member, shards: u32) -> Self {
+        Self {
+            member,
+            wanted: None,
+            shards,
+            clocks_apart_max: Duration::from_millis(500),
+            clocks_every: Duration::from_secs(10),
+            join_within: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Why a node could not join at its start.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum JoinError {
+    #[error(transparent)]
+    ClocksApart(#[from] ClocksApart),
+    #[error(transparent)]
+    Coordination(#[from] CoordinationError),
+}
+
+/// Where the owner of a shard says that it cannot go on. Cloning shares it.
+#[derive(Clone)]
+pub struct Resign {
+    sender: mpsc::UnboundedSender<(u32, u64)>,
+}
+
+impl Resign {
+    /// The owner of the shard under that epoch gives it up: `Duties::end` is called, and the shard is taken again by whoever
+    /// shall have it. What is not owned under that epoch any more is no matter. Called at most once by each that was begun.
+    pub fn resign(&self, shard: u32, epoch: u64) {
+        // Without a keeper nothing is owned.
+        let _ = self.sender.send((shard, epoch));
+    }
+}
+
+/// The keeper's end of [`Resign`].
+pub struct Resignations {
+    pub(super) receiver: mpsc::UnboundedReceiver<(u32, u64)>,
+}
+
+/// A way for owners to resign; made first, since duties need one end and the keeper the other.
+pub fn resignations() -> (Resign, Resignations) {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    (Resign { sender }, Resignations { receiver })
+}
+
+/// What a keeper works with.
+pub struct KeeperParts {
+    pub coordination: Arc<dyn Coordination>,
+    pub duties: Arc<dyn Duties>,
+    pub resignations: Resignations,
+    pub clocks: Arc<dyn AskClock>,
+    pub clock: Arc<dyn Clock>,
+    pub events: EventSink,
+}
+
+/// A node that has joined.
+pub struct Keeper {
+    settings: KeeperSettings,
+    parts: KeeperParts,
+    views: watch::Sender<Arc<View>>,
+    me: watch::Sender<Option<u16>>,
+    membership: Arc<dyn Membership>,
+}
+
+impl Keeper {
+    /// Joins for the first time. A clock that is apart is an error here: somebody is there to see it.
+    pub async fn join(settings: KeeperSettings, parts: KeeperParts) -> Result<Self, JoinError> {
+        let until = Instant::now() + settings.join_within;
+        let first = loop {
+            match parts.coordination.picture(0).await {
+                Ok(picture) => break View::of(picture, settings.shards),
+                Err(error) if Instant::now() + PAUSE > until => return Err(error.into()),
+                Err(_) => sleep(PAUSE).await,
+            }
+        };
+        if is_center(&settings.member) {
+            let readings = read(&first, None, &*parts.clocks, &*parts.clock).await;
+            judge(None, &readings, settings.clocks_apart_max)?;
+        }
+        let mut said = false;
+        let membership = loop {
+            match parts.coordination.join(settings.member.clone(), settings.wanted).await {
+                Ok(membership) => break membership,
+                Err(error) if Instant::now() + PAUSE > until => return Err(error.into()),
+                Err(error) => {
+                    if !std::mem::replace(&mut said, true) {
+                        tracing::warn!(%error, "the node has not joined yet; it tries on");
+                    }
+                    sleep(PAUSE).await;
+                }
+            }
+        };
+        let me = watch::Sender::new(Some(membership.node()));
+        Ok(Self { settings, parts, views: watch::Sender::new(Arc::new(first)), me, membership })
+    }
+
+    /// What this node sees; kept up while the keeper runs.
+    pub fn sight(&self) -> Sight {
+        Sight { views: self.views.subscribe(), me: self.me.subscribe() }
+    }
+
+    /// The number that the node joined under.
+    pub fn node(&self) -> u16 {
+        self.membership.node()
+    }
+
+    /// Owns this node's share until `shutdown`; then ends everything and leaves.
+    pub async fn run(self, shutdown: CancellationToken) {
+        let Self { mut settings, parts, views, me, mut membership } = self;
+        let KeeperParts { coordination, duties, mut resignations, clocks, clock, events } = parts;
+        let watching = watch_pictures(&*coordination, settings.shards, &views);
+        let keeping = async {
+            let mut apart: Option<ClocksApart> = None;
+            loop {
+                settings.wanted = Some(membership.node());
+                let tenure = Tenure {
+                    membership: &membership,
+                    settings: &settings,
+                    duties: &*duties,
+                    views: views.subscribe(),
+                    clocks: &*clocks,
+                    clock: &*clock,
+                    was_apart: apart.is_some(),
+                };
+                let ended = tenure.serve(&mut resignations, &shutdown).await;
+                if !matches!(ended, Ended::Lost(_)) {
+                    membership.leave().await;
+                }
+                me.send_replace(None);
+                match ended {
+                    Ended::Shutdown => return,
+                    Ended::Lost(reason) => {
+                        let detail =
+                            format!("this node lost its session ({reason}); it owns nothing until it has joined again");
+                        events(Event::warning("session_lost", detail).with("node", membership.node()));
+                    }
+                    Ended::Apart(clocks) => {
+                        let detail = format!("{clocks}; until then this node owns no shards");
+                        events(Event::failure("clocks_apart", detail).with("node", membership.node()));
+                        apart = Some(clocks);
+                    }
+                    Ended::Near => {
+                        events(Event::new("clocks_agree", "the clocks agree again: this node owns shards"));
+                        apart = None;
+                    }
+                }
+                let member = member_as(&settings.member, apart.is_some());
+                let joined = join_again(&*coordination, &member, settings.wanted);
+                membership = tokio::select! {
+                    membership = joined => membership,
+                    () = shutdown.cancelled() => return,
+                };
+                me.send_replace(Some(membership.node()));
+                let detail = format!("this node joined again as node {}", membership.node());
+                events(Event::new("joined_again", detail).with("node", membership.node()));
+            }
+        };
+        tokio::select! {
+            () = keeping => {}
+            () = watching => {}
+        }
+    }
+}
+
+pub(super) fn is_center(member: &Member) -> bool {
+    member.roles.iter().any(|role| role == CENTER_ROLE)
+}
+
+/// The member as others shall see it: one whose clock is apart is no center.
+fn member_as(member: &Member, apart: bool) -> Member {
+    let mut member = member.clone();
+    if apart {
+        member.roles.retain(|role| role != CENTER_ROLE);
+    }
+    member
+}
+
+async fn join_again(coordination: &dyn Coordination, member: &Member, wanted: Option<u16>) -> Arc<dyn Membership> {
+    loop {
+        match coordination.join(member.clone(), wanted).await {
+            Ok(membership) => return membership,
+            Err(error) => tracing::debug!(%error, "the node could not join again yet"),
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+/// Keeps the view up; never returns.
+async fn watch_pictures(coordination: &dyn Coordination, shards: u32, views: &watch::Sender<Arc<View>>) {
+    let mut seen = views.borrow().revision;
+    loop {
+        match coordination.picture(seen).await {
+            Ok(picture) => {
+                seen = picture.revision;
+                views.send_replace(Arc::new(View::of(picture, shards)));
+            }
+            Err(error) => {
+                tracing::debug!(%error, "the cluster cannot be seen at the moment");
+                sleep(PAUSE).await;
+            }
+        }
+    }
+}
