@@ -1,0 +1,261 @@
+//! What the embedded timers can do: filling, questions for ids, a steady load, a burst, and a start with everything pending.
+//!
+//! ```text
+//! cargo run --release -p whimbrel-engines --no-default-features --example timers_throughput -- [rows] [folder]
+//! ```
+//!
+//! The folder is emptied first. It should be on the disk that is to be measured; without one a temporary folder is taken.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use whimbrel_engines::embedded::{LsmTimers, TimerSettings};
+use whimbrel_model::ports::{Applied, Change, DueCursor, Row, Timers, Write};
+use whimbrel_model::{Ending, Headers, HeldMessage, Hold, HoldId, Timestamp, TopicNumber};
+
+const SHARDS: u32 = 16;
+const PAYLOAD_BYTES: usize = 200;
+const CHANGES_PER_WRITE: u64 = 1_000;
+const PAGE: usize = 1_000;
+const PAGE_BYTES: usize = 8 << 20;
+const START_MS: i64 = 1_800_000_000_000;
+const QUESTIONS: u64 = 50_000;
+const STEADY_SECONDS: u64 = 10;
+const STEADY_PER_SECOND: u64 = 20_000;
+
+#[tokio::main]
+async fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let rows: u64 = arguments.next().map_or(1_000_000, |text| text.parse().expect("a number of rows"));
+    let temporary = tempfile::tempdir().expect("a temporary folder");
+    let folder = arguments.next().map_or(temporary.path().join("holds"), PathBuf::from);
+    let _ = std::fs::remove_dir_all(&folder);
+
+    println!("{rows} holds of {PAYLOAD_BYTES} bytes in {SHARDS} shards, {} MB resident", resident_mb());
+    let mut owners = open(&folder).await;
+    // Spread over an hour; the burst below has a second of its own.
+    let filled = Instant::now();
+    each(&mut owners, |owner| {
+        owner.fill(0, rows / u64::from(SHARDS), |n| START_MS + 60_000 + (n * 7919 % 3_600_000) as i64)
+    })
+    .await;
+    report("put", rows, filled.elapsed());
+    questions(&owners, rows).await;
+    owners = open_again(owners, &folder).await;
+    questions(&owners, rows).await;
+    steady(&mut owners, rows).await;
+    burst(&mut owners, rows).await;
+    println!("{} MB resident at the end", resident_mb());
+}
+
+async fn open(folder: &Path) -> Vec<Owner> {
+    let timers: Arc<dyn Timers> = Arc::new(LsmTimers::open(folder, TimerSettings::default()).expect("the store opens"));
+    let mut owners = Vec::new();
+    for shard in 0..SHARDS {
+        timers.open(shard, 1).await.expect("the shard opens").expect("the epoch is the newest");
+        owners.push(Owner { timers: Arc::clone(&timers), shard, applied: 0 });
+    }
+    owners
+}
+
+async fn open_again(owners: Vec<Owner>, folder: &Path) -> Vec<Owner> {
+    let applied: Vec<_> = owners.iter().map(|owner| owner.applied).collect();
+    drop(owners);
+    let began = Instant::now();
+    let mut owners = open(folder).await;
+    println!("opened again in {:.0?}, {} MB resident", began.elapsed(), resident_mb());
+    owners.iter_mut().zip(applied).for_each(|(owner, applied)| owner.applied = applied);
+    owners
+}
+
+/// Lets all shards work at once.
+async fn each<F: Future + Send + 'static>(owners: &mut [Owner], work: impl Fn(Owner) -> F)
+where
+    F::Output: Send + Into<Owner>,
+{
+    let tasks: Vec<_> = owners.iter().map(|owner| tokio::spawn(work(owner.clone()))).collect();
+    for (owner, done) in owners.iter_mut().zip(join_all(tasks).await) {
+        *owner = done.expect("no shard panics").into();
+    }
+}
+
+/// Questions for one id and for many, one after the other.
+async fn questions(owners: &[Owner], rows: u64) {
+    for ids in [1, 5] {
+        let mut times = Vec::new();
+        for question in 0..QUESTIONS / ids {
+            let owner = &owners[(question % u64::from(SHARDS)) as usize];
+            let asked =
+                (0..ids).map(|n| id(owner.shard, (question * 104_729 + n * 31) % (rows / u64::from(SHARDS)))).collect();
+            let began = Instant::now();
+            let found = owner.timers.get(owner.shard, asked).await.expect("the store answers").found;
+            times.push(began.elapsed());
+            assert!(found.iter().all(Option::is_some));
+        }
+        percentiles(&format!("get of {ids} of {rows}"), times);
+    }
+    let mut times = Vec::new();
+    for question in 0..QUESTIONS {
+        let unknown = HoldId::new(&format!("unknown-{}", question * 104_729));
+        let began = Instant::now();
+        owners[0].timers.get(0, vec![unknown]).await.expect("the store answers");
+        times.push(began.elapsed());
+    }
+    percentiles("get of an unknown id", times);
+}
+
+/// Every second each shard writes its share of new holds and of ends, and reads as many as come due.
+async fn steady(owners: &mut [Owner], rows: u64) {
+    let per_shard = STEADY_PER_SECOND / u64::from(SHARDS);
+    let first = rows / u64::from(SHARDS);
+    let began = Instant::now();
+    each(owners, |mut owner| async move {
+        let mut times = Vec::new();
+        let mut after = None;
+        for second in 0..STEADY_SECONDS {
+            tokio::time::sleep_until((began + Duration::from_secs(second)).into()).await;
+            let page = owner.page(after.take(), i64::MAX, per_shard as usize).await;
+            after = page.last().map(|hold| DueCursor { due: hold.due, id: hold.id.clone() });
+            let new =
+                (0..per_shard / 2).map(|n| put(owner.shard, first + second * per_shard + n, START_MS + 4_000_000));
+            let changes = new.chain(page.iter().take(per_shard as usize / 2).map(|hold| end(hold))).collect();
+            let began = Instant::now();
+            owner.write(changes, page.get(per_shard as usize / 2).map_or(START_MS, |hold| hold.due.as_millis())).await;
+            times.push(began.elapsed());
+        }
+        (owner, times)
+    })
+    .await;
+}
+
+/// As many holds again, all due in one second: read in due order and ended.
+async fn burst(owners: &mut [Owner], rows: u64) {
+    let (first, count) = (1 << 40, rows / u64::from(SHARDS));
+    let began = Instant::now();
+    each(owners, move |owner| owner.fill(first, count, |n| START_MS + (n % 1000) as i64)).await;
+    report("put for the burst", rows, began.elapsed());
+    let began = Instant::now();
+    each(owners, |owner| async move {
+        let (mut after, mut read) = (None, 0);
+        loop {
+            let page = owner.page(after.take(), START_MS + 1000, PAGE).await;
+            let Some(last) = page.last() else { break };
+            after = Some(DueCursor { due: last.due, id: last.id.clone() });
+            read += page.len() as u64;
+        }
+        assert_eq!(read, count);
+        owner
+    })
+    .await;
+    report("read of the burst", rows, began.elapsed());
+    let began = Instant::now();
+    each(owners, |mut owner| async move {
+        let (mut after, mut slowest) = (None, Duration::ZERO);
+        loop {
+            let page = owner.page(after.take(), START_MS + 1000, PAGE).await;
+            let Some(last) = page.last() else { break };
+            after = Some(DueCursor { due: last.due, id: last.id.clone() });
+            let began = Instant::now();
+            owner.write(page.iter().map(|hold| end(hold)).collect(), last.due.as_millis()).await;
+            slowest = slowest.max(began.elapsed());
+        }
+        (owner, vec![slowest])
+    })
+    .await;
+    report("read and end of the burst", rows, began.elapsed());
+    let began = Instant::now();
+    owners[0].page(None, START_MS + 60_000, PAGE).await;
+    println!("first page after the burst in {:.1?}", began.elapsed());
+}
+
+/// Who writes one shard.
+#[derive(Clone)]
+struct Owner {
+    timers: Arc<dyn Timers>,
+    shard: u32,
+    applied: u64,
+}
+
+impl From<(Owner, Vec<Duration>)> for Owner {
+    /// The slowest writes are worth a line where a shard noted them.
+    fn from((owner, times): (Owner, Vec<Duration>)) -> Self {
+        if owner.shard == 0 {
+            percentiles("writes of shard 0", times);
+        }
+        owner
+    }
+}
+
+impl Owner {
+    async fn fill(mut self, first: u64, count: u64, due: impl Fn(u64) -> i64) -> Self {
+        let mut next = first;
+        while next < first + count {
+            let last = (next + CHANGES_PER_WRITE).min(first + count);
+            let changes = (next..last).map(|n| put(self.shard, n, due(n))).collect();
+            self.write(changes, START_MS).await;
+            next = last;
+        }
+        self
+    }
+
+    async fn write(&mut self, changes: Vec<Change>, floor: i64) {
+        let (floor, now) = (Timestamp::from_millis(floor), Timestamp::from_millis(START_MS));
+        let applied = self.applied + changes.len() as u64;
+        let write = Write { epoch: 1, expected: self.applied, reset: false, changes, applied, floor, now };
+        assert_eq!(self.timers.apply(self.shard, write).await, Ok(Applied::Done));
+        self.applied = applied;
+    }
+
+    async fn page(&self, after: Option<DueCursor>, until: i64, limit: usize) -> Vec<Arc<Hold>> {
+        let page = self.timers.due(self.shard, after, Timestamp::from_millis(until), limit, PAGE_BYTES).await;
+        page.expect("the store can be read").found
+    }
+}
+
+/// As long as a minted id, and ordered by time like one.
+fn id(shard: u32, number: u64) -> HoldId {
+    HoldId::new(&format!("0190a1b2-{number:012x}-{shard:04x}-8000-00"))
+}
+
+fn put(shard: u32, number: u64, due: i64) -> Change {
+    let mut headers = Headers::builder();
+    headers.push("whimbrel-id", id(shard, number).as_str().as_bytes());
+    let hold = Hold {
+        id: id(shard, number),
+        topic: TopicNumber(1),
+        topic_name: "orders".into(),
+        due: Timestamp::from_millis(due),
+        published_at: Timestamp::from_millis(START_MS),
+        version: number,
+        fresh: true,
+        moves: Vec::new(),
+        message: HeldMessage { key: None, value: Bytes::from(vec![b'x'; PAYLOAD_BYTES]), headers: headers.take() },
+    };
+    Change::Put { hold: Arc::new(hold), was: None }
+}
+
+fn end(hold: &Hold) -> Change {
+    let end = hold.ended(Ending::Fired { partition: 0 }, Timestamp::from_millis(START_MS));
+    Change::End { id: hold.id.clone(), end, was: Some(Row { due: hold.due, topic: hold.topic }) }
+}
+
+fn report(what: &str, rows: u64, took: Duration) {
+    let rate = rows as f64 / took.as_secs_f64();
+    println!("{what}: {rows} in {took:.2?}, {rate:.0}/s, {} MB resident", resident_mb());
+}
+
+fn percentiles(what: &str, mut times: Vec<Duration>) {
+    times.sort();
+    let of = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
+    println!("{what}: p50 {:.1?}, p99 {:.1?}, max {:.1?}", of(0.5), of(0.99), of(1.0));
+}
+
+/// Memory of the process that is in no file.
+fn resident_mb() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    line.and_then(|rest| rest.trim().split(' ').next()?.parse::<u64>().ok()).unwrap_or(0) / 1024
+}
