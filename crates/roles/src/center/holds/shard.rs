@@ -314,7 +314,7 @@ impl Shard {
 
     pub fn figures(&self) -> ShardFigures {
         ShardFigures {
-            window_holds: self.window.len(),
+            window_holds: self.window.count(),
             window_bytes: self.window.bytes(),
             unsaved_bytes: self.unsaved.bytes_in_all(),
             commands: self.waiting,

@@ -98,7 +98,8 @@ impl Unsaved {
         pending.collect()
     }
 
-    pub fn len(&self) -> usize {
+    /// Ids that changed since the last seal.
+    pub fn changes(&self) -> usize {
         self.active.len()
     }
 

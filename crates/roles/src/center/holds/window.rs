@@ -50,7 +50,7 @@ impl Window {
         self.holds.get(id)
     }
 
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.holds.len()
     }
 
@@ -151,9 +151,9 @@ mod tests {
         window.insert(Arc::new(early.moved(Timestamp::from_millis(9), None, 77)));
         assert_eq!(window.pop_due(Timestamp::from_millis(8)), None);
         assert_eq!(window.pop_due(Timestamp::from_millis(9)).unwrap().version, 77);
-        assert_eq!(window.len(), 1, "it stays known until it is removed");
+        assert_eq!(window.count(), 1, "it stays known until it is removed");
         window.remove(&early.id);
-        assert_eq!((window.len(), window.bytes()), (0, 0));
+        assert_eq!((window.count(), window.bytes()), (0, 0));
     }
 
     #[test]
@@ -178,6 +178,6 @@ mod tests {
         let gone = window.shrink();
         assert_eq!(gone.len(), 2);
         assert!(window.covers(&hold("b", 20)) && !window.covers(&hold("c", 9_000)));
-        assert_eq!(window.len(), 2);
+        assert_eq!(window.count(), 2);
     }
 }

@@ -31,7 +31,7 @@ impl Shard {
             return;
         }
         let is_retried = self.save_again_at.take().is_some();
-        let is_large = self.unsaved.len() >= self.settings.checkpoint_changes
+        let is_large = self.unsaved.changes() >= self.settings.checkpoint_changes
             || self.unsaved.bytes() >= self.settings.checkpoint_bytes;
         let is_time = self.save_at().is_some_and(|at| now >= at);
         if !(is_retried || is_large || is_time || self.must_reset) || self.folded == self.saved && !self.must_reset {
