@@ -91,6 +91,9 @@ impl Shard {
 
     /// Sends everyone who arrived where they must wait.
     pub(super) fn advance_commands(&mut self, effects: &mut Vec<Effect>) {
+        if self.under_way.is_none() {
+            self.sweep_on();
+        }
         let (mut to_end, mut to_get) = (Vec::new(), Vec::new());
         for waiting in take(&mut self.arrived) {
             let Some(id) = waiting.id() else {

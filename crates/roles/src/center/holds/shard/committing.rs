@@ -155,7 +155,7 @@ impl Shard {
         let id = decision.id().clone();
         // What only the store knows is kept until the decision is folded, so that it need not be asked again.
         let only_stored = match waiting.as_ref().and_then(|waiting| waiting.got.as_ref()) {
-            Some((_, Some(Known::Pending(hold)))) => Some(Arc::clone(hold)),
+            Some((_, Some(Known::Pending(hold)))) if self.resolve(&id).is_none() => Some(Arc::clone(hold)),
             _ => None,
         };
         self.deciding.insert(id, only_stored);
@@ -347,7 +347,6 @@ impl Shard {
             self.under_way = None;
             self.deciding.clear();
             self.arrived.extend(take(&mut self.blocked));
-            self.sweep_on();
         }
     }
 }
