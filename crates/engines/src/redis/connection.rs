@@ -270,12 +270,8 @@ mod tests {
         let script = Script::new("return 1");
         let mut call = script.on(["a", "b"].iter());
         call.arg(b"\x00\xff").arg(7);
-        let sent: Vec<_> = script.with_code(&call).args_iter().map(|each| format!("{each:?}")).collect();
-        let expected: Vec<_> = ["EVAL", "return 1", "2", "a", "b"]
-            .iter()
-            .map(|text| format!("{:?}", Arg::<u64>::Simple(text.as_bytes())))
-            .chain([format!("{:?}", Arg::<u64>::Simple(b"\x00\xff")), format!("{:?}", Arg::<u64>::Simple(b"7"))])
-            .collect();
-        assert_eq!(sent, expected);
+        let sent = script.with_code(&call).get_packed_command();
+        let expected = b"*7\r\n$4\r\nEVAL\r\n$8\r\nreturn 1\r\n$1\r\n2\r\n$1\r\na\r\n$1\r\nb\r\n$2\r\n\x00\xff\r\n$1\r\n7\r\n";
+        assert_eq!(sent.as_slice(), expected);
     }
 }

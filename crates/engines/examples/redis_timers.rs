@@ -1,0 +1,196 @@
+//! What timers on Redis can do on this machine: writes of several sizes, questions for ids, pages of what is due, counts, and
+//! the memory that Redis needs.
+//!
+//! ```text
+//! cargo run --release -p whimbrel-engines --no-default-features --features redis --example redis_timers -- <addresses> [holds]
+//! ```
+//!
+//! Addresses are separated by commas. It writes under a prefix of its own and removes that again.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use whimbrel_engines::embedded::TimerSettings;
+use whimbrel_engines::redis::{RedisConnection, RedisSettings, RedisTimers};
+use whimbrel_model::ports::{Applied, Change, CountQuery, DueCursor, Row, Timers, Write};
+use whimbrel_model::{Ending, Headers, HeldMessage, Hold, HoldId, Timestamp, TopicNumber};
+
+const SHARDS: u32 = 16;
+const PAYLOAD_BYTES: usize = 200;
+const START_MS: i64 = 1_800_000_000_000;
+const WRITE_SIZES: [u64; 4] = [100, 1_000, 10_000, 20_000];
+
+#[tokio::main]
+async fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let addresses = arguments.next().expect("the addresses of Redis");
+    let holds: u64 = arguments.next().map_or(400_000, |text| text.parse().expect("a number of holds"));
+    let prefix = format!("measured-{}", std::process::id());
+    let settings = RedisSettings { prefix, ..RedisSettings::new(addresses.split(',')) };
+    let connection = RedisConnection::connect(settings).await.expect("Redis can be reached");
+    println!("{}, {SHARDS} shards, holds of {PAYLOAD_BYTES} bytes", connection.description());
+    let timers: Arc<dyn Timers> = Arc::new(RedisTimers::new(connection, TimerSettings::default()));
+    let mut owners: Vec<_> = (0..SHARDS).map(|shard| Owner { timers: timers.clone(), shard, applied: 0 }).collect();
+
+    let per_size = holds / WRITE_SIZES.len() as u64;
+    for (size, n) in WRITE_SIZES.into_iter().zip(0..) {
+        writes(&mut owners, n * per_size, per_size, size).await;
+    }
+    questions(&owners, holds).await;
+    pages(&owners).await;
+    counts(&owners).await;
+    ends(&mut owners, holds).await;
+    let emptied = Instant::now();
+    join_all(owners.iter_mut().map(Owner::reset)).await;
+    println!("emptied all shards in {:.1} ms", emptied.elapsed().as_secs_f64() * 1000.0);
+}
+
+/// The writer of one shard. Hold `n` is of shard `n % SHARDS`.
+struct Owner {
+    timers: Arc<dyn Timers>,
+    shard: u32,
+    applied: u64,
+}
+
+impl Owner {
+    async fn write(&mut self, reset: bool, changes: Vec<Change>) -> Duration {
+        let (expected, applied) = (self.applied, self.applied + 1);
+        let (floor, now) = (Timestamp::from_millis(0), Timestamp::from_millis(START_MS));
+        let write = Write { epoch: 1, expected, reset, changes, applied, floor, now };
+        let began = Instant::now();
+        assert_eq!(self.timers.apply(self.shard, write).await, Ok(Applied::Done));
+        self.applied = applied;
+        began.elapsed()
+    }
+
+    async fn reset(&mut self) {
+        self.write(true, Vec::new()).await;
+    }
+
+    fn numbers(&self, first: u64, count: u64) -> impl Iterator<Item = u64> + use<> {
+        let shard = u64::from(self.shard);
+        (first..first + count).filter(move |n| n % u64::from(SHARDS) == shard)
+    }
+}
+
+fn id(n: u64) -> HoldId {
+    HoldId::new(&format!("01a1df0f-1689-8000-8080-{n:012x}"))
+}
+
+fn due(n: u64) -> Timestamp {
+    Timestamp::from_millis(START_MS + (n * 7919 % 86_400_000) as i64)
+}
+
+fn hold(n: u64) -> Hold {
+    Hold {
+        id: id(n),
+        topic: TopicNumber((n % 20) as u32),
+        topic_name: "orders".into(),
+        due: due(n),
+        published_at: Timestamp::from_millis(START_MS),
+        version: n,
+        fresh: true,
+        moves: Vec::new(),
+        message: HeldMessage {
+            key: Some(Bytes::from_static(b"customer-1")),
+            value: Bytes::from(vec![b'x'; PAYLOAD_BYTES]),
+            headers: Headers::EMPTY,
+        },
+    }
+}
+
+fn report(what: &str, count: u64, took: Duration, mut each: Vec<Duration>) {
+    each.sort();
+    let ms = |at: usize| each.get(at.min(each.len().saturating_sub(1))).map_or(0.0, |each| each.as_secs_f64() * 1000.0);
+    println!(
+        "{what:34} {:9.0}/s   one call p50 {:6.2} ms, p99 {:6.2} ms",
+        count as f64 / took.as_secs_f64(),
+        ms(each.len() / 2),
+        ms(each.len() * 99 / 100)
+    );
+}
+
+async fn writes(owners: &mut [Owner], first: u64, count: u64, size: u64) {
+    let began = Instant::now();
+    let each = join_all(owners.iter_mut().map(async |owner| {
+        let numbers: Vec<u64> = owner.numbers(first, count).collect();
+        let mut took = Vec::new();
+        for chunk in numbers.chunks(size as usize) {
+            let puts = chunk.iter().map(|n| Change::Put { hold: Arc::new(hold(*n)), was: None }).collect();
+            took.push(owner.write(false, puts).await);
+        }
+        took
+    }))
+    .await;
+    report(&format!("put, {size} to a write"), count, began.elapsed(), each.into_iter().flatten().collect());
+}
+
+async fn questions(owners: &[Owner], holds: u64) {
+    let began = Instant::now();
+    let each = join_all(owners.iter().map(async |owner| {
+        let numbers: Vec<u64> = owner.numbers(0, holds).take(5_000).collect();
+        let mut took = Vec::new();
+        for chunk in numbers.chunks(100) {
+            let began = Instant::now();
+            let found = owner.timers.get(owner.shard, chunk.iter().map(|n| id(*n)).collect()).await.expect("it answers");
+            assert!(found.found.iter().all(Option::is_some));
+            took.push(began.elapsed());
+        }
+        took
+    }))
+    .await;
+    report("get, 100 ids to a question", 5_000 * u64::from(SHARDS), began.elapsed(), each.into_iter().flatten().collect());
+}
+
+async fn pages(owners: &[Owner]) {
+    let began = Instant::now();
+    let each = join_all(owners.iter().map(async |owner| {
+        let (mut after, mut took, mut read) = (None, Vec::new(), 0);
+        loop {
+            let began = Instant::now();
+            let until = Timestamp::from_millis(i64::MAX);
+            let page = owner.timers.due(owner.shard, after, until, 1_000, 8 << 20).await.expect("it answers").found;
+            took.push(began.elapsed());
+            let Some(last) = page.last() else { return (read, took) };
+            read += page.len() as u64;
+            after = Some(DueCursor { due: last.due, id: last.id.clone() });
+        }
+    }))
+    .await;
+    let took = began.elapsed();
+    let read = each.iter().map(|(read, _)| read).sum();
+    report("due, pages of 1 000", read, took, each.into_iter().flat_map(|(_, took)| took).collect());
+}
+
+async fn counts(owners: &[Owner]) {
+    let query = CountQuery { topic: None, from: None, to: None, bucket: Duration::from_secs(60) };
+    let began = Instant::now();
+    let mut each = Vec::new();
+    for owner in owners {
+        let began = Instant::now();
+        owner.timers.count(owner.shard, query.clone()).await.expect("it answers");
+        each.push(began.elapsed());
+    }
+    report("count, a day by the minute", each.len() as u64, began.elapsed(), each);
+}
+
+async fn ends(owners: &mut [Owner], holds: u64) {
+    let began = Instant::now();
+    let each = join_all(owners.iter_mut().map(async |owner| {
+        let numbers: Vec<u64> = owner.numbers(0, holds).collect();
+        let mut took = Vec::new();
+        for chunk in numbers.chunks(1_000) {
+            let ends = chunk.iter().map(|n| {
+                let hold = hold(*n);
+                let was = Some(Row { due: hold.due, topic: hold.topic });
+                Change::End { id: hold.id.clone(), end: hold.ended(Ending::Fired { partition: 0 }, hold.due), was }
+            });
+            took.push(owner.write(false, ends.collect()).await);
+        }
+        took
+    }))
+    .await;
+    report("end, 1 000 to a write", holds, began.elapsed(), each.into_iter().flatten().collect());
+}
