@@ -3,7 +3,14 @@
 use std::io::Write as _;
 use std::net::SocketAddr;
 
+use whimbrel_engines::resolve::Engines;
+use whimbrel_model::HOLDS_TOPIC;
+use whimbrel_roles::topics::Registry;
+
 use crate::config::Config;
+
+/// Records to fold that are worth a word: below, a start takes no longer for them.
+const FOLDING_SAID: u64 = 100_000;
 
 /// The URL at which a client on this machine reaches the server.
 pub fn local_url(address: SocketAddr) -> String {
@@ -12,6 +19,25 @@ pub fn local_url(address: SocketAddr) -> String {
         reachable.set_ip(if address.is_ipv4() { [127, 0, 0, 1].into() } else { std::net::Ipv6Addr::LOCALHOST.into() });
     }
     format!("http://{reachable}")
+}
+
+/// What a start has to make up for before every hold is known, where that is much: the store of holds was lost or removed, or is far
+/// behind. Nothing where it cannot be told.
+pub async fn folding(engines: &Engines, registry: &Registry) -> Option<String> {
+    let topic = registry.get(HOLDS_TOPIC)?;
+    let (mut records, mut is_empty) = (0, true);
+    for partition in topic.all_partitions() {
+        let bounds = engines.log.bounds(partition).await.ok()?;
+        let applied = engines.timers.get(partition.index, Vec::new()).await.ok()?.applied;
+        records += bounds.next.saturating_sub(applied.max(bounds.first));
+        is_empty &= applied == 0;
+    }
+    match records {
+        0 => None,
+        records if is_empty => Some(format!("holds: the store is empty; folding {records} records of the log")),
+        records if records >= FOLDING_SAID => Some(format!("holds: folding {records} records of the log")),
+        _ => None,
+    }
 }
 
 /// Renders the banner.

@@ -4,6 +4,7 @@
 //! workers of `listen.rs`. Nothing here blocks a worker.
 
 mod banner;
+mod cluster;
 mod listen;
 mod telemetry;
 mod wiring;
@@ -12,32 +13,25 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use axum::Router;
 use axum::routing::get;
+use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use whimbrel_model::ports::{Ask, Holds, HoldsError, PortFuture, Told};
-use whimbrel_model::{Clock, SystemClock};
+use whimbrel_engines::resolve::Engines;
+use whimbrel_model::{Clock, EVENTS_TOPIC, HOLDS_TOPIC, IdMint, SystemClock};
+use whimbrel_roles::center::{Center, CenterPorts};
 use whimbrel_roles::events::Events;
+use whimbrel_roles::owners::{Desk, Duties, resignations};
 use whimbrel_roles::receive::{Ports, Receive};
-use whimbrel_roles::topics::{RegistryPorts, SHARDS_DEFAULT, open_topics};
+use whimbrel_roles::topics::{Registry, RegistryPorts, open_topics};
 
+use self::cluster::{Cluster, NoCenter};
 use self::listen::ListenSettings;
 use crate::cli::Failure;
-use crate::config::Config;
-
-/// The holds of a process that knows no center: nothing owns a shard, and only what needs no owner is accepted.
-struct NoCenter;
-
-impl Holds for NoCenter {
-    fn shards(&self) -> u32 {
-        SHARDS_DEFAULT
-    }
-
-    fn ask(&self, shard: u32, _: Ask) -> PortFuture<'_, Result<Told, HoldsError>> {
-        Box::pin(async move { Err(HoldsError::NoOwner(shard)) })
-    }
-}
+use crate::config::{Config, CoordinationEngineName};
 
 /// What the process ends with when it was told twice to end.
 const EXIT_INTERRUPTED: i32 = 130;
@@ -51,62 +45,201 @@ pub fn run(config: Config) -> Result<ExitCode, Failure> {
     runtime.block_on(async {
         let shutdown = CancellationToken::new();
         end_on_signals(shutdown.clone())?;
-        // The address comes first: where it is taken, nothing has been opened or made yet.
+        // The addresses come first: where one is taken, nothing has been opened or made yet.
         let listener = bind(config.listen)?;
-        let address = listener.local_addr()?;
-
+        let internal = match config.coordination {
+            CoordinationEngineName::Process => None,
+            CoordinationEngineName::Etcd => Some(bind(config.internal_listen)?),
+        };
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let events = Events::new(Arc::clone(&clock));
         let engines = wiring::open_engines(&config, events.sink()).await?;
-        let described = vec![format!("log: {}", engines.description), "catalogue, receipts: embedded".to_owned()];
-        let ports = Ports {
-            log: Arc::clone(&engines.log),
-            log_topics: Arc::clone(&engines.log_topics),
-            receipts: Arc::clone(&engines.receipts),
-            holds: Arc::new(NoCenter),
-            clock: Arc::clone(&clock),
-        };
-        let registry_ports = RegistryPorts {
-            log: Arc::clone(&engines.log),
-            log_topics: Arc::clone(&engines.log_topics),
-            catalogue: Arc::clone(&engines.catalogue),
-            clock,
-            events: events.sink(),
-        };
-        let registry = match open_topics(registry_ports, wiring::topic_defaults(&config), SHARDS_DEFAULT).await {
-            Ok(registry) => registry,
-            Err(error) => {
-                engines.close().await;
-                return Err(Failure::new(format!("the server cannot start: {error}")));
-            }
-        };
-        let settings = wiring::receive_settings(&config, banner::local_url(address), described.clone(), &shutdown);
-        let receive = match Receive::start(ports, Arc::clone(&registry), settings, events).await {
-            Ok(receive) => receive,
-            Err(error) => {
-                engines.close().await;
-                return Err(Failure::new(format!("the server cannot start: {error}")));
-            }
-        };
-        let watch_ends = shutdown.clone();
-        let watch = tokio::spawn(async move { registry.watch(watch_ends).await });
-        let rendered = figures.clone();
-        let router = receive.router().route("/metrics", get(move || async move { rendered.render() }));
-        let upkeep = tokio::spawn(telemetry::keep_figures(figures));
+        let server = Server { config: &config, engines: &engines, clock, events, shutdown };
+        let outcome = server.run(listener, internal, figures).await;
+        engines.close().await;
+        outcome.map(|()| ExitCode::SUCCESS)
+    })
+}
 
-        banner::print(&banner::render(&config, address, &described));
-        let served = listen::serve(listener, router, listen_settings(&config), shutdown.clone()).await;
+/// What is there once the engines are open.
+struct Server<'a> {
+    config: &'a Config,
+    engines: &'a Engines,
+    clock: Arc<dyn Clock>,
+    events: Arc<Events>,
+    shutdown: CancellationToken,
+}
+
+impl Server<'_> {
+    /// Starts the roles, serves, and ends them in the reverse order.
+    async fn run(
+        self,
+        listener: TcpListener,
+        internal: Option<TcpListener>,
+        figures: PrometheusHandle,
+    ) -> Result<(), Failure> {
+        let address = listener.local_addr()?;
+        let registry = self.open_registry().await?;
+        let folding = banner::folding(self.engines, &registry).await;
+        let (resign, resignations) = resignations();
+        let center = if self.config.roles.center {
+            let ports = CenterPorts {
+                log: Arc::clone(&self.engines.log),
+                timers: Arc::clone(&self.engines.timers),
+                registry: Arc::clone(&registry),
+                clock: Arc::clone(&self.clock),
+                events: self.events.sink(),
+                resign,
+            };
+            Some(Center::start(ports, wiring::holds_settings(self.config)).map_err(cannot_start)?)
+        } else {
+            None
+        };
+        let parts = cluster::Parts {
+            coordination: Arc::clone(&self.engines.coordination),
+            duties: center.clone().map_or_else(|| Arc::new(NoCenter) as Arc<dyn Duties>, |center| center),
+            desk: center.clone().map_or_else(|| Arc::new(NoCenter) as Arc<dyn Desk>, |center| center),
+            resignations,
+            clock: Arc::clone(&self.clock),
+            events: self.events.sink(),
+            shards: registry.get(HOLDS_TOPIC).map_or(self.config.holds.shards, |topic| topic.partitions()),
+            internal,
+            listen: address,
+        };
+        let joined = Cluster::join(self.config, parts).await;
+        let served = match joined {
+            Ok(cluster) => {
+                let served = self.serve(listener, &registry, &cluster, figures, folding).await;
+                cluster.leave().await;
+                served
+            }
+            Err(failure) => Err(failure),
+        };
+        if let Some(center) = center {
+            center.close().await;
+        }
+        served
+    }
+
+    /// Serves until the end is asked for; the owners of holds answer until every request under way has ended.
+    async fn serve(
+        &self,
+        listener: TcpListener,
+        registry: &Arc<Registry>,
+        cluster: &Cluster,
+        figures: PrometheusHandle,
+        folding: Option<String>,
+    ) -> Result<(), Failure> {
+        let address = listener.local_addr()?;
+        let mut described = wiring::describe(self.config, self.engines);
+        described.extend(folding);
+        let door = self.open_door(registry, cluster, address, &described).await?;
+        let (watched, watch_ends) = (Arc::clone(registry), self.shutdown.clone());
+        let watch = tokio::spawn(async move { watched.watch(watch_ends).await });
+        let upkeep = tokio::spawn(telemetry::keep_figures(figures.clone()));
+        let router = door.router().route("/metrics", get(move || async move { figures.render() }));
+
+        banner::print(&banner::render(self.config, address, &described));
+        let served = listen::serve(listener, router, listen_settings(self.config), self.shutdown.clone()).await;
         tracing::info!("no more requests; closing the engines");
-        shutdown.cancel();
+        self.shutdown.cancel();
         upkeep.abort();
-        receive.close().await;
+        door.close().await;
         if let Err(error) = watch.await {
             tracing::error!(%error, "the watch on the catalogue ended badly");
         }
-        engines.close().await;
-        served?;
-        Ok(ExitCode::SUCCESS)
-    })
+        Ok(served?)
+    }
+
+    async fn open_registry(&self) -> Result<Arc<Registry>, Failure> {
+        let ports = RegistryPorts {
+            log: Arc::clone(&self.engines.log),
+            log_topics: Arc::clone(&self.engines.log_topics),
+            catalogue: Arc::clone(&self.engines.catalogue),
+            clock: Arc::clone(&self.clock),
+            events: self.events.sink(),
+        };
+        let wanted = self.config.holds.shards;
+        let registry = open_topics(ports, wiring::topic_defaults(self.config), wanted).await.map_err(cannot_start)?;
+        let present = registry.get(HOLDS_TOPIC).map_or(wanted, |topic| topic.partitions());
+        if present != wanted {
+            tracing::warn!(present, wanted, "`holds.shards` was set at the first start and stays as it is");
+        }
+        Ok(registry)
+    }
+
+    async fn open_door(
+        &self,
+        registry: &Arc<Registry>,
+        cluster: &Cluster,
+        address: SocketAddr,
+        described: &[String],
+    ) -> Result<OpenDoor, Failure> {
+        if !self.config.roles.receive {
+            return Ok(self.open_small_door(registry, cluster.node));
+        }
+        let ports = Ports {
+            log: Arc::clone(&self.engines.log),
+            log_topics: Arc::clone(&self.engines.log_topics),
+            receipts: Arc::clone(&self.engines.receipts),
+            holds: Arc::clone(&cluster.holds),
+            clock: Arc::clone(&self.clock),
+        };
+        let settings = wiring::receive_settings(
+            self.config,
+            cluster.node,
+            banner::local_url(address),
+            described.to_vec(),
+            &self.shutdown,
+        );
+        let receive = Receive::start(ports, Arc::clone(registry), settings, Arc::clone(&self.events)).await;
+        Ok(OpenDoor::Whole(Box::new(receive.map_err(cannot_start)?)))
+    }
+
+    /// A process without the role `receive` answers whether it lives, and writes its own events.
+    fn open_small_door(&self, registry: &Registry, node: u16) -> OpenDoor {
+        let events_topic = registry.get(EVENTS_TOPIC);
+        let writer = events_topic.map(|topic| {
+            let (log, events, ends) = (Arc::clone(&self.engines.log), Arc::clone(&self.events), self.shutdown.clone());
+            // Where the counter begins tells the ids of two runs apart, as far as the time of their start does.
+            let start = self.clock.now().as_millis() as u32;
+            let mint = Arc::new(IdMint::new(node, start));
+            tokio::spawn(async move { events.run(log, mint, topic.partition(0), ends).await })
+        });
+        OpenDoor::Small { writer }
+    }
+}
+
+/// What clients find at the public port.
+enum OpenDoor {
+    Whole(Box<Receive>),
+    Small { writer: Option<JoinHandle<()>> },
+}
+
+impl OpenDoor {
+    fn router(&self) -> Router {
+        match self {
+            Self::Whole(receive) => receive.router(),
+            Self::Small { .. } => {
+                Router::new().route("/healthz", get(|| async { "ok" })).route("/readyz", get(|| async { "ok" }))
+            }
+        }
+    }
+
+    async fn close(self) {
+        match self {
+            Self::Whole(receive) => receive.close().await,
+            Self::Small { writer } => {
+                if let Some(Err(error)) = futures_util::future::OptionFuture::from(writer).await {
+                    tracing::error!(%error, "the writer of events ended badly");
+                }
+            }
+        }
+    }
+}
+
+fn cannot_start(error: impl std::fmt::Display) -> Failure {
+    Failure::new(format!("the server cannot start: {error}"))
 }
 
 fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {

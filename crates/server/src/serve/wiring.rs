@@ -7,6 +7,7 @@ use whimbrel_engines::resolve::{
     CoordinationEngine, EngineError, EngineSettings, Engines, LogEngine, StateEngine, resolve,
 };
 use whimbrel_model::{EventSink, Retention};
+use whimbrel_roles::center::HoldsSettings;
 use whimbrel_roles::receive::{ApiKey, PageInfo, ReceiveSettings, Scope, Secret};
 use whimbrel_roles::topics::TopicDefaults;
 
@@ -15,7 +16,18 @@ use crate::config::{Config, CoordinationEngineName, KeyEntry, LogEngineName, Sta
 
 /// Opens the engines that the configuration names.
 pub async fn open_engines(config: &Config, events: EventSink) -> Result<Engines, Failure> {
-    let settings = EngineSettings {
+    resolve(engine_settings(config)?, events).await.map_err(|error| {
+        let failure = Failure::new(error.to_string());
+        match hint_for(&error) {
+            Some(hint) => failure.with_hint(hint),
+            None => failure,
+        }
+    })
+}
+
+/// Which engines the configuration names, with their settings.
+pub fn engine_settings(config: &Config) -> Result<EngineSettings, Failure> {
+    Ok(EngineSettings {
         data: config.data.clone(),
         log: log_engine(config)?,
         coordination: coordination_engine(config)?,
@@ -23,14 +35,18 @@ pub async fn open_engines(config: &Config, events: EventSink) -> Result<Engines,
         receipts_engine: state_engine(config, config.receipts.engine, "receipts.engine")?,
         timers: timer_settings(config),
         timers_engine: state_engine(config, config.timers, "timers.engine")?,
-    };
-    resolve(settings, events).await.map_err(|error| {
-        let failure = Failure::new(error.to_string());
-        match hint_for(&error) {
-            Some(hint) => failure.with_hint(hint),
-            None => failure,
-        }
     })
+}
+
+/// What serves which port, for people.
+pub fn describe(config: &Config, engines: &Engines) -> Vec<String> {
+    let catalogue = match config.coordination {
+        CoordinationEngineName::Process => "coordination, catalogue: this process".to_owned(),
+        CoordinationEngineName::Etcd => {
+            format!("coordination, catalogue: etcd at {}", config.etcd.endpoints.join(", "))
+        }
+    };
+    vec![format!("log: {}", engines.description), catalogue]
 }
 
 /// What to do about engines that do not open.
@@ -147,21 +163,41 @@ fn state_engine(config: &Config, engine: StateEngineName, setting: &str) -> Resu
 
 #[cfg(feature = "redis")]
 fn redis_engine(config: &Config, _: &str) -> Result<StateEngine, Failure> {
-    let redis = &config.redis;
-    Ok(StateEngine::Redis(whimbrel_engines::redis::RedisSettings {
-        urls: redis.urls.clone(),
-        user: redis.user.clone(),
-        password: redis.password.0.clone(),
-        prefix: redis.prefix.clone(),
-        connect_timeout: redis.connect_timeout,
-        response_timeout: redis.response_timeout,
-    }))
+    Ok(StateEngine::Redis(redis_settings(config)))
 }
 
 #[cfg(not(feature = "redis"))]
 fn redis_engine(_: &Config, setting: &str) -> Result<StateEngine, Failure> {
     Err(Failure::new(format!("`{setting}` is \"redis\", and this binary was built without it"))
         .with_hint(format!("build with --features redis, or take {setting} = \"embedded\"")))
+}
+
+#[cfg(feature = "redis")]
+fn redis_settings(config: &Config) -> whimbrel_engines::redis::RedisSettings {
+    let redis = &config.redis;
+    whimbrel_engines::redis::RedisSettings {
+        urls: redis.urls.clone(),
+        user: redis.user.clone(),
+        password: redis.password.0.clone(),
+        prefix: redis.prefix.clone(),
+        connect_timeout: redis.connect_timeout,
+        response_timeout: redis.response_timeout,
+    }
+}
+
+/// What the owners of holds take.
+pub fn holds_settings(config: &Config) -> HoldsSettings {
+    let holds = &config.holds;
+    HoldsSettings {
+        window: holds.window,
+        window_bytes: holds.window_bytes,
+        checkpoint_interval: holds.checkpoint_interval,
+        commands_waiting: holds.commands_waiting,
+        keep_log: holds.keep_log,
+        remember: holds.remember,
+        clock_skew: config.clock_skew,
+        ..HoldsSettings::default()
+    }
 }
 
 fn timer_settings(config: &Config) -> TimerSettings {
@@ -193,6 +229,7 @@ pub fn topic_defaults(config: &Config) -> TopicDefaults {
 /// What `receive` takes.
 pub fn receive_settings(
     config: &Config,
+    node: u16,
     address: String,
     engines: Vec<String>,
     shutdown: &CancellationToken,
@@ -210,7 +247,7 @@ pub fn receive_settings(
         body_wait: limits.body_wait,
         search_scan_max_records: limits.search_records,
         tails_max: limits.tails,
-        node: config.node,
+        node,
         keys: config.keys.iter().map(api_key).collect(),
         page: PageInfo {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -245,6 +282,9 @@ mod tests {
         assert_eq!(log_settings(&defaults()), LogSettings::default());
         assert_eq!(receipt_settings(&defaults()), ReceiptSettings::default());
         assert_eq!(timer_settings(&defaults()), TimerSettings::default());
+        assert_eq!(holds_settings(&defaults()), HoldsSettings::default());
+        #[cfg(feature = "redis")]
+        assert_eq!(redis_settings(&defaults()), whimbrel_engines::redis::RedisSettings::new(defaults().redis.urls));
         #[cfg(feature = "etcd")]
         assert_eq!(etcd_settings(&defaults()), whimbrel_engines::etcd::EtcdSettings::new(defaults().etcd.endpoints));
         #[cfg(feature = "kafka")]
@@ -256,7 +296,7 @@ mod tests {
 
     #[test]
     fn the_defaults_of_the_configuration_are_those_of_receive() {
-        let ours = receive_settings(&defaults(), String::new(), Vec::new(), &CancellationToken::new());
+        let ours = receive_settings(&defaults(), 0, String::new(), Vec::new(), &CancellationToken::new());
         let theirs = ReceiveSettings { page: ours.page.clone(), shutdown: ours.shutdown.clone(), ..Default::default() };
         assert_eq!(format!("{ours:?}"), format!("{theirs:?}"));
     }

@@ -124,11 +124,15 @@ fn a_topic_is_made_shown_grown_and_deleted() {
 }
 
 #[test]
-fn a_message_for_later_shows_the_servers_answer() {
+fn a_message_for_later_is_in_its_topic_when_it_is_due_and_not_before() {
     let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &[]);
-    let output = on(&server, folder.path(), &["publish", "orders", "x", "--delay", "10m"]);
-    assert!(stderr_of(&output).contains("(not_yet)"), "{}", stderr_of(&output));
+    let server = Server::start(folder.path(), &["--set", "topics.partitions=1"]);
+    let held = json_of(&on(&server, folder.path(), &["hold", "orders", "x", "--delay", "300ms", "--json"]));
+    assert_eq!(held["state"], "held");
+    let page = json_of(&on(&server, folder.path(), &["read", "orders", "--wait", "30s", "--json"]));
+    let message = &page["messages"][0];
+    assert_eq!((&message["id"], &message["due"]), (&held["id"], &held["due"]));
+    assert!(message["fired_at"].as_str().unwrap() >= held["due"].as_str().unwrap(), "{message}");
 }
 
 #[test]

@@ -1,0 +1,144 @@
+//! This process among those that share the work: it joins them, owns its share of the shards, answers what others ask, and leaves in
+//! order. Where it is alone the same happens within the process, and nothing listens.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use whimbrel_model::ports::{Ask, Coordination, Holds, Member, Membership, PortFuture, Told};
+use whimbrel_model::{Clock, EventSink};
+use whimbrel_roles::owners::{
+    Desk, DeskError, Duties, JoinError, Keeper, KeeperParts, KeeperSettings, OWNER_WAIT_DEFAULT, PeerSettings, Peers,
+    Resignations, Router, service,
+};
+
+use super::listen::{self, ListenSettings};
+use crate::cli::Failure;
+use crate::config::Config;
+
+/// Threads that serve the internal port: what is asked there is decided on the center's own.
+const INTERNAL_WORKERS: usize = 1;
+
+/// What joining takes.
+pub struct Parts {
+    pub coordination: Arc<dyn Coordination>,
+    pub duties: Arc<dyn Duties>,
+    pub desk: Arc<dyn Desk>,
+    pub resignations: Resignations,
+    pub clock: Arc<dyn Clock>,
+    pub events: EventSink,
+    pub shards: u32,
+    /// The internal port, where several processes share the work.
+    pub internal: Option<TcpListener>,
+    /// Where clients connect: what the process is called after, and the address of one that is alone.
+    pub listen: SocketAddr,
+}
+
+/// A process that has joined.
+pub struct Cluster {
+    pub holds: Arc<dyn Holds>,
+    pub node: u16,
+    keeping: JoinHandle<()>,
+    leaving: CancellationToken,
+    internal: Option<JoinHandle<std::io::Result<()>>>,
+    internal_ends: CancellationToken,
+}
+
+impl Cluster {
+    /// Opens the internal port, then joins, so that nobody who sees this process finds it deaf.
+    pub async fn join(config: &Config, parts: Parts) -> Result<Self, Failure> {
+        let internal_key = Some(config.internal_key.0.clone()).filter(|key| !key.is_empty());
+        let internal_ends = CancellationToken::new();
+        let internal_address = parts.internal.as_ref().map(TcpListener::local_addr).transpose()?;
+        let internal = parts.internal.map(|listener| {
+            let owners = service(Arc::clone(&parts.desk), Arc::clone(&parts.clock), internal_key.as_deref());
+            let router = tonic::service::Routes::new(owners).into_axum_router();
+            let settings = ListenSettings { workers: INTERNAL_WORKERS, ..super::listen_settings(config) };
+            tokio::spawn(listen::serve(listener, router, settings, internal_ends.clone()))
+        });
+        let peers = PeerSettings { internal_key, ..PeerSettings::default() };
+        let peers = Arc::new(Peers::new(peers).map_err(|error| Failure::new(error.to_string()))?);
+
+        let member = Member {
+            name: config.name.clone().unwrap_or_else(|| name_of(parts.listen)),
+            roles: config.roles.names().into_iter().map(str::to_owned).collect(),
+            address: config.advertise.clone().unwrap_or_else(|| internal_address.unwrap_or(parts.listen).to_string()),
+        };
+        let settings = KeeperSettings {
+            wanted: Some(config.node),
+            clocks_apart_max: config.clock_skew,
+            ..KeeperSettings::new(member, parts.shards)
+        };
+        let keeper_parts = KeeperParts {
+            coordination: parts.coordination,
+            duties: parts.duties,
+            resignations: parts.resignations,
+            clocks: peers.clone(),
+            clock: parts.clock,
+            events: parts.events,
+        };
+        let keeper = match Keeper::join(settings, keeper_parts).await {
+            Ok(keeper) => keeper,
+            Err(error) => {
+                internal_ends.cancel();
+                return Err(cannot_join(&error));
+            }
+        };
+        let router = Router::new(parts.shards, keeper.sight(), parts.desk, peers, OWNER_WAIT_DEFAULT);
+        let (node, leaving) = (keeper.node(), CancellationToken::new());
+        let keeping = tokio::spawn(keeper.run(leaving.clone()));
+        Ok(Self { holds: Arc::new(router), node, keeping, leaving, internal, internal_ends })
+    }
+
+    /// Gives up what is owned here, each shard behind its last checkpoint, and leaves. The internal port is open until then: who asks
+    /// for a shard meanwhile is told that it is not here any more.
+    pub async fn leave(self) {
+        self.leaving.cancel();
+        if let Err(error) = self.keeping.await {
+            tracing::error!(%error, "owning shards ended badly");
+        }
+        self.internal_ends.cancel();
+        if let Some(internal) = self.internal
+            && let Ok(Err(error)) = internal.await
+        {
+            tracing::error!(%error, "the internal port ended badly");
+        }
+    }
+}
+
+fn cannot_join(error: &JoinError) -> Failure {
+    let failure = Failure::new(format!("the server cannot start: {error}"));
+    match error {
+        JoinError::ClocksApart(_) => {
+            failure.with_hint("coordination.clock_skew says how far apart they may be, the same in every process")
+        }
+        JoinError::Coordination(_) => failure.with_hint("is etcd running, and has no other process this one's `name`?"),
+    }
+}
+
+/// A name that is this process's alone on any machine where names of machines are.
+fn name_of(listen: SocketAddr) -> String {
+    let machine = rustix::system::uname();
+    format!("{}:{}", machine.nodename().to_string_lossy(), listen.port())
+}
+
+/// A process without the role `center`: it owns nothing, and has no desk.
+pub struct NoCenter;
+
+impl Duties for NoCenter {
+    fn begin(&self, shard: u32, _: u64, _: Arc<dyn Membership>) {
+        tracing::error!(shard, "a shard was given to a process that is no center");
+    }
+
+    fn end(&self, _: u32) -> PortFuture<'_, ()> {
+        Box::pin(async {})
+    }
+}
+
+impl Desk for NoCenter {
+    fn ask(&self, _: u32, _: Ask) -> PortFuture<'_, Result<Told, DeskError>> {
+        Box::pin(async { Err(DeskError::NotHere) })
+    }
+}
