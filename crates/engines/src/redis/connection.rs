@@ -12,10 +12,15 @@ use redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo};
 use redis::io::tcp::TcpSettings;
 use redis::{Arg, Client, Cmd, ConnectionInfo, ErrorKind, RedisError, ServerErrorKind, Value};
 
+use tokio::sync::{Semaphore, SemaphorePermit};
+
 use super::settings::{RedisSettings, RedisStartError};
 
 /// How often a Cluster's client follows a slot that has moved, or waits for one that is moving.
 const CLUSTER_RETRIES: u32 = 4;
+
+/// Turns, each of the longest, that a call waits for before its own.
+const TURNS_WAITED_FOR: u32 = 4;
 
 /// A script, with the name that Redis has it under.
 pub(super) struct Script {
@@ -96,6 +101,15 @@ impl RedisConnection {
 
     pub(super) fn prefix(&self) -> &str {
         &self.prefix
+    }
+
+    /// Waits for a turn, for a few answers' time: each turn before it is bounded by itself.
+    pub(super) async fn turn_of<'a>(&self, turns: &'a Semaphore) -> Result<SemaphorePermit<'a>, CallError> {
+        let patience = self.patience * TURNS_WAITED_FOR;
+        match tokio::time::timeout(patience, turns.acquire()).await {
+            Ok(Ok(turn)) => Ok(turn),
+            _ => Err(CallError(format!("Redis was busy with others for {} ms", patience.as_millis()))),
+        }
     }
 
     /// Calls a script. An error says nothing about whether it ran.
@@ -271,7 +285,8 @@ mod tests {
         let mut call = script.on(["a", "b"].iter());
         call.arg(b"\x00\xff").arg(7);
         let sent = script.with_code(&call).get_packed_command();
-        let expected = b"*7\r\n$4\r\nEVAL\r\n$8\r\nreturn 1\r\n$1\r\n2\r\n$1\r\na\r\n$1\r\nb\r\n$2\r\n\x00\xff\r\n$1\r\n7\r\n";
+        let expected =
+            b"*7\r\n$4\r\nEVAL\r\n$8\r\nreturn 1\r\n$1\r\n2\r\n$1\r\na\r\n$1\r\nb\r\n$2\r\n\x00\xff\r\n$1\r\n7\r\n";
         assert_eq!(sent.as_slice(), expected);
     }
 }

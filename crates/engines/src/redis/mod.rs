@@ -10,6 +10,7 @@
 //! is not checked in the same step is not checked.
 
 mod connection;
+mod forget;
 mod layout;
 mod receipts;
 mod reply;
@@ -18,6 +19,7 @@ mod timers;
 mod write;
 
 pub use connection::RedisConnection;
+pub use forget::forget_holds;
 pub use receipts::RedisReceipts;
 pub use settings::{RedisSettings, RedisStartError};
 pub use timers::RedisTimers;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::sync::Semaphore;
 use whimbrel_model::hold::MalformedHold;
 use whimbrel_model::ports::{
     Applied, At, CountQuery, DueCursor, HoldQuery, Known, PortFuture, Timers, TimersError, TimersRead, Write,
@@ -23,9 +24,14 @@ const LIST_STEP_BYTES: usize = 8 << 20;
 /// How often a list begins again because the store moved between its steps; then it is read in one, however large.
 const LIST_TRIES: usize = 3;
 
+/// Writes that are on their way to Redis at the same time; others wait here. Redis does one after the other anyway, and a read
+/// should not stand behind the large writes of all shards, nor the last of those be given up because of the others.
+const WRITES_AT_ONCE: usize = 4;
+
 /// The store of holds in Redis.
 pub struct RedisTimers {
     connection: RedisConnection,
+    writes: Semaphore,
     remember: Duration,
     scripts: Scripts,
 }
@@ -61,7 +67,7 @@ impl RedisTimers {
             get: Script::new(include_str!("lua/get.lua")),
             count: Script::new(include_str!("lua/count.lua")),
         };
-        Self { connection, remember: settings.remember, scripts }
+        Self { connection, writes: Semaphore::new(WRITES_AT_ONCE), remember: settings.remember, scripts }
     }
 
     fn keys(&self, shard: u32) -> ShardKeys {
@@ -88,6 +94,7 @@ impl RedisTimers {
             "dead_topic_due",
             "dead_since",
         ];
+        let _turn = self.connection.turn_of(&self.writes).await?;
         let mut call = self.scripts.apply.on(self.keys(shard).keys_and_ring(&names).iter());
         add_arguments(&mut call, &write, self.remember)?;
         // What is sent is a copy; the holds need not stay in memory until Redis has answered.

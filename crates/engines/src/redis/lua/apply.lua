@@ -70,14 +70,16 @@ local function ids_between(from, to)
   return ids
 end
 
--- Adds to or removes from an index by time and its twin by topic.
-local function index(command, by_time, by_topic, members)
-  local times, topics = {}, {}
-  for _, member in ipairs(members) do
+-- Adds members `from` to `to` of a list to an index by time and its twin by topic, or removes them.
+local function index(command, by_time, by_topic, members, from, to)
+  local times, topics, last = {}, {}, 0
+  for i = from, to do
     if command == 'ZADD' then
-      times[#times + 1], topics[#topics + 1] = '0', '0'
+      last = last + 1
+      times[last], topics[last] = '0', '0'
     end
-    times[#times + 1], topics[#topics + 1] = string.sub(member, TOPIC_BYTES + 1), member
+    last = last + 1
+    times[last], topics[last] = string.sub(members[i], TOPIC_BYTES + 1), members[i]
   end
   redis.call(command, by_time, unpack(times))
   redis.call(command, by_topic, unpack(topics))
@@ -92,7 +94,7 @@ local function forget_dead(ids)
     end
   end
   if #gone > 0 then
-    index('ZREM', KEYS[DEAD_DUE], KEYS[DEAD_TOPIC_DUE], members)
+    index('ZREM', KEYS[DEAD_DUE], KEYS[DEAD_TOPIC_DUE], members, 1, #members)
     redis.call('ZREM', KEYS[DEAD_SINCE], unpack(gone))
     redis.call('HDEL', KEYS[DEAD], unpack(gone))
   end
@@ -129,28 +131,42 @@ in_chunks(tonumber(dead), 2, function(from, to)
     since[#since + 1], since[#since + 2] = ARGV[5], ARGV[i]
   end
   redis.call('HSET', KEYS[DEAD], unpack(ARGV, from, to))
-  index('ZADD', KEYS[DEAD_DUE], KEYS[DEAD_TOPIC_DUE], members)
+  index('ZADD', KEYS[DEAD_DUE], KEYS[DEAD_TOPIC_DUE], members, 1, #members)
   redis.call('ZADD', KEYS[DEAD_SINCE], unpack(since))
 end)
 
 in_chunks(tonumber(removed), 1, function(from, to)
-  index('ZREM', KEYS[DUE], KEYS[TOPIC_DUE], { unpack(ARGV, from, to) })
+  index('ZREM', KEYS[DUE], KEYS[TOPIC_DUE], ARGV, from, to)
 end)
 
 in_chunks(tonumber(added), 1, function(from, to)
-  index('ZADD', KEYS[DUE], KEYS[TOPIC_DUE], { unpack(ARGV, from, to) })
+  index('ZADD', KEYS[DUE], KEYS[TOPIC_DUE], ARGV, from, to)
 end)
 
 in_chunks(tonumber(counts), 2, function(from, to)
-  for i = from, to, 2 do
-    local minute, difference = ARGV[i], ARGV[i + 1]
-    local count = redis.call('HINCRBY', KEYS[COUNTS], minute, difference)
+  local minutes = ids_between(from, to)
+  local before = redis.call('HMGET', KEYS[COUNTS], unpack(minutes))
+  local changed, new, gone = {}, {}, {}
+  for i, minute in ipairs(minutes) do
+    local count = tonumber(before[i] or 0) + tonumber(ARGV[from + 2 * i - 1])
     if count == 0 then
-      redis.call('HDEL', KEYS[COUNTS], minute)
-      redis.call('ZREM', KEYS[MINUTES], minute)
-    elseif count == tonumber(difference) then
-      redis.call('ZADD', KEYS[MINUTES], 0, minute)
+      gone[#gone + 1] = minute
+    else
+      changed[#changed + 1], changed[#changed + 2] = minute, count
     end
+    if not before[i] then
+      new[#new + 1], new[#new + 2] = '0', minute
+    end
+  end
+  if #new > 0 then
+    redis.call('ZADD', KEYS[MINUTES], unpack(new))
+  end
+  if #changed > 0 then
+    redis.call('HSET', KEYS[COUNTS], unpack(changed))
+  end
+  if #gone > 0 then
+    redis.call('HDEL', KEYS[COUNTS], unpack(gone))
+    redis.call('ZREM', KEYS[MINUTES], unpack(gone))
   end
 end)
 
