@@ -5,6 +5,11 @@ use crate::Timestamp;
 /// Where the wall-clock time comes from.
 pub trait Clock: Send + Sync + 'static {
     fn now(&self) -> Timestamp;
+
+    /// Microseconds of the present millisecond that have passed, where the clock is that fine.
+    fn micros_into(&self) -> u16 {
+        0
+    }
 }
 
 /// The machine's own wall clock.
@@ -15,5 +20,10 @@ impl Clock for SystemClock {
     fn now(&self) -> Timestamp {
         let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         Timestamp::from_millis(since_epoch.as_millis() as i64)
+    }
+
+    fn micros_into(&self) -> u16 {
+        let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        (since_epoch.subsec_micros() % 1000) as u16
     }
 }

@@ -4,6 +4,7 @@
 //! reads and commits to the log, reads and writes the store, and answers. The protocol is the one of the model checker beside
 //! the design; each rule has its test.
 
+mod alarm;
 pub mod clock;
 mod commit;
 pub mod figures;

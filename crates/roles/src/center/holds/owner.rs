@@ -17,6 +17,7 @@ use whimbrel_model::ports::{
 };
 use whimbrel_model::{Clock, Event, EventSink, PartitionId, Timestamp};
 
+use super::alarm::Alarm;
 use super::clock::Reading;
 use super::commit::commit;
 use super::figures::HoldFigures;
@@ -29,6 +30,8 @@ use crate::topics::Registry;
 const READ_WAIT: Duration = Duration::from_secs(10);
 /// Questions that are taken in at once.
 const ASKS_AT_ONCE: usize = 256;
+/// Alarms ring this much later than asked, so that the wall clock is surely there: a hair early would cost a millisecond.
+const WAKE_MARGIN: Duration = Duration::from_micros(30);
 /// How long the last checkpoint may take when a shard is given up.
 const LAST_CHECKPOINT_WITHIN: Duration = Duration::from_secs(5);
 
@@ -112,6 +115,10 @@ impl Owner {
             started = self.start(true) => started,
             () = stop.cancelled() => return None,
         };
+        let mut alarm = match Alarm::new() {
+            Ok(alarm) => alarm,
+            Err(error) => return Some(format!("no timer could be had: {error}")),
+        };
         let mut inputs = match started {
             Ok(input) => vec![input],
             Err(why) => return Some(why),
@@ -142,6 +149,15 @@ impl Owner {
             }
             self.tools.figures.of_shard(self.number, self.shard.figures());
             let wake = self.until_wake(was_idle);
+            // Questions are taken in whatever else happens: many calls must not keep them waiting.
+            while inputs.len() < ASKS_AT_ONCE
+                && let Ok(question) = questions.try_recv()
+            {
+                inputs.push(self.asked(question));
+            }
+            if !inputs.is_empty() {
+                continue;
+            }
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return None,
@@ -150,22 +166,20 @@ impl Owner {
                     self.applying = None;
                     inputs.push(input);
                 }
-                Some(question) = questions.recv() => {
-                    inputs.push(self.asked(question));
-                    while inputs.len() < ASKS_AT_ONCE && let Ok(question) = questions.try_recv() {
-                        inputs.push(self.asked(question));
-                    }
-                }
-                () = sleep(wake) => inputs.push(Input::Tick),
+                Some(question) = questions.recv() => inputs.push(self.asked(question)),
+                () = alarm.after(wake) => inputs.push(Input::Tick),
             }
         }
     }
 
     /// How long nothing is to do; at least a millisecond where the last look found nothing.
     fn until_wake(&self, was_idle: bool) -> Option<Duration> {
-        let ms = self.shard.wake_at()?.as_millis().saturating_sub(self.shard.now().as_millis());
-        let ms = u64::try_from(ms).unwrap_or(0);
-        Some(Duration::from_millis(ms.max(u64::from(was_idle))))
+        let (wake_at, now) = (self.shard.wake_at()?.as_millis(), self.shard.now().as_millis());
+        // Where the owner's clock is the wall clock, the fraction of the present millisecond counts too.
+        let fraction = self.tools.clock.micros_into().min(999);
+        let micros = wake_at.saturating_sub(now).saturating_mul(1000).saturating_sub(fraction.into());
+        let micros = u64::try_from(micros).unwrap_or(0);
+        Some(Duration::from_micros(if was_idle { micros.max(1000) } else { micros }) + WAKE_MARGIN)
     }
 
     fn asked(&mut self, question: Question) -> Input {
@@ -359,13 +373,6 @@ impl From<TimersError> for Trouble {
 async fn under_way(call: &mut Option<Call>) -> Input {
     match call {
         Some(call) => call.await,
-        None => pending().await,
-    }
-}
-
-async fn sleep(wake: Option<Duration>) {
-    match wake {
-        Some(wake) => tokio::time::sleep(wake).await,
         None => pending().await,
     }
 }
