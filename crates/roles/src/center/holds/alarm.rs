@@ -24,7 +24,7 @@ mod precise {
         pub fn new() -> io::Result<Self> {
             let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
             let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
-            Ok(Self(AsyncFd::try_with_interest(timer, Interest::READABLE)?))
+            Ok(Self(AsyncFd::register_with_interest(timer, Interest::READABLE)?))
         }
 
         pub fn set(&mut self, after: Duration) -> io::Result<()> {
