@@ -7,6 +7,7 @@
 #![cfg(feature = "redis")]
 
 mod claims;
+mod moving;
 mod outage;
 mod server;
 mod snapshot;

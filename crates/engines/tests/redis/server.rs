@@ -37,6 +37,10 @@ impl OwnRedis {
         redis
     }
 
+    pub fn port(&self) -> String {
+        self.port.to_string()
+    }
+
     pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }

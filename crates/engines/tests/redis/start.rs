@@ -36,8 +36,7 @@ async fn a_password_is_used_and_never_shown() {
 async fn a_replica_is_refused() {
     needs_redis!();
     let primary = OwnRedis::start();
-    let port = primary.address().rsplit_once(':').unwrap().1.to_owned();
-    let replica = OwnRedis::start_with(&["--replicaof", &format!("127.0.0.1 {port}")]);
+    let replica = OwnRedis::start_with(&["--replicaof", &format!("127.0.0.1 {}", primary.port())]);
     assert_eq!(refused(replica.settings()).await, RedisStartError::Replica { address: replica.address() });
 }
 
