@@ -7,6 +7,7 @@ pub mod embedded;
 pub mod etcd;
 #[cfg(feature = "kafka")]
 pub mod kafka;
+pub mod rebuild;
 #[cfg(feature = "redis")]
 pub mod redis;
 pub mod resolve;

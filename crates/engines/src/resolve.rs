@@ -14,6 +14,9 @@ use whimbrel_storage::OpenError;
 use crate::embedded::{self, EmbeddedLog, FileCatalogue, InProcessCoordination, ReceiptSettings, TimerSettings};
 use state::State;
 
+/// The folder of the embedded store of holds, in the data folder.
+pub(crate) const HOLDS_FOLDER: &str = "holds";
+
 /// What the configuration says about engines.
 #[derive(Debug, Clone)]
 pub struct EngineSettings {

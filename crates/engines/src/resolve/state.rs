@@ -51,7 +51,7 @@ impl State {
     pub fn timers(&self) -> Result<Arc<dyn Timers>, EngineError> {
         let settings = self.timer_settings.clone();
         Ok(match &self.timers {
-            Place::Folder => Arc::new(LsmTimers::open(&self.data.join("holds"), settings)?),
+            Place::Folder => Arc::new(LsmTimers::open(&self.data.join(super::HOLDS_FOLDER), settings)?),
             #[cfg(feature = "redis")]
             Place::Redis(connection) => Arc::new(RedisTimers::new(connection.clone(), settings)),
         })

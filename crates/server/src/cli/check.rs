@@ -1,10 +1,14 @@
-//! `whimbrel check`: every setting in force with its source, and everything that is wrong, with the data folder too. It changes nothing.
+//! `whimbrel check`: every setting in force with its source, and everything that is wrong, with the data folder too. It changes nothing,
+//! unless it is told to have the store of holds rebuilt.
 
 use std::path::Path;
 use std::process::ExitCode;
 
 use whimbrel_engines::embedded::{OpenError, open_folder};
+use whimbrel_engines::rebuild::{ForgetError, forget_holds};
+use whimbrel_engines::resolve::EngineError;
 
+use super::connect::converse_with;
 use super::output::{print_json, print_line, table};
 use super::{ConfigArgs, Failure};
 use crate::config::{self, Loaded};
@@ -16,6 +20,9 @@ pub struct CheckArgs {
     /// Print the commented default configuration instead: a file to begin with
     #[arg(long)]
     example: bool,
+    /// Remove the store of holds, with every server stopped: the next start builds it again from the log
+    #[arg(long, conflicts_with = "example")]
+    rebuild: bool,
     /// Print JSON for programs
     #[arg(long)]
     json: bool,
@@ -26,6 +33,9 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
         print_line(config::example().trim_end())?;
         return Ok(ExitCode::SUCCESS);
     }
+    if args.rebuild {
+        return rebuild(args);
+    }
     let loaded = args.config.load();
     let folder = loaded.config.as_ref().map(|config| FolderState::of(&config.data));
     if args.json {
@@ -35,6 +45,28 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
     }
     let is_sound = loaded.findings.problems.is_empty() && folder.is_none_or(|folder| folder.problem.is_none());
     Ok(if is_sound { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Removes the store of holds, and says what it did.
+fn rebuild(args: &CheckArgs) -> Result<ExitCode, Failure> {
+    let config = args.config.resolve()?;
+    let settings = crate::serve::engine_settings(&config)?;
+    let removed = converse_with(forget_holds(&settings, config::HOLD_SHARDS_MAX))?.map_err(|error| {
+        let failure = Failure::new(format!("nothing was removed: {error}"));
+        match error {
+            ForgetError::InUse(_) | ForgetError::Engine(EngineError::Folder(OpenError::InUse(_))) => {
+                failure.with_hint("end every server that uses it first")
+            }
+            _ => failure,
+        }
+    })?;
+    let next = "the next start folds every record of `_holds` that the log keeps; nothing that was accepted is lost";
+    if args.json {
+        print_json(&serde_json::json!({ "removed": removed.to_string(), "next": next }))?;
+    } else {
+        print_line(&format!("{removed}\n{next}"))?;
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// What can be said of a data folder from outside.

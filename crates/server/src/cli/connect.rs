@@ -32,5 +32,10 @@ impl ConnectArgs {
 
 /// Runs a command's conversation with the server to its end.
 pub fn converse(conversation: impl Future<Output = Result<ExitCode, Failure>>) -> Result<ExitCode, Failure> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(conversation)
+    converse_with(conversation)?
+}
+
+/// The same with whatever comes of it.
+pub fn converse_with<T>(conversation: impl Future<Output = T>) -> Result<T, Failure> {
+    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(conversation))
 }

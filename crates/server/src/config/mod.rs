@@ -20,7 +20,7 @@ pub use keys::KeyEntry;
 pub use keys::SCOPES;
 pub use raw::{Findings, Source};
 pub use resolved::{Config, CoordinationEngineName, LogEngineName, StateEngineName, TelemetryFormat};
-pub use settings::SETTINGS;
+pub use settings::{HOLD_SHARDS_MAX, SETTINGS};
 pub use value::{Value, format_bytes, parse_bytes};
 
 /// The file that is read where no other is named, if it is there.

@@ -177,6 +177,10 @@ pub struct HoldsConfig {
 }
 
 #[derive(Debug, Clone)]
+#[cfg_attr(
+    not(feature = "redis"),
+    expect(dead_code, reason = "what is configured for an engine that is not built in is only checked")
+)]
 pub struct RedisConfig {
     pub urls: Vec<String>,
     pub user: String,
@@ -187,6 +191,10 @@ pub struct RedisConfig {
 }
 
 #[derive(Debug, Clone)]
+#[cfg_attr(
+    not(feature = "etcd"),
+    expect(dead_code, reason = "what is configured for an engine that is not built in is only checked")
+)]
 pub struct EtcdConfig {
     pub endpoints: Vec<String>,
     pub prefix: String,

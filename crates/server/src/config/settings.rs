@@ -33,6 +33,9 @@ const YEAR: Duration = Duration::from_secs(365 * 86_400);
 const MIB: u64 = 1 << 20;
 const TIB: u64 = 1 << 40;
 
+/// Shards of holds at most.
+pub const HOLD_SHARDS_MAX: u32 = 1024;
+
 /// In the order of the file: keys without a section first, each section together.
 pub const SETTINGS: &[Setting] = &[
     setting(
@@ -366,7 +369,7 @@ pub const SETTINGS: &[Setting] = &[
     setting("holds.remember", duration(SECOND, YEAR), Text("7d"), "How long it is remembered what became of a hold."),
     setting(
         "holds.shards",
-        count(1, 1024),
+        count(1, HOLD_SHARDS_MAX as u64),
         Count(16),
         "Shards that holds are spread over. It matters before the first start only, and never changes after it.",
     ),

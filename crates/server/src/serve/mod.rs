@@ -33,6 +33,8 @@ use self::listen::ListenSettings;
 use crate::cli::Failure;
 use crate::config::{Config, CoordinationEngineName};
 
+pub use self::wiring::engine_settings;
+
 /// What the process ends with when it was told twice to end.
 const EXIT_INTERRUPTED: i32 = 130;
 
@@ -95,10 +97,14 @@ impl Server<'_> {
         } else {
             None
         };
+        let (duties, desk): (Arc<dyn Duties>, Arc<dyn Desk>) = match &center {
+            Some(center) => (center.clone(), center.clone()),
+            None => (Arc::new(NoCenter), Arc::new(NoCenter)),
+        };
         let parts = cluster::Parts {
             coordination: Arc::clone(&self.engines.coordination),
-            duties: center.clone().map_or_else(|| Arc::new(NoCenter) as Arc<dyn Duties>, |center| center),
-            desk: center.clone().map_or_else(|| Arc::new(NoCenter) as Arc<dyn Desk>, |center| center),
+            duties,
+            desk,
             resignations,
             clock: Arc::clone(&self.clock),
             events: self.events.sink(),
