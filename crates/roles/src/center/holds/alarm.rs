@@ -24,7 +24,8 @@ mod precise {
         pub fn new() -> io::Result<Self> {
             let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
             let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
-            Ok(Self(AsyncFd::register_with_interest(timer, Interest::READABLE)?))
+            // SAFETY: the descriptor is owned by what is registered, and is neither closed nor exchanged before that is dropped.
+            Ok(Self(unsafe { AsyncFd::register_with_interest(timer, Interest::READABLE)? }))
         }
 
         pub fn set(&mut self, after: Duration) -> io::Result<()> {
