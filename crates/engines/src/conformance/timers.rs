@@ -74,6 +74,7 @@ macro_rules! timers_properties {
             ]
             rows: [
                 a_moved_hold_leaves_no_ghost,
+                a_hold_put_where_all_others_have_ended_is_found,
                 a_hold_put_again_at_the_same_time_is_replaced,
                 a_hold_that_changes_its_topic_leaves_no_ghost,
                 a_hold_found_by_its_id_is_the_one_found_by_its_time,

@@ -3,7 +3,8 @@
 //! A write is one batch of the LSM over all its keyspaces, which the LSM's one journal takes whole or not at all and has synced
 //! before it answers: done means durable, so the log may be trimmed behind it. Reads take where the shard is and what they
 //! find from one snapshot. Holds are kept in due order with their payloads, by id, and by topic; ends in slices of time that are
-//! dropped whole; counts by the minute are kept with every write. [`keys`] has the formats.
+//! dropped whole; counts by the minute are kept with every write. [`keys`] has the formats, [`line`] says why a hold that fires
+//! is not deleted from what is in due order.
 //!
 //! Nothing here is kept in memory by the number of holds: writes that are not in tables yet, blocks of tables that were read,
 //! and the index and filter blocks among them are bounded below, whatever the store holds.
@@ -13,6 +14,7 @@
 
 mod erase;
 mod keys;
+mod line;
 mod read;
 mod write;
 
@@ -20,6 +22,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use fjall::compaction::filter::Factory;
 use fjall::config::{BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry};
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable};
 use whimbrel_model::ports::{
@@ -29,7 +32,8 @@ use whimbrel_model::{Hold, HoldEnd, HoldId, Timestamp};
 
 use super::slices::{Slices, small_keyspace};
 use erase::Eraser;
-use keys::ShardState;
+use keys::{MINUTE, Place, ShardState};
+use line::{BelowTheLine, Lines};
 
 /// Memory that the LSM may use for blocks of its tables.
 const CACHE_BYTES: u64 = 32 << 20;
@@ -67,9 +71,11 @@ struct Inner {
     database: Database,
     shards: Keyspace,
     rows: Keyspace,
+    late: Keyspace,
     ids: Keyspace,
     topics: Keyspace,
     counts: Keyspace,
+    lines: Arc<Lines>,
     ends: Slices,
     dead: Slices,
     /// A shard is written by one at a time: a write reads where the shard is and what it counts, and then commits.
@@ -91,24 +97,44 @@ fn filtered_keyspace() -> KeyspaceCreateOptions {
     small_keyspace().filter_policy(FilterPolicy::all(filter))
 }
 
+/// What merges of tables may leave out, by keyspace.
+fn filters(lines: &Arc<Lines>) -> CompactionFilters {
+    let lines = Arc::clone(lines);
+    Arc::new(move |keyspace| {
+        let span_ms = match keyspace {
+            "rows" => 0,
+            "topics" => MINUTE.as_millis() as i64,
+            _ => return None,
+        };
+        Some(Arc::new(BelowTheLine { lines: Arc::clone(&lines), span_ms }))
+    })
+}
+
+type CompactionFilters = Arc<dyn Fn(&str) -> Option<Arc<dyn Factory>> + Send + Sync>;
+
 impl LsmTimers {
     pub fn open(path: &Path, settings: TimerSettings) -> Result<Self, TimersError> {
+        let lines = Arc::<Lines>::default();
         let builder = Database::builder(path).cache_size(CACHE_BYTES).worker_threads(WORKERS);
-        let database = builder.max_journaling_size(JOURNAL_BYTES_MAX).open().map_err(unavailable)?;
+        let builder = builder.max_journaling_size(JOURNAL_BYTES_MAX).with_compaction_filter_factories(filters(&lines));
+        let database = builder.open().map_err(unavailable)?;
         let keyspace =
             |name, options: fn() -> KeyspaceCreateOptions| database.keyspace(name, options).map_err(unavailable);
         let inner = Inner {
             shards: keyspace("shards", small_keyspace)?,
             rows: keyspace("rows", || small_keyspace().max_memtable_size(ROWS_MEMTABLE_BYTES))?,
+            late: keyspace("late", small_keyspace)?,
             ids: keyspace("ids", filtered_keyspace)?,
             topics: keyspace("topics", ordered_keyspace)?,
             counts: keyspace("counts", small_keyspace)?,
             ends: Slices::open(&database, "ends", settings.remember).map_err(unavailable)?,
             dead: Slices::open(&database, "dead", settings.remember).map_err(unavailable)?,
+            lines,
             write_locks: std::array::from_fn(|_| Mutex::new(())),
             settings,
             database,
         };
+        inner.note_lines()?;
         let inner = Arc::new(inner);
         let eraser = Eraser::start(Arc::clone(&inner))?;
         Ok(Self { inner, eraser })
@@ -138,6 +164,18 @@ impl Inner {
         ShardState::decode(&value).ok_or_else(damaged).map(Some)
     }
 
+    /// The lines as an earlier process left them.
+    fn note_lines(&self) -> Result<(), TimersError> {
+        for entry in self.shards.iter() {
+            let (key, value) = entry.into_inner().map_err(unavailable)?;
+            if let (Ok(shard), Some(state)) = (<[u8; 4]>::try_from(&key[..]), ShardState::decode(&value)) {
+                let place = Place { shard: u32::from_be_bytes(shard), generation: state.generation };
+                self.lines.note(place, state.line);
+            }
+        }
+        Ok(())
+    }
+
     fn open_shard(&self, shard: u32, epoch: u64) -> Result<Option<u64>, TimersError> {
         let _turn = self.write_lock(shard);
         let known = self.state(&self.database.snapshot(), shard)?;
@@ -161,9 +199,9 @@ impl Timers for LsmTimers {
 
     fn apply(&self, shard: u32, write: Write) -> PortFuture<'_, Result<Applied, TimersError>> {
         Box::pin(async move {
-            let (applied, emptied) = self.apart(move |inner| inner.apply(shard, write)).await?;
-            if let Some(place) = emptied {
-                self.eraser.erase(place);
+            let (applied, chore) = self.apart(move |inner| inner.apply(shard, write)).await?;
+            if let Some(chore) = chore {
+                self.eraser.take(chore);
             }
             Ok(applied)
         })

@@ -1,10 +1,10 @@
 //! Rows of pending holds: one per id, the same by id and in due order.
 
-use whimbrel_model::Hold;
 use whimbrel_model::ports::{HoldQuery, Known};
+use whimbrel_model::{Hold, HoldId};
 
 use super::Factory;
-use super::scene::{MINUTE_MS, at, everything, fired, hold, hold_of, ids_of, minutes, new_shard};
+use super::scene::{MINUTE_MS, Step, at, everything, fired, hold, hold_of, ids_of, minutes, new_shard};
 
 pub async fn a_moved_hold_leaves_no_ghost(factory: &dyn Factory) {
     let (_open, mut shard) = new_shard(factory).await;
@@ -14,6 +14,29 @@ pub async fn a_moved_hold_leaves_no_ghost(factory: &dyn Factory) {
         assert_eq!(shard.due_all().await.len(), 2, "moved to {due}");
         shard.agrees().await;
     }
+}
+
+pub async fn a_hold_put_where_all_others_have_ended_is_found(factory: &dyn Factory) {
+    let (_open, mut shard) = new_shard(factory).await;
+    let past = |millis: i64| millis - 2 * MINUTE_MS;
+    let id = |n: i64| format!("hold-{n:02}");
+    shard.put((0..20).map(|n| hold(&id(n), past(n * 1000))).collect()).await;
+    shard.put(vec![hold("far", 5 * MINUTE_MS)]).await;
+    shard.apply((0..20).map(|n| Step::End(HoldId::new(&id(n)), fired(past(n * 1000)))).collect()).await;
+    shard.agrees().await;
+    // In the midst of what has ended, some of it under an id and at a time that were there before.
+    let others = [hold("hold-07", past(7000)), hold_of("of-another-topic", past(7002), 8, b"")];
+    shard.put([hold("late", past(7001))].into_iter().chain(others).collect()).await;
+    shard.agrees().await;
+    shard.put(vec![hold("late", past(7003)), hold("hold-07", 9 * MINUTE_MS)]).await;
+    shard.agrees().await;
+    shard.put(vec![hold("far", past(6999))]).await;
+    shard.agrees().await;
+    shard.end("late", fired(past(7003))).await;
+    shard.end("far", fired(past(6999))).await;
+    shard.agrees().await;
+    shard.end("of-another-topic", fired(past(7002))).await;
+    shard.agrees().await;
 }
 
 pub async fn a_hold_put_again_at_the_same_time_is_replaced(factory: &dyn Factory) {
@@ -48,7 +71,7 @@ pub async fn ids_are_answered_in_the_order_of_the_question(factory: &dyn Factory
     shard.end("hold-7", fired(7)).await;
     let asked = ["hold-30", "nobody", "hold-7", "hold-2", "hold-30", "hold", "hold-39"];
     let found = shard.get_many(&asked).await;
-    let expected: Vec<_> = asked.iter().map(|id| shard.naive.get(&whimbrel_model::HoldId::new(id))).collect();
+    let expected: Vec<_> = asked.iter().map(|id| shard.naive.get(&HoldId::new(id))).collect();
     assert_eq!(found, expected);
     assert!(shard.get_many(&[]).await.is_empty());
     let many: Vec<_> = (0..500).map(|n| format!("hold-{}", n % 50)).collect();
@@ -75,7 +98,7 @@ pub async fn every_read_says_where_the_store_was(factory: &dyn Factory) {
         assert_eq!(timers.due(0, None, at(0), 1, 1).await.expect("it reads").applied, at_now, "an empty page");
         assert_eq!(timers.due(0, None, at(100), 1, 1).await.expect("it reads").applied, at_now);
         assert_eq!(timers.get(0, Vec::new()).await.expect("it reads").applied, at_now, "no question");
-        assert_eq!(timers.get(0, vec![whimbrel_model::HoldId::new("x")]).await.expect("it reads").applied, at_now);
+        assert_eq!(timers.get(0, vec![HoldId::new("x")]).await.expect("it reads").applied, at_now);
         assert_eq!(timers.list(0, everything()).await.expect("it reads").applied, at_now);
         assert_eq!(timers.dead(0, everything()).await.expect("it reads").applied, at_now);
         assert_eq!(timers.count(0, minutes()).await.expect("it reads").applied, at_now);

@@ -1,4 +1,5 @@
-//! What a shard left behind when it was emptied, deleted bit by bit on a thread of its own.
+//! Tidying up on a thread of its own: what a shard left behind when it was emptied is deleted bit by bit, and tables that lie
+//! below a shard's line are dropped.
 //!
 //! Which generations are to be erased is noted in the write that emptied the shard, so a restart goes on with them. Ends need
 //! no erasing: their slices are dropped with time.
@@ -8,27 +9,38 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
 
-use fjall::{Database, Keyspace};
+use fjall::{AbstractTree, Database, Keyspace};
+use whimbrel_model::Timestamp;
 use whimbrel_model::ports::TimersError;
+use whimbrel_model::ports::timers::bucket_start;
 
-use super::keys::Place;
+use super::keys::{MINUTE, Place};
 use super::{Inner, unavailable};
 
 /// Keys that are deleted in one batch.
 const ERASED_AT_ONCE: usize = 5_000;
 
+/// What there is to tidy up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Chore {
+    /// An emptied generation.
+    Erase(Place),
+    /// Whole tables below the line.
+    Drop { place: Place, below: Timestamp },
+}
+
 /// The thread, which ends when this is dropped.
 pub(super) struct Eraser {
-    places: Option<Sender<Place>>,
+    chores: Option<Sender<Chore>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Eraser {
     pub fn start(inner: Arc<Inner>) -> Result<Self, TimersError> {
-        let (places, asked) = mpsc::channel();
+        let (chores, asked) = mpsc::channel();
         for place in noted(&inner)? {
-            let _ = places.send(place);
+            let _ = chores.send(Chore::Erase(place));
         }
         let stop = Arc::new(AtomicBool::new(false));
         let thread = std::thread::Builder::new().name("holds-eraser".to_owned()).spawn({
@@ -36,13 +48,13 @@ impl Eraser {
             move || run(&inner, &asked, &stop)
         });
         let thread = thread.map_err(|error| TimersError::Unavailable(error.to_string()))?;
-        Ok(Self { places: Some(places), stop, thread: Some(thread) })
+        Ok(Self { chores: Some(chores), stop, thread: Some(thread) })
     }
 
-    /// Erases that generation in a while. It is noted already, so a thread that is gone loses nothing.
-    pub fn erase(&self, place: Place) {
-        if let Some(places) = &self.places {
-            let _ = places.send(place);
+    /// Does it in a while. What must be done is noted in the store already, so a thread that is gone loses nothing.
+    pub fn take(&self, chore: Chore) {
+        if let Some(chores) = &self.chores {
+            let _ = chores.send(chore);
         }
     }
 }
@@ -50,7 +62,7 @@ impl Eraser {
 impl Drop for Eraser {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        drop(self.places.take());
+        drop(self.chores.take());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -69,11 +81,14 @@ fn noted(inner: &Inner) -> Result<Vec<Place>, TimersError> {
     Ok(places)
 }
 
-fn run(inner: &Inner, asked: &Receiver<Place>, stop: &AtomicBool) {
-    while let Ok(place) = asked.recv() {
-        match erase(inner, place, stop) {
-            Ok(()) => {}
-            Err(error) => tracing::warn!(%error, "what a shard left could not be erased; the next start tries again"),
+fn run(inner: &Inner, asked: &Receiver<Chore>, stop: &AtomicBool) {
+    while let Ok(chore) = asked.recv() {
+        let done = match chore {
+            Chore::Erase(place) => erase(inner, place, stop),
+            Chore::Drop { place, below } => drop_below(inner, place, below),
+        };
+        if let Err(error) = done {
+            tracing::warn!(%error, ?chore, "the store of holds could not be tidied up; it is tried again later");
         }
         if stop.load(Ordering::Acquire) {
             return;
@@ -81,8 +96,17 @@ fn run(inner: &Inner, asked: &Receiver<Place>, stop: &AtomicBool) {
     }
 }
 
+fn drop_below(inner: &Inner, place: Place, below: Timestamp) -> fjall::Result<()> {
+    for keyspace in [&inner.rows, &inner.topics] {
+        // A key of a topic begins with its minute, and the minute that the line is in stays whole.
+        let below = bucket_start(below, MINUTE);
+        keyspace.tree.drop_range(place.prefix().to_vec()..place.by_due(below, ""))?;
+    }
+    Ok(())
+}
+
 fn erase(inner: &Inner, place: Place, stop: &AtomicBool) -> fjall::Result<()> {
-    for keyspace in [&inner.rows, &inner.ids, &inner.topics, &inner.counts] {
+    for keyspace in [&inner.rows, &inner.late, &inner.ids, &inner.topics, &inner.counts] {
         if !erase_prefix(&inner.database, keyspace, &place.prefix(), stop)? {
             return Ok(());
         }

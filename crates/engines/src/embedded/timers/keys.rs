@@ -2,23 +2,29 @@
 //! goes on in the next generation, and what the earlier one left is out of sight at once.
 //!
 //! ```text
-//! shards   shard                                   -> format, epoch, applied, generation, floor, now
-//!          shard, generation                       -> nothing: that generation is to be erased
-//! rows     shard, generation, due, id              -> the hold, with its payload
-//! ids      shard, generation, id                   -> due
-//! topics   shard, generation, topic, due, id       -> nothing
-//! counts   shard, generation, topic, minute        -> how many are due in it
-//! ends-*   shard, generation, id                   -> applied, the end
-//! dead-*   shard, generation, due, id              -> nothing
+//! shards   shard                                      -> format, epoch, applied, generation, floor, line, now
+//!          shard, generation                          -> nothing: that generation is to be erased
+//! rows     shard, generation, due, id                 -> the hold, with its payload
+//! late     shard, generation, due, id                 -> the same, of holds that were put below the line
+//! ids      shard, generation, id                      -> due
+//! topics   shard, generation, minute, topic, due, id  -> nothing, of rows
+//! counts   shard, generation, topic, minute           -> how many are due in it
+//! ends-*   shard, generation, id                      -> applied, the end
+//! dead-*   shard, generation, due, id                 -> nothing
 //! ```
 //!
 //! Numbers in keys are big endian, and times have their sign turned, so that the order of bytes is the order of numbers. An id
 //! stands last in its key, so it needs no length.
 
+use std::time::Duration;
+
 use whimbrel_model::ports::DueCursor;
+use whimbrel_model::ports::timers::bucket_start;
 use whimbrel_model::{HoldId, Timestamp, TopicNumber};
 
 const FORMAT: u8 = 1;
+/// What counts are kept by.
+pub(super) const MINUTE: Duration = Duration::from_secs(60);
 const SIGN: u64 = 1 << 63;
 /// In place of a topic where all topics are counted together; no topic has this number.
 pub(super) const ALL_TOPICS: TopicNumber = TopicNumber(u32::MAX);
@@ -32,6 +38,8 @@ pub(super) struct ShardState {
     pub generation: u32,
     /// No row is due below this.
     pub floor: Timestamp,
+    /// Below this, what is pending is among the late ones, and rows are garbage.
+    pub line: Timestamp,
     /// The latest time of a write.
     pub now: Timestamp,
 }
@@ -43,6 +51,7 @@ impl ShardState {
         applied: 0,
         generation: 0,
         floor: Timestamp::from_millis(i64::MAX),
+        line: Timestamp::from_millis(i64::MIN),
         now: Timestamp::from_millis(i64::MIN),
     };
 
@@ -52,6 +61,7 @@ impl ShardState {
         value.extend_from_slice(&self.applied.to_le_bytes());
         value.extend_from_slice(&self.generation.to_le_bytes());
         value.extend_from_slice(&self.floor.as_millis().to_le_bytes());
+        value.extend_from_slice(&self.line.as_millis().to_le_bytes());
         value.extend_from_slice(&self.now.as_millis().to_le_bytes());
         value
     }
@@ -62,12 +72,14 @@ impl ShardState {
         let (applied, rest) = rest.split_first_chunk()?;
         let (generation, rest) = rest.split_first_chunk()?;
         let (floor, rest) = rest.split_first_chunk()?;
+        let (line, rest) = rest.split_first_chunk()?;
         let (now, []) = rest.split_first_chunk()? else { return None };
         Some(Self {
             epoch: u64::from_le_bytes(*epoch),
             applied: u64::from_le_bytes(*applied),
             generation: u32::from_le_bytes(*generation),
             floor: Timestamp::from_millis(i64::from_le_bytes(*floor)),
+            line: Timestamp::from_millis(i64::from_le_bytes(*line)),
             now: Timestamp::from_millis(i64::from_le_bytes(*now)),
         })
     }
@@ -111,23 +123,43 @@ impl Place {
     }
 
     pub fn by_topic(self, topic: TopicNumber, due: Timestamp, id: &str) -> Vec<u8> {
-        let mut key = self.key(12 + id.len());
+        let mut key = self.key(20 + id.len());
+        key.extend_from_slice(&sortable(bucket_start(due, MINUTE)));
         key.extend_from_slice(&topic.0.to_be_bytes());
         key.extend_from_slice(&sortable(due));
         key.extend_from_slice(id.as_bytes());
         key
     }
 
+    /// After everything of a topic that is due in a minute.
+    pub fn end_of_minute(self, topic: TopicNumber, minute: Timestamp) -> Vec<u8> {
+        let mut key = self.by_due(minute, "");
+        key.extend_from_slice(&topic.0.saturating_add(1).to_be_bytes());
+        key
+    }
+
     pub fn count(self, topic: TopicNumber, minute: Timestamp) -> Vec<u8> {
-        self.by_topic(topic, minute, "")
+        let mut key = self.key(12);
+        key.extend_from_slice(&topic.0.to_be_bytes());
+        key.extend_from_slice(&sortable(minute));
+        key
     }
 }
 
-/// The place in due order that a key ends with, after the topic where it has one.
-pub(super) fn due_of(key: &[u8], by_topic: bool) -> Option<DueCursor> {
-    let rest = key.get(if by_topic { 12 } else { 8 }..)?;
-    let (due, id) = rest.split_first_chunk::<8>()?;
+/// The place in due order that a key of [`Place::by_due`] ends with.
+pub(super) fn due_of(key: &[u8]) -> Option<DueCursor> {
+    let (due, id) = key.get(8..)?.split_first_chunk::<8>()?;
     Some(DueCursor { due: unsortable(*due), id: HoldId::new(std::str::from_utf8(id).ok()?) })
+}
+
+/// The place in due order that a key of [`Place::by_topic`] ends with.
+pub(super) fn due_in_topic(key: &[u8]) -> Option<DueCursor> {
+    due_of(key.get(12..)?)
+}
+
+/// The minute that a key of [`Place::count`] ends with.
+pub(super) fn minute_of(key: &[u8]) -> Option<Timestamp> {
+    key.get(12..)?.first_chunk().map(|minute| unsortable(*minute))
 }
 
 pub(super) fn sortable(time: Timestamp) -> [u8; 8] {
@@ -139,12 +171,12 @@ pub(super) fn unsortable(bytes: [u8; 8]) -> Timestamp {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     const PLACE: Place = Place { shard: 3, generation: 9 };
 
-    fn at(millis: i64) -> Timestamp {
+    pub fn at(millis: i64) -> Timestamp {
         Timestamp::from_millis(millis)
     }
 
@@ -159,15 +191,16 @@ mod tests {
     #[test]
     fn a_key_tells_its_due_time_and_id() {
         let expected = Some(DueCursor { due: at(-7), id: HoldId::new("order-1") });
-        assert_eq!(due_of(&PLACE.by_due(at(-7), "order-1"), false), expected);
-        assert_eq!(due_of(&PLACE.by_topic(TopicNumber(1), at(-7), "order-1"), true), expected);
-        assert_eq!(due_of(&PLACE.prefix(), false), None);
+        assert_eq!(due_of(&PLACE.by_due(at(-7), "order-1")), expected);
+        assert_eq!(due_in_topic(&PLACE.by_topic(TopicNumber(1), at(-7), "order-1")), expected);
+        assert_eq!(due_of(&PLACE.prefix()), None);
+        assert_eq!(minute_of(&PLACE.count(TopicNumber(1), at(60_000))), Some(at(60_000)));
         assert_eq!(Place::of_prefix(PLACE.prefix()), PLACE);
     }
 
     #[test]
     fn a_state_survives_and_a_broken_one_is_refused() {
-        let state = ShardState { epoch: 1, applied: 2, generation: 3, floor: at(-4), now: at(5) };
+        let state = ShardState { epoch: 1, applied: 2, generation: 3, floor: at(-4), line: at(-6), now: at(5) };
         let value = state.encode();
         assert_eq!(ShardState::decode(&value), Some(state));
         for len in 0..value.len() {

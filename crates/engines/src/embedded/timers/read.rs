@@ -4,14 +4,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use fjall::{Readable, Snapshot};
+use fjall::{Guard, Keyspace, Readable, Snapshot};
 use whimbrel_model::ports::timers::bucket_start;
 use whimbrel_model::ports::{At, CountQuery, DueCursor, HoldQuery, Known, TimersError};
-use whimbrel_model::{Ending, Hold, HoldEnd, HoldId, Timestamp};
+use whimbrel_model::{Ending, Hold, HoldEnd, HoldId, Timestamp, TopicNumber};
 
-use super::keys::{ALL_TOPICS, Place, ShardState, due_of, unsortable};
-use super::write::{MINUTE, decode_count};
+use super::keys::{ALL_TOPICS, MINUTE, Place, ShardState, due_in_topic, due_of, minute_of, unsortable};
+use super::write::decode_count;
 use super::{Inner, unavailable};
+
+/// No hold is due then.
+const END_OF_TIME: Timestamp = Timestamp::from_millis(i64::MAX);
 
 type Read<T> = Result<At<T>, TimersError>;
 
@@ -23,8 +26,13 @@ struct View<'a> {
     state: ShardState,
 }
 
-/// Keys from the first to before the second.
-type Range = (Vec<u8>, Vec<u8>);
+/// A stretch of due order: at or after `from` and before `to`, after a cursor.
+#[derive(Clone, Copy)]
+struct Stretch<'a> {
+    from: Timestamp,
+    to: Timestamp,
+    after: Option<&'a DueCursor>,
+}
 
 impl Inner {
     fn view(&self, shard: u32) -> Result<View<'_>, TimersError> {
@@ -42,22 +50,16 @@ impl Inner {
         max_bytes: usize,
     ) -> Read<Vec<Arc<Hold>>> {
         let view = self.view(shard)?;
-        let range = view.range(None, Some(until), after, |due, id| view.place.by_due(due, id));
-        Ok(At { applied: view.state.applied, found: view.rows(range, limit, max_bytes)? })
+        let stretch = view.stretch(None, Some(until), after);
+        Ok(At { applied: view.state.applied, found: view.rows(stretch, limit, max_bytes)? })
     }
 
     pub fn list(&self, shard: u32, query: &HoldQuery) -> Read<Vec<Arc<Hold>>> {
         let view = self.view(shard)?;
-        let (from, to, after) = (query.from, query.to, query.after.as_ref());
+        let stretch = view.stretch(query.from, query.to, query.after.as_ref());
         let found = match query.topic {
-            None => {
-                let range = view.range(from, to, after, |due, id| view.place.by_due(due, id));
-                view.rows(range, query.limit, usize::MAX)?
-            }
-            Some(topic) => {
-                let range = view.range(from, to, after, |due, id| view.place.by_topic(topic, due, id));
-                view.rows_of_topic(range, query.limit)?
-            }
+            None => view.rows(stretch, query.limit, usize::MAX)?,
+            Some(topic) => view.rows_of_topic(topic, stretch, query.limit)?,
         };
         Ok(At { applied: view.state.applied, found })
     }
@@ -71,19 +73,21 @@ impl Inner {
     pub fn dead(&self, shard: u32, query: &HoldQuery) -> Read<Vec<(HoldId, HoldEnd)>> {
         let view = self.view(shard)?;
         let mut found = BTreeMap::new();
+        // What is dead has no floor.
+        let stretch = Stretch {
+            from: query.from.unwrap_or(Timestamp::from_millis(i64::MIN)),
+            to: query.to.unwrap_or(END_OF_TIME),
+            after: query.after.as_ref(),
+        };
         for slice in self.dead.newest_first() {
-            let first = key_after(view.place, query.from, query.after.as_ref());
-            let end = view.place.by_due(query.to.unwrap_or(Timestamp::from_millis(i64::MAX)), "");
-            if first >= end {
-                break;
-            }
+            let Some((first, end)) = stretch.keys(|due, id| view.place.by_due(due, id)) else { break };
             let mut of_slice = 0;
             for entry in view.snapshot.range(&slice, first..end) {
                 if of_slice == query.limit {
                     break;
                 }
                 let key = entry.key().map_err(unavailable)?;
-                let place = due_of(&key, false).ok_or_else(|| damaged("a dead hold"))?;
+                let place = due_of(&key).ok_or_else(|| damaged("a dead hold"))?;
                 // Something else may have become of it since.
                 let Some(Known::Ended(end)) = view.known(&place.id)? else { continue };
                 let is_this = matches!(end.how, Ending::Dead { .. }) && end.due == place.due;
@@ -99,19 +103,11 @@ impl Inner {
     pub fn count(&self, shard: u32, query: &CountQuery) -> Read<Vec<(Timestamp, u64)>> {
         let view = self.view(shard)?;
         let topic = query.topic.unwrap_or(ALL_TOPICS);
-        let from = query.from.map_or(i64::MIN, |from| bucket_start(from, MINUTE).as_millis());
-        let to = query.to.map_or(i64::MAX, Timestamp::as_millis);
-        let (first, end) = (
-            view.place.count(topic, Timestamp::from_millis(from)),
-            view.place.count(topic, Timestamp::from_millis(to)),
-        );
+        let from = query.from.unwrap_or(Timestamp::from_millis(i64::MIN));
         let mut counts = BTreeMap::new();
-        if first < end {
-            for entry in view.snapshot.range(&self.counts, first..end) {
-                let (key, value) = entry.into_inner().map_err(unavailable)?;
-                let minute = due_of(&key, true).ok_or_else(|| damaged("a count"))?.due;
-                *counts.entry(bucket_start(minute, query.bucket)).or_insert(0) += decode_count(&value)?;
-            }
+        for counted in view.minutes(topic, from, query.to.unwrap_or(END_OF_TIME)) {
+            let (minute, count) = counted?;
+            *counts.entry(bucket_start(minute, query.bucket)).or_insert(0) += count;
         }
         Ok(At { applied: view.state.applied, found: counts.into_iter().collect() })
     }
@@ -122,30 +118,45 @@ impl Inner {
     }
 }
 
-impl View<'_> {
-    /// The keys between these, as `key` writes them; never from below the floor, where only deleted ones are.
-    fn range(
-        &self,
-        from: Option<Timestamp>,
-        to: Option<Timestamp>,
-        after: Option<&DueCursor>,
-        key: impl Fn(Timestamp, &str) -> Vec<u8>,
-    ) -> Range {
-        let from = from.map_or(self.state.floor, |from| from.max(self.state.floor));
-        let first = match after {
-            Some(after) if after.due >= from => successor(key(after.due, after.id.as_str())),
-            _ => key(from, ""),
+impl Stretch<'_> {
+    /// The keys of the stretch as `key` writes them, where there can be any.
+    fn keys(self, key: impl Fn(Timestamp, &str) -> Vec<u8>) -> Option<(Vec<u8>, Vec<u8>)> {
+        let first = match self.after {
+            Some(after) if after.due >= self.from => successor(key(after.due, after.id.as_str())),
+            _ => key(self.from, ""),
         };
-        // A hold is never due at the end of time.
-        (first, key(to.unwrap_or(Timestamp::from_millis(i64::MAX)), ""))
+        let end = key(self.to, "");
+        (first < end).then_some((first, end))
     }
 
-    fn rows(&self, (first, end): Range, limit: usize, max_bytes: usize) -> Result<Vec<Arc<Hold>>, TimersError> {
+    fn within(self, from: Timestamp, to: Timestamp) -> Self {
+        Self { from: self.from.max(from), to: self.to.min(to), after: self.after }
+    }
+}
+
+impl View<'_> {
+    /// Never from below the floor, where only deleted ones are.
+    fn stretch<'a>(&self, from: Option<Timestamp>, to: Option<Timestamp>, after: Option<&'a DueCursor>) -> Stretch<'a> {
+        let from = from.map_or(self.state.floor, |from| from.max(self.state.floor));
+        Stretch { from, to: to.unwrap_or(END_OF_TIME), after }
+    }
+
+    /// Late ones are due below the line, all others at or after it: the former come first.
+    fn late_and_others<'a>(&self, stretch: Stretch<'a>) -> (Stretch<'a>, Stretch<'a>) {
+        let line = self.state.line;
+        (stretch.within(Timestamp::from_millis(i64::MIN), line), stretch.within(line, END_OF_TIME))
+    }
+
+    fn range(&self, keyspace: &Keyspace, stretch: Stretch<'_>) -> impl Iterator<Item = Guard> + use<> {
+        let keys = stretch.keys(|due, id| self.place.by_due(due, id));
+        keys.map(|(first, end)| self.snapshot.range(keyspace, first..end)).into_iter().flatten()
+    }
+
+    fn rows(&self, stretch: Stretch<'_>, limit: usize, max_bytes: usize) -> Result<Vec<Arc<Hold>>, TimersError> {
         let (mut holds, mut bytes) = (Vec::new(), 0);
-        if first >= end {
-            return Ok(holds);
-        }
-        for entry in self.snapshot.range(&self.inner.rows, first..end).take(limit) {
+        let (late, others) = self.late_and_others(stretch);
+        let late = self.range(&self.inner.late, late);
+        for entry in late.chain(self.range(&self.inner.rows, others)).take(limit) {
             let hold = decode_row(&entry.value().map_err(unavailable)?)?;
             bytes += hold.size();
             if bytes > max_bytes && !holds.is_empty() {
@@ -156,22 +167,59 @@ impl View<'_> {
         Ok(holds)
     }
 
-    fn rows_of_topic(&self, (first, end): Range, limit: usize) -> Result<Vec<Arc<Hold>>, TimersError> {
+    fn rows_of_topic(
+        &self,
+        topic: TopicNumber,
+        stretch: Stretch<'_>,
+        limit: usize,
+    ) -> Result<Vec<Arc<Hold>>, TimersError> {
+        let (late, others) = self.late_and_others(stretch);
         let mut holds = Vec::new();
-        if first >= end {
-            return Ok(holds);
+        // They are few, and have no index by topic.
+        for entry in self.range(&self.inner.late, late) {
+            let hold = decode_row(&entry.value().map_err(unavailable)?)?;
+            if hold.topic == topic {
+                holds.push(Arc::new(hold));
+            }
         }
-        for entry in self.snapshot.range(&self.inner.topics, first..end).take(limit) {
-            let key = entry.key().map_err(unavailable)?;
-            let place = due_of(&key, true).ok_or_else(|| damaged("a hold of a topic"))?;
-            holds.push(Arc::new(self.row(place.due, &place.id)?));
+        holds.truncate(limit);
+        let first = others.after.map_or(others.from, |after| after.due.max(others.from));
+        for counted in self.minutes(topic, first, others.to) {
+            let (minute, _) = counted?;
+            if holds.len() == limit {
+                break;
+            }
+            let keys = others.within(minute, END_OF_TIME).keys(|due, id| self.place.by_topic(topic, due, id));
+            let Some((first, end)) = keys else { continue };
+            let range = first..end.min(self.place.end_of_minute(topic, minute));
+            for entry in self.snapshot.range(&self.inner.topics, range).take(limit - holds.len()) {
+                let key = entry.key().map_err(unavailable)?;
+                let place = due_in_topic(&key).ok_or_else(|| damaged("a hold of a topic"))?;
+                holds.push(Arc::new(self.row(place.due, &place.id)?));
+            }
         }
         Ok(holds)
     }
 
+    /// How many of a topic are due in each minute that is in the range, also in part.
+    fn minutes(
+        &self,
+        topic: TopicNumber,
+        from: Timestamp,
+        to: Timestamp,
+    ) -> impl Iterator<Item = Result<(Timestamp, u64), TimersError>> + use<> {
+        let (first, end) = (self.place.count(topic, bucket_start(from, MINUTE)), self.place.count(topic, to));
+        let range = (first < end).then(|| self.snapshot.range(&self.inner.counts, first..end));
+        range.into_iter().flatten().map(|entry| {
+            let (key, value) = entry.into_inner().map_err(unavailable)?;
+            Ok((minute_of(&key).ok_or_else(|| damaged("a count"))?, decode_count(&value)?))
+        })
+    }
+
     /// The row that another index points to.
     fn row(&self, due: Timestamp, id: &HoldId) -> Result<Hold, TimersError> {
-        let row = self.snapshot.get(&self.inner.rows, self.place.by_due(due, id.as_str())).map_err(unavailable)?;
+        let rows = if due < self.state.line { &self.inner.late } else { &self.inner.rows };
+        let row = self.snapshot.get(rows, self.place.by_due(due, id.as_str())).map_err(unavailable)?;
         decode_row(&row.ok_or_else(|| TimersError::Damaged(format!("the hold {id:?} has no row")))?)
     }
 
@@ -195,12 +243,6 @@ impl View<'_> {
         let end = HoldEnd::decode(end).map_err(|error| TimersError::Damaged(error.to_string()))?;
         Ok((!self.inner.is_forgotten(&end, &self.state)).then_some(Known::Ended(end)))
     }
-}
-
-/// Where a list begins that has no floor.
-fn key_after(place: Place, from: Option<Timestamp>, after: Option<&DueCursor>) -> Vec<u8> {
-    let from = place.by_due(from.unwrap_or(Timestamp::from_millis(i64::MIN)), "");
-    after.map_or(from.clone(), |after| from.max(successor(place.by_due(after.due, after.id.as_str()))))
 }
 
 /// The first key after this one: nothing lies between a key and the same with a zero byte.

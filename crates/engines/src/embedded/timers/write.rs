@@ -1,18 +1,16 @@
 //! One write of a shard: what it changes in every index, in one batch.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use fjall::{OwnedWriteBatch as WriteBatch, PersistMode};
 use whimbrel_model::ports::timers::bucket_start;
 use whimbrel_model::ports::{Applied, Change, Row, TimersError, Write};
 use whimbrel_model::{Ending, Hold, HoldEnd, HoldId, Timestamp, TopicNumber};
 
-use super::keys::{ALL_TOPICS, Place, ShardState, sortable};
+use super::erase::Chore;
+use super::keys::{ALL_TOPICS, MINUTE, Place, ShardState, sortable};
 use super::{Inner, unavailable};
 
-/// What counts are kept by.
-pub(super) const MINUTE: Duration = Duration::from_secs(60);
 /// Keys that one change writes: its old and its new ones in three indexes, for the capacity of a batch.
 const KEYS_PER_CHANGE: usize = 6;
 
@@ -20,8 +18,8 @@ const KEYS_PER_CHANGE: usize = 6;
 type Counted = BTreeMap<(TopicNumber, Timestamp), i64>;
 
 impl Inner {
-    /// Writes, and tells which generation is to be erased where the shard was emptied.
-    pub fn apply(&self, shard: u32, write: Write) -> Result<(Applied, Option<Place>), TimersError> {
+    /// Writes, and tells what there is to tidy up afterwards.
+    pub fn apply(&self, shard: u32, write: Write) -> Result<(Applied, Option<Chore>), TimersError> {
         let _turn = self.write_lock(shard);
         let before = self.state(&self.database.snapshot(), shard)?.unwrap_or(ShardState::UNKNOWN);
         if write.epoch < before.epoch {
@@ -30,40 +28,53 @@ impl Inner {
         if write.expected != before.applied {
             return Ok((Applied::Behind { at: before.applied }, None));
         }
-        let emptied = write.reset.then_some(Place { shard, generation: before.generation });
-        let place = Place { shard, generation: before.generation.wrapping_add(u32::from(write.reset)) };
-        // A floor above what the same write puts would hide it.
-        let puts = write.changes.iter().filter_map(|change| match change {
-            Change::Put { hold, .. } => Some(hold.due),
-            Change::End { .. } => None,
-        });
-        let state = ShardState {
-            epoch: write.epoch,
-            applied: write.applied,
-            generation: place.generation,
-            floor: puts.fold(write.floor, Timestamp::min),
-            now: before.now.max(write.now),
-        };
-        let keys = write.changes.len() * KEYS_PER_CHANGE + 1;
-        let batch = WriteBatch::with_capacity(self.database.clone(), keys);
-        let mut pen =
-            Pen { inner: self, batch: batch.durability(Some(PersistMode::SyncData)), place, counted: Counted::new() };
+        let state = state_after(&before, &write);
+        let line_before = if write.reset { ShardState::UNKNOWN.line } else { before.line };
+        let place = Place { shard, generation: state.generation };
+        let keys = write.changes.len() * KEYS_PER_CHANGE + 2;
+        let batch = WriteBatch::with_capacity(self.database.clone(), keys).durability(Some(PersistMode::SyncData));
+        let mut pen = Pen { inner: self, batch, place, line_before, state, counted: Counted::new() };
         for change in &write.changes {
             match change {
                 Change::Put { hold, was } => pen.put(hold, *was),
-                Change::End { id, end, was } => pen.end(id, end, *was, &state)?,
+                Change::End { id, end, was } => pen.end(id, end, *was)?,
             }
         }
         pen.count()?;
         let mut batch = pen.batch;
         batch.insert(&self.shards, shard.to_be_bytes(), state.encode());
+        let emptied = write.reset.then_some(Place { shard, generation: before.generation });
         if let Some(emptied) = emptied {
             batch.insert(&self.shards, emptied.prefix(), []);
         }
         batch.commit().map_err(unavailable)?;
         self.ends.drop_before(state.now).map_err(unavailable)?;
         self.dead.drop_before(state.now).map_err(unavailable)?;
-        Ok((Applied::Done, emptied))
+        // Merges may leave out what is below the line only now that the line is on disk.
+        let has_risen = self.lines.note(place, state.line);
+        let chore = emptied.map(Chore::Erase).or(has_risen.then_some(Chore::Drop { place, below: state.line }));
+        Ok((Applied::Done, chore))
+    }
+}
+
+/// Where the shard is after this write.
+fn state_after(before: &ShardState, write: &Write) -> ShardState {
+    let puts = write.changes.iter().filter_map(|change| match change {
+        Change::Put { hold, .. } => Some(hold.due),
+        Change::End { .. } => None,
+    });
+    // A floor above what the same write puts would hide it.
+    let floor = puts.fold(write.floor, Timestamp::min);
+    let now = before.now.max(write.now);
+    let line_before = if write.reset { ShardState::UNKNOWN.line } else { before.line };
+    ShardState {
+        epoch: write.epoch,
+        applied: write.applied,
+        generation: before.generation.wrapping_add(u32::from(write.reset)),
+        floor,
+        // Beyond now lie holds that are yet to be put, which are not late.
+        line: line_before.max(floor.min(now)),
+        now,
     }
 }
 
@@ -72,6 +83,10 @@ struct Pen<'a> {
     inner: &'a Inner,
     batch: WriteBatch,
     place: Place,
+    /// The line as it was: pending holds below it are among the late ones.
+    line_before: Timestamp,
+    /// The shard after the write.
+    state: ShardState,
     counted: Counted,
 }
 
@@ -79,25 +94,28 @@ impl Pen<'_> {
     fn put(&mut self, hold: &Hold, was: Option<Row>) {
         let (inner, place, id) = (self.inner, self.place, hold.id.as_str());
         let row = Row { due: hold.due, topic: hold.topic };
-        let was_elsewhere = was.filter(|was| *was != row);
-        if let Some(was) = was_elsewhere {
+        let is_late = self.is_late(row);
+        if let Some(was) = was.filter(|was| *was != row) {
             self.remove_ordered(id, was);
         }
         if was != Some(row) {
             self.batch.insert(&inner.ids, place.by_id(&hold.id), sortable(hold.due));
-            self.batch.insert(&inner.topics, place.by_topic(row.topic, row.due, id), []);
             self.counts(row, 1);
+            if !is_late {
+                self.batch.insert(&inner.topics, place.by_topic(row.topic, row.due, id), []);
+            }
         }
-        self.batch.insert(&inner.rows, place.by_due(hold.due, id), hold.encode());
+        let rows = if is_late { &inner.late } else { &inner.rows };
+        self.batch.insert(rows, place.by_due(hold.due, id), hold.encode());
     }
 
-    fn end(&mut self, id: &HoldId, end: &HoldEnd, was: Option<Row>, state: &ShardState) -> Result<(), TimersError> {
-        let (inner, place) = (self.inner, self.place);
+    fn end(&mut self, id: &HoldId, end: &HoldEnd, was: Option<Row>) -> Result<(), TimersError> {
+        let (inner, place, state) = (self.inner, self.place, self.state);
         if let Some(was) = was {
             self.remove_ordered(id.as_str(), was);
             self.batch.remove(&inner.ids, place.by_id(id));
         }
-        if inner.is_forgotten(end, state) {
+        if inner.is_forgotten(end, &state) {
             return Ok(());
         }
         // A clock that is ahead must not make slices of a time to come.
@@ -111,12 +129,22 @@ impl Pen<'_> {
         Ok(())
     }
 
+    /// The line never passes what is pending, so what is below it was put there when it was below already.
+    fn is_late(&self, row: Row) -> bool {
+        row.due < self.line_before
+    }
+
     /// Takes a row out of everything that is in due order.
     fn remove_ordered(&mut self, id: &str, was: Row) {
         let (inner, place) = (self.inner, self.place);
-        self.batch.remove(&inner.rows, place.by_due(was.due, id));
-        self.batch.remove(&inner.topics, place.by_topic(was.topic, was.due, id));
         self.counts(was, -1);
+        let key = place.by_due(was.due, id);
+        if self.is_late(was) {
+            self.batch.remove(&inner.late, key);
+        } else if was.due >= self.state.line {
+            self.batch.remove(&inner.rows, key);
+            self.batch.remove(&inner.topics, place.by_topic(was.topic, was.due, id));
+        }
     }
 
     fn counts(&mut self, row: Row, by: i64) {
