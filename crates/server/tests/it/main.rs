@@ -2,6 +2,7 @@
 
 mod commands;
 mod crash;
+mod holds;
 mod hold_crash;
 mod hold_heard;
 mod hold_model;
