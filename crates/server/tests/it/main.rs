@@ -3,15 +3,7 @@
 mod commands;
 mod crash;
 mod holds;
-mod hold_crash;
-mod hold_heard;
-mod hold_model;
-mod hold_settling;
-mod hold_work;
-mod random;
-mod holds;
 mod readme;
 mod server;
-mod services;
 mod serving;
 mod starting;
