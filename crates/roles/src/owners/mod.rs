@@ -13,11 +13,17 @@ use whimbrel_model::ports::{Ask, HoldsError, Membership, PortFuture, Told};
 pub mod assign;
 pub mod clocks;
 pub mod keeper;
+#[cfg(test)]
+mod keeper_tests;
 pub mod peers;
 pub mod router;
+#[cfg(test)]
+mod router_tests;
 pub mod service;
 pub mod sight;
 mod tenure;
+#[cfg(test)]
+mod testing;
 pub mod wire;
 
 pub use clocks::{AskClock, ClocksApart};

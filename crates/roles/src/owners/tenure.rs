@@ -105,7 +105,11 @@ impl Tenure<'_> {
                     }
                     Step::Release(shard) => {
                         shards[shard as usize] = Shard::Busy;
-                        endings.push(Box::pin(give_up(shard, None, membership)));
+                        endings.push(Box::pin(async move {
+                            give_up(shard, None, membership).await;
+                            // The view may only be behind: it gets the time to catch up.
+                            rest(shard).await
+                        }));
                     }
                 }
             }
@@ -148,7 +152,8 @@ impl Tenure<'_> {
         drop(takings);
         let serving = (0..).zip(&shards).filter(|(_, shard)| matches!(shard, Shard::Serving(_)));
         let serving = serving.map(|(shard, _)| duties.end(shard));
-        tokio::join!(join_all(serving), endings.for_each(|_| async {}));
+        let ending = async { while endings.next().await.is_some() {} };
+        tokio::join!(join_all(serving), ending);
         ended
     }
 }

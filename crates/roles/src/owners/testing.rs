@@ -1,0 +1,329 @@
+//! A cluster in memory for the tests of this folder: sessions that can be ended from outside, duties that keep a diary, clocks
+//! that are set by hand. Time is tokio's.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+use whimbrel_model::ports::{
+    Ask, Coordination, CoordinationError, Member, Membership, Node, Owner, Picture, PortFuture, Told,
+};
+use whimbrel_model::{Clock, Timestamp};
+
+use super::clocks::AskClock;
+use super::{CENTER_ROLE, Desk, DeskError, Duties};
+
+/// How long the property of a test may take to come about, in the test's own time.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// All sessions and owners.
+pub struct FakeCluster {
+    state: Mutex<State>,
+    revision: watch::Sender<u64>,
+}
+
+#[derive(Default)]
+struct State {
+    last_epoch: u64,
+    last_session: u64,
+    nodes: BTreeMap<u16, (u64, Member)>,
+    owners: BTreeMap<String, (u64, Owner)>,
+    sessions: BTreeMap<u64, watch::Sender<Option<String>>>,
+}
+
+impl FakeCluster {
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self { state: Mutex::default(), revision: watch::Sender::new(1) })
+    }
+
+    pub fn for_node(self: &Arc<Self>) -> Arc<dyn Coordination> {
+        Arc::new(FakeCoordination { cluster: self.clone() })
+    }
+
+    /// Tells the session of that node that it is lost, and lets go of what it has only when the returned value is used.
+    pub fn tell_lost(&self, node: u16) -> u64 {
+        let state = self.state.lock().unwrap();
+        let session = state.nodes[&node].0;
+        state.sessions[&session].send_replace(Some("cut off".to_owned()));
+        session
+    }
+
+    pub fn let_go(&self, session: u64) {
+        let mut state = self.state.lock().unwrap();
+        state.nodes.retain(|_, (of, _)| *of != session);
+        state.owners.retain(|_, (of, _)| *of != session);
+        drop(state);
+        self.revision.send_modify(|revision| *revision += 1);
+    }
+
+    pub fn owners(&self) -> BTreeMap<String, u16> {
+        self.state.lock().unwrap().owners.iter().map(|(name, (_, owner))| (name.clone(), owner.node)).collect()
+    }
+
+    pub fn shares(&self) -> Vec<(u16, usize)> {
+        let owners = self.owners();
+        let nodes: Vec<u16> = self.state.lock().unwrap().nodes.keys().copied().collect();
+        nodes.into_iter().map(|node| (node, owners.values().filter(|owner| **owner == node).count())).collect()
+    }
+
+    pub fn member(&self, node: u16) -> Option<Member> {
+        self.state.lock().unwrap().nodes.get(&node).map(|(_, member)| member.clone())
+    }
+
+    /// Waits until the cluster is so.
+    pub async fn wait_until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
+        let mut revisions = self.revision.subscribe();
+        let waiting = async {
+            while !is_so(self) {
+                revisions.changed().await.unwrap();
+            }
+        };
+        if tokio::time::timeout(PATIENCE, waiting).await.is_err() {
+            panic!("waited in vain until {what}: {:?}, {:?}", self.shares(), self.owners());
+        }
+    }
+
+    pub async fn wait_for_shares(&self, shares: &[(u16, usize)]) {
+        self.wait_until(&format!("the shares are {shares:?}"), |cluster| cluster.shares() == shares).await;
+    }
+}
+
+struct FakeCoordination {
+    cluster: Arc<FakeCluster>,
+}
+
+impl Coordination for FakeCoordination {
+    fn join(
+        &self,
+        member: Member,
+        wanted: Option<u16>,
+    ) -> PortFuture<'_, Result<Arc<dyn Membership>, CoordinationError>> {
+        Box::pin(async move {
+            let mut state = self.cluster.state.lock().unwrap();
+            if state.nodes.values().any(|(_, other)| other.name == member.name) {
+                return Err(CoordinationError::Refused("the name is taken".to_owned()));
+            }
+            let is_free = |number: &u16| !state.nodes.contains_key(number);
+            let node = wanted.filter(is_free).or_else(|| (0..).find(is_free)).unwrap();
+            state.last_session += 1;
+            let session = state.last_session;
+            let lost = watch::Sender::new(None);
+            state.sessions.insert(session, lost.clone());
+            state.nodes.insert(node, (session, member));
+            drop(state);
+            self.cluster.revision.send_modify(|revision| *revision += 1);
+            let membership = FakeMembership { cluster: self.cluster.clone(), node, session, lost };
+            Ok(Arc::new(membership) as Arc<dyn Membership>)
+        })
+    }
+
+    fn picture(&self, seen: u64) -> PortFuture<'_, Result<Picture, CoordinationError>> {
+        let mut revisions = self.cluster.revision.subscribe();
+        Box::pin(async move {
+            let revision = *revisions.wait_for(|revision| *revision > seen).await.unwrap();
+            let state = self.cluster.state.lock().unwrap();
+            let nodes =
+                state.nodes.iter().map(|(number, (_, member))| Node { number: *number, member: member.clone() });
+            let owners = state.owners.iter().map(|(name, (_, owner))| (name.clone(), owner.clone()));
+            Ok(Picture { revision, nodes: nodes.collect(), owners: owners.collect() })
+        })
+    }
+}
+
+struct FakeMembership {
+    cluster: Arc<FakeCluster>,
+    node: u16,
+    session: u64,
+    lost: watch::Sender<Option<String>>,
+}
+
+impl Membership for FakeMembership {
+    fn node(&self) -> u16 {
+        self.node
+    }
+
+    fn stands(&self) -> bool {
+        self.lost.borrow().is_none()
+    }
+
+    fn lost(&self) -> PortFuture<'_, String> {
+        let mut lost = self.lost.subscribe();
+        Box::pin(async move { lost.wait_for(Option::is_some).await.unwrap().clone().unwrap() })
+    }
+
+    fn own<'a>(&'a self, name: &'a str) -> PortFuture<'a, Result<u64, CoordinationError>> {
+        Box::pin(async move {
+            if let Some(reason) = &*self.lost.borrow() {
+                return Err(CoordinationError::Lost(reason.clone()));
+            }
+            let mut state = self.cluster.state.lock().unwrap();
+            match state.owners.get(name) {
+                Some((session, owner)) if *session == self.session => return Ok(owner.epoch),
+                Some(_) => return Err(CoordinationError::Owned(name.to_owned())),
+                None => {}
+            }
+            state.last_epoch += 1;
+            let epoch = state.last_epoch;
+            state.owners.insert(name.to_owned(), (self.session, Owner { node: self.node, epoch }));
+            drop(state);
+            self.cluster.revision.send_modify(|revision| *revision += 1);
+            Ok(epoch)
+        })
+    }
+
+    fn owns<'a>(&'a self, name: &'a str, epoch: u64) -> PortFuture<'a, Result<bool, CoordinationError>> {
+        Box::pin(async move {
+            let state = self.cluster.state.lock().unwrap();
+            Ok(state.owners.get(name).is_some_and(|(of, owner)| *of == self.session && owner.epoch == epoch))
+        })
+    }
+
+    fn release<'a>(&'a self, name: &'a str) -> PortFuture<'a, Result<(), CoordinationError>> {
+        Box::pin(async move {
+            let mut state = self.cluster.state.lock().unwrap();
+            if state.owners.get(name).is_some_and(|(of, _)| *of == self.session) {
+                state.owners.remove(name);
+                drop(state);
+                self.cluster.revision.send_modify(|revision| *revision += 1);
+            }
+            Ok(())
+        })
+    }
+
+    fn leave(&self) -> PortFuture<'_, ()> {
+        Box::pin(async {
+            self.lost.send_replace(Some("left".to_owned()));
+            self.cluster.let_go(self.session);
+        })
+    }
+}
+
+/// Who serves which shard under which epoch, over all nodes: two at once are caught where it happens.
+#[derive(Default)]
+pub struct Ledger {
+    serving: Mutex<BTreeMap<u32, (u16, u64)>>,
+    highest: Mutex<BTreeMap<u32, u64>>,
+    changed: Notify,
+}
+
+impl Ledger {
+    pub fn serving(&self) -> BTreeMap<u32, (u16, u64)> {
+        self.serving.lock().unwrap().clone()
+    }
+
+    pub async fn wait_until(&self, what: &str, is_so: impl Fn(&BTreeMap<u32, (u16, u64)>) -> bool) {
+        let waiting = async {
+            loop {
+                let changed = self.changed.notified();
+                if is_so(&self.serving()) {
+                    return;
+                }
+                changed.await;
+            }
+        };
+        if tokio::time::timeout(PATIENCE, waiting).await.is_err() {
+            panic!("waited in vain until {what}: {:?}", self.serving());
+        }
+    }
+}
+
+/// Duties that do nothing but keep the ledger; ending takes a while.
+pub struct FakeDuties {
+    pub node_name: u16,
+    pub ledger: Arc<Ledger>,
+    pub ending_takes: Duration,
+}
+
+impl Duties for FakeDuties {
+    fn begin(&self, shard: u32, epoch: u64, _: Arc<dyn Membership>) {
+        let before = self.ledger.serving.lock().unwrap().insert(shard, (self.node_name, epoch));
+        assert_eq!(before, None, "shard {shard} is served twice");
+        let earlier = self.ledger.highest.lock().unwrap().insert(shard, epoch).unwrap_or(0);
+        assert!(epoch > earlier, "the epoch of shard {shard} has not grown");
+        self.ledger.changed.notify_waiters();
+    }
+
+    fn end(&self, shard: u32) -> PortFuture<'_, ()> {
+        Box::pin(async move {
+            tokio::time::sleep(self.ending_takes).await;
+            let mut serving = self.ledger.serving.lock().unwrap();
+            assert_eq!(serving.remove(&shard).map(|(node, _)| node), Some(self.node_name), "it was served here");
+            drop(serving);
+            self.ledger.changed.notify_waiters();
+        })
+    }
+}
+
+/// A wall clock that runs with the test's time and is off by a number that can be set.
+pub struct FakeClock {
+    began: Instant,
+    off_ms: AtomicI64,
+}
+
+impl FakeClock {
+    pub fn new(off_ms: i64) -> Arc<Self> {
+        Arc::new(Self { began: Instant::now(), off_ms: AtomicI64::new(off_ms) })
+    }
+
+    pub fn set(&self, off_ms: i64) {
+        self.off_ms.store(off_ms, Ordering::SeqCst);
+    }
+}
+
+impl Clock for FakeClock {
+    fn now(&self) -> Timestamp {
+        let elapsed = i64::try_from(self.began.elapsed().as_millis()).unwrap();
+        Timestamp::from_millis(1_800_000_000_000 + elapsed + self.off_ms.load(Ordering::SeqCst))
+    }
+}
+
+/// The clocks of all nodes by their addresses.
+#[derive(Default)]
+pub struct FakeClocks {
+    pub clocks: Mutex<BTreeMap<String, Arc<FakeClock>>>,
+}
+
+impl AskClock for FakeClocks {
+    fn ask_clock<'a>(&'a self, address: &'a str) -> PortFuture<'a, Result<Timestamp, String>> {
+        Box::pin(async move {
+            let clock = self.clocks.lock().unwrap().get(address).cloned();
+            clock.map(|clock| clock.now()).ok_or_else(|| "nobody is there".to_owned())
+        })
+    }
+}
+
+/// A desk that answers as it is told to, and counts.
+pub struct FakeDesk {
+    pub answer: Mutex<Result<Told, DeskError>>,
+    pub asked: AtomicU64,
+    pub hangs: bool,
+}
+
+impl FakeDesk {
+    pub fn answering(answer: Result<Told, DeskError>) -> Arc<Self> {
+        Arc::new(Self { answer: Mutex::new(answer), asked: AtomicU64::new(0), hangs: false })
+    }
+
+    pub fn hanging() -> Arc<Self> {
+        Arc::new(Self { answer: Mutex::new(Ok(Told::Unknown)), asked: AtomicU64::new(0), hangs: true })
+    }
+}
+
+impl Desk for FakeDesk {
+    fn ask(&self, _: u32, _: Ask) -> PortFuture<'_, Result<Told, DeskError>> {
+        Box::pin(async move {
+            self.asked.fetch_add(1, Ordering::SeqCst);
+            if self.hangs {
+                std::future::pending::<()>().await;
+            }
+            self.answer.lock().unwrap().clone()
+        })
+    }
+}
+
+pub fn center(number: u16) -> Member {
+    Member { name: format!("n{number}"), roles: vec![CENTER_ROLE.to_owned()], address: format!("n{number}:1") }
+}
