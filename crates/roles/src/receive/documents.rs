@@ -36,6 +36,27 @@ pub struct ProblemDocument {
     /// `partly_appended`: for each message its place, or an `error` that is a problem.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub messages: Option<Vec<Value>>,
+    /// `already_fired`: when.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fired_at: Option<String>,
+    /// `already_withdrawn`: when.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub withdrawn_at: Option<String>,
+    /// `already_dead`: when.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub died_at: Option<String>,
+    /// `already_dead`: why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// `version_differs`: the version that the hold has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<u64>,
+    /// `version_differs`: when the hold is due.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub due: Option<String>,
+    /// `holds_pending`: how many.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub count: Option<u64>,
     /// `not_ready`: why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasons: Option<Vec<String>>,
@@ -118,12 +139,26 @@ pub struct MessageDocument {
     #[serde(default)]
     pub content_type: Option<String>,
     pub published_at: String,
+    /// When a message that was held was due.
+    #[serde(default)]
+    pub due: Option<String>,
+    /// When a message that was held came into its topic.
+    #[serde(default)]
+    pub fired_at: Option<String>,
     /// A payload that is text.
     #[serde(default)]
     pub payload: Option<String>,
     /// A payload that is not.
     #[serde(default)]
     pub payload_base64: Option<String>,
+}
+
+/// What an id leads to.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub enum FoundMessage {
+    InTopic(MessageState),
+    Hold(HeldMessageState),
 }
 
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
@@ -134,15 +169,114 @@ pub struct ReadAnswer {
     pub next_offset: u64,
 }
 
-/// A message and what became of it.
+/// A message in its topic, and what became of it.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct MessageState {
-    /// `published`
+    /// `published`, or `fired` where it was held
     pub state: String,
     #[serde(flatten)]
     pub message: MessageDocument,
     /// What each subscription did with it.
     pub subscriptions: Vec<Value>,
+}
+
+/// A message that is held, or that was held and is not in its topic: withdrawn, dead, or fired and no longer kept.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct HeldMessageState {
+    #[serde(flatten)]
+    pub hold: HoldDocument,
+    /// What each subscription did with it: nothing.
+    pub subscriptions: Vec<Value>,
+}
+
+/// A hold: pending, or what became of it.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = Hold)]
+pub struct HoldDocument {
+    pub id: String,
+    /// Empty where the topic of a hold that is over is gone.
+    pub topic: String,
+    /// Of a pending one that has a key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// The key, where it is not UTF-8 text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_base64: Option<String>,
+    /// `held`, `fired`, `withdrawn` or `dead`
+    pub state: String,
+    pub due: String,
+    pub published_at: String,
+    /// Of a pending one: what `if_version` compares.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fired_at: Option<String>,
+    /// Of a fired one: where in its topic its message is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partition: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub withdrawn_at: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub died_at: Option<String>,
+    /// Why a dead one could never be written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = HoldList)]
+pub struct HoldListDocument {
+    /// In due order.
+    pub holds: Vec<HoldDocument>,
+    /// Where there may be more: go on with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cursor: Option<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = HoldCount)]
+pub struct HoldCountDocument {
+    pub count: u64,
+    /// What comes due when, without the empty ones.
+    pub buckets: Vec<HoldBucketDocument>,
+}
+
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = HoldBucket)]
+pub struct HoldBucketDocument {
+    pub from: String,
+    pub to: String,
+    pub count: u64,
+}
+
+/// What a command did to a hold.
+#[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = HoldOutcome)]
+pub struct HoldOutcomeDocument {
+    /// `rescheduled`, `withdrawn` or `fired`
+    pub outcome: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub due: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fired_at: Option<String>,
+    /// Where its message is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partition: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offset: Option<u64>,
+}
+
+impl HoldOutcomeDocument {
+    pub(super) fn of(outcome: &str) -> Self {
+        Self { outcome: outcome.to_owned(), ..Self::default() }
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize, ToSchema)]

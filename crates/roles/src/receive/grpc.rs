@@ -1,7 +1,7 @@
 //! `whimbrel.v1.Messages`: the same door over gRPC. Every call ends in the functions that HTTP uses; nothing is decided here.
 //!
 //! Keys and loads are the guard's (see `grpc_guard`). A problem becomes a status: its code's word is in the metadata `whimbrel-code`, the index of a bad entry in `whimbrel-index`, the
-//! seconds to wait in `retry-after`. Holds are in the protocol and answer `UNIMPLEMENTED` with `not_yet` until there are any.
+//! seconds to wait in `retry-after`, and what a hold's problem says of the hold under the names in `HOLD_MEMBERS`.
 
 use std::sync::Arc;
 
@@ -17,9 +17,10 @@ use super::batch::{at_index, load_of_answer, too_large_bytes, too_large_count};
 use super::door::Door;
 use super::draft::{Brought, ContentType, Draft, Later, OwnHeaders, check_key, check_payload_size};
 use super::grpc_guard::Call;
+use super::hold_calls::{self, Extension, hold_id};
 use super::keys::Scope;
 use super::load::Load;
-use super::message_json::{id_of, is_own_header};
+use super::message_json::{Held, id_of, is_own_header};
 use super::problem::{Code, Problem};
 use super::read::{Ask, Start, check_limit, check_wait, read_on, start_of_time, start_of_word};
 use super::settings::ReceiveSettings;
@@ -28,7 +29,7 @@ use protocol::messages_server::{Messages, MessagesServer};
 use protocol::{
     BatchAnswer, ExtendRequest, ExtendResponse, FireRequest, FireResponse, Header, HoldRequest, HoldResponse, Message,
     NewMessage, PublishBatchRequest, PublishBatchResponse, PublishRequest, PublishResponse, ReadRequest, ReadResponse,
-    WithdrawRequest, WithdrawResponse, batch_answer, read_request,
+    WithdrawRequest, WithdrawResponse, batch_answer, extend_request, read_request,
 };
 
 /// What the protocol's own framing of a batch may take beside the payloads.
@@ -74,20 +75,29 @@ impl Messages for MessagesDoor {
         Ok(held(answer, load))
     }
 
-    async fn hold(&self, _: Request<HoldRequest>) -> Result<Response<HoldResponse>, Status> {
-        Err(not_yet())
+    async fn hold(&self, request: Request<HoldRequest>) -> Result<Response<HoldResponse>, Status> {
+        let (_, mut extensions, request) = request.into_parts();
+        Ok(Response::new(self.do_hold(Call::of(&mut extensions), request).await?))
     }
 
-    async fn extend(&self, _: Request<ExtendRequest>) -> Result<Response<ExtendResponse>, Status> {
-        Err(not_yet())
+    async fn extend(&self, request: Request<ExtendRequest>) -> Result<Response<ExtendResponse>, Status> {
+        let (_, mut extensions, request) = request.into_parts();
+        Ok(Response::new(self.do_extend(Call::of(&mut extensions), request).await?))
     }
 
-    async fn withdraw(&self, _: Request<WithdrawRequest>) -> Result<Response<WithdrawResponse>, Status> {
-        Err(not_yet())
+    async fn withdraw(&self, request: Request<WithdrawRequest>) -> Result<Response<WithdrawResponse>, Status> {
+        let (_, mut extensions, request) = request.into_parts();
+        let call = Call::of(&mut extensions);
+        hold_calls::withdraw(&self.door, &call.caller, &hold_id(&request.id)?).await?;
+        Ok(Response::new(WithdrawResponse {}))
     }
 
-    async fn fire(&self, _: Request<FireRequest>) -> Result<Response<FireResponse>, Status> {
-        Err(not_yet())
+    async fn fire(&self, request: Request<FireRequest>) -> Result<Response<FireResponse>, Status> {
+        let (_, mut extensions, request) = request.into_parts();
+        let call = Call::of(&mut extensions);
+        let place = hold_calls::fire(&self.door, &call.caller, &hold_id(&request.id)?).await?;
+        let (fired_at, partition, offset) = (place.at.to_string(), place.partition, place.offset);
+        Ok(Response::new(FireResponse { fired_at, partition, offset }))
     }
 }
 
@@ -102,6 +112,35 @@ impl MessagesDoor {
         let load = call.take_load(&self.door.in_flight);
         let accepted = accept_one(&self.door, &topic, caller.owner(), draft, load).await?;
         Ok(published(&accepted, &topic))
+    }
+
+    /// Holding is publishing with a time; without one the request is a mistake.
+    async fn do_hold(&self, call: Call, request: HoldRequest) -> Result<HoldResponse, Problem> {
+        let HoldRequest { topic, message, idempotency_key } = request;
+        let is_later = |message: &NewMessage| message.delay.is_some() || message.deliver_at.is_some();
+        if !message.as_ref().is_some_and(is_later) {
+            return Err(Problem::new(Code::BadParameter, "a hold needs `delay` or `deliver_at`"));
+        }
+        let held = self.do_publish(call, PublishRequest { topic, message, idempotency_key }).await?;
+        // A repeat under a key whose first publish was not held has no time to wait for.
+        let due = held.due.ok_or_else(|| {
+            let detail = format!("`{}` was published under this key before, and is in its topic", held.id);
+            Problem::new(Code::AlreadyFired, detail)
+        })?;
+        Ok(HoldResponse { id: held.id, topic: held.topic, due })
+    }
+
+    async fn do_extend(&self, call: Call, request: ExtendRequest) -> Result<ExtendResponse, Problem> {
+        let id = hold_id(&request.id)?;
+        let (by, until) = match &request.to {
+            None => (None, None),
+            Some(extend_request::To::By(by)) => (Some(by.as_str()), None),
+            Some(extend_request::To::Until(until)) => (None, Some(until.as_str())),
+        };
+        let (key, now) = (request.idempotency_key.as_deref(), self.door.ports.clock.now());
+        let extension = Extension::checked(by, until, request.if_version, key, now)?;
+        let (due, version) = hold_calls::extend(&self.door, &call.caller, &id, extension).await?;
+        Ok(ExtendResponse { due: due.to_string(), version })
     }
 
     async fn do_publish_batch(
@@ -208,6 +247,7 @@ fn published(accepted: &Accepted, topic: &str) -> PublishResponse {
 
 fn message_of(topic: &Topic, partition: u32, stored: &StoredRecord) -> Message {
     let record = &stored.record;
+    let held = Held::of(record);
     let own = record.headers.iter().filter(|(name, _)| is_own_header(name));
     let header = |(name, value): (&str, &[u8])| Header { name: name.to_owned(), value: value.to_vec().into() };
     Message {
@@ -218,14 +258,20 @@ fn message_of(topic: &Topic, partition: u32, stored: &StoredRecord) -> Message {
         key: record.key.clone(),
         headers: own.map(header).collect(),
         content_type: record.headers.get_str(HEADER_CONTENT_TYPE).map(str::to_owned),
-        published_at: record.timestamp.to_string(),
+        published_at: held.as_ref().map_or(record.timestamp, |held| held.published_at).to_string(),
         payload: record.value.clone(),
+        due: held.as_ref().map(|held| held.due.to_string()),
+        fired_at: held.as_ref().map(|held| held.fired_at.to_string()),
     }
 }
 
-fn not_yet() -> Status {
-    Problem::new(Code::NotYet, "holds come with a later version").into()
-}
+/// Members of a problem about a hold, and the metadata that has them.
+const HOLD_MEMBERS: &[(&str, &str)] = &[
+    ("fired_at", "whimbrel-fired-at"),
+    ("withdrawn_at", "whimbrel-withdrawn-at"),
+    ("version", "whimbrel-version"),
+    ("due", "whimbrel-due"),
+];
 
 impl From<Problem> for Status {
     fn from(problem: Problem) -> Self {
@@ -235,6 +281,13 @@ impl From<Problem> for Status {
         metadata.insert("whimbrel-code", MetadataValue::from_static(code.word()));
         if let Some(index) = problem.member("index").and_then(serde_json::Value::as_u64) {
             metadata.insert("whimbrel-index", MetadataValue::from(index));
+        }
+        for (member, name) in HOLD_MEMBERS {
+            let text =
+                problem.member(member).map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned));
+            if let Some(value) = text.and_then(|text| MetadataValue::try_from(text).ok()) {
+                metadata.insert(*name, value);
+            }
         }
         if let Some(seconds) = code.retry_after_s() {
             metadata.insert("retry-after", MetadataValue::from(seconds));

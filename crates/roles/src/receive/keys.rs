@@ -121,6 +121,16 @@ impl Caller {
         self.0.as_ref().is_none_or(|key| key.topics.is_empty() || matches_one(key))
     }
 
+    /// Whether the key is for some topics only.
+    pub(crate) fn is_restricted(&self) -> bool {
+        self.0.as_ref().is_some_and(|key| !key.topics.is_empty())
+    }
+
+    /// What is held may be looked at by who reads and by who publishes.
+    pub(crate) fn require_looking(&self) -> Result<(), Problem> {
+        if self.has(Scope::Publish) { Ok(()) } else { self.require(Scope::Consume) }
+    }
+
     pub(crate) fn require(&self, scope: Scope) -> Result<(), Problem> {
         if self.has(scope) {
             return Ok(());
@@ -130,6 +140,11 @@ impl Caller {
 
     pub(crate) fn require_topic(&self, scope: Scope, topic: &str) -> Result<(), Problem> {
         self.require(scope)?;
+        self.require_sight(topic)
+    }
+
+    /// The key must be for this topic, whatever its scopes.
+    pub(crate) fn require_sight(&self, topic: &str) -> Result<(), Problem> {
         if self.sees(topic) {
             return Ok(());
         }

@@ -4,9 +4,10 @@ use std::io::Write;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use whimbrel_model::StoredRecord;
+use whimbrel_model::hold::{HEADER_DUE, HEADER_PUBLISHED_AT};
 use whimbrel_model::id::id_from_place;
 use whimbrel_model::record::{HEADER_CONTENT_TYPE, HEADER_ID};
+use whimbrel_model::{Record, StoredRecord, Timestamp};
 
 use crate::topics::Topic;
 
@@ -26,7 +27,23 @@ pub(crate) fn is_own_header(name: &str) -> bool {
     name != HEADER_CONTENT_TYPE && !name.starts_with("whimbrel-")
 }
 
-/// Writes `{"id","topic","partition","offset","key","headers","content_type","published_at","payload"|"payload_base64"}`.
+/// The times of a message that was held before it came into its topic.
+pub(crate) struct Held {
+    pub(crate) published_at: Timestamp,
+    pub(crate) due: Timestamp,
+    pub(crate) fired_at: Timestamp,
+}
+
+impl Held {
+    pub(crate) fn of(record: &Record) -> Option<Self> {
+        let time = |name| record.headers.get_str(name)?.parse().ok().map(Timestamp::from_millis);
+        let (published_at, due) = (time(HEADER_PUBLISHED_AT)?, time(HEADER_DUE)?);
+        Some(Self { published_at, due, fired_at: record.timestamp })
+    }
+}
+
+/// Writes `{"id","topic","partition","offset","key","headers","content_type","published_at","payload"|"payload_base64"}`, and `due`
+/// and `fired_at` where the message was held.
 pub(super) fn write_message(out: &mut Vec<u8>, topic: &Topic, partition: u32, stored: &StoredRecord) {
     out.push(b'{');
     write_members(out, topic, partition, stored);
@@ -68,7 +85,12 @@ pub(super) fn write_members(out: &mut Vec<u8>, topic: &Topic, partition: u32, st
         out.extend_from_slice(b",\"content_type\":");
         write_text(out, &String::from_utf8_lossy(content_type));
     }
-    write!(out, ",\"published_at\":\"{}\"", record.timestamp).expect("a buffer takes all");
+    let held = Held::of(record);
+    let published_at = held.as_ref().map_or(record.timestamp, |held| held.published_at);
+    write!(out, ",\"published_at\":\"{published_at}\"").expect("a buffer takes all");
+    if let Some(Held { due, fired_at, .. }) = held {
+        write!(out, ",\"due\":\"{due}\",\"fired_at\":\"{fired_at}\"").expect("a buffer takes all");
+    }
     match std::str::from_utf8(&record.value) {
         Ok(text) if may_be_text(content_type) => {
             out.extend_from_slice(b",\"payload\":");
@@ -144,7 +166,7 @@ mod tests {
     use super::*;
     use bytes::Bytes;
     use proptest::prelude::*;
-    use whimbrel_model::{Headers, Record, Timestamp};
+    use whimbrel_model::Headers;
 
     fn written(key: Option<&[u8]>, value: &[u8], headers: Headers) -> MessageDocument {
         let record = Record {
@@ -176,6 +198,17 @@ mod tests {
         assert_eq!(message.content_type.as_deref(), Some("image/png"));
         assert_eq!(message.payload, None);
         assert_eq!(message.payload_base64.as_deref(), Some("aGk="));
+    }
+
+    #[test]
+    fn a_message_that_was_held_says_when_it_was_published_due_and_fired() {
+        let mut headers = Headers::builder();
+        headers.push(HEADER_ID, b"a").push(HEADER_DUE, b"-2000").push(HEADER_PUBLISHED_AT, b"-5000");
+        let message = written(None, b"hi", headers.take());
+        assert_eq!(message.published_at, "1969-12-31T23:59:55.000Z");
+        assert_eq!(message.due.as_deref(), Some("1969-12-31T23:59:58.000Z"));
+        assert_eq!(message.fired_at.as_deref(), Some("1970-01-01T00:00:00.000Z"));
+        assert!(message.headers.is_empty());
     }
 
     proptest! {

@@ -1,7 +1,8 @@
 //! `GET /v1/messages/{id}`: where a message is, by its id alone.
 //!
 //! Ids that publishers brought are in an index. A minted id knows its place: topic, partition and time are in it, so the partition is
-//! looked through from that moment on, bounded. An id made from a place (`at-…`) leads there. Whatever is found must carry the id.
+//! looked through from that moment on, bounded. An id made from a place (`at-…`) leads there. Any other may be a hold's: its owner knows
+//! what became of it, and where its message fired to. Whatever is found in a topic must carry the id.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,20 +11,22 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use whimbrel_model::id::place_from_id;
 use whimbrel_model::record::HEADER_ID;
-use whimbrel_model::{MessageId, PartitionId, StoredRecord, Timestamp};
+use whimbrel_model::{Ending, MessageId, PartitionId, StoredRecord, Timestamp};
 
 use super::answer::bounded_json_response;
 use super::attributes::path_part;
-use super::documents::MessageState;
+use super::documents::{FoundMessage, HeldMessageState, HoldDocument};
 use super::door::Door;
+use super::hold_calls::{self, hold_id};
+use super::holds::{ended_document, pending_document};
 use super::keys::{Caller, Scope};
-use super::message_json::{id_of, write_members};
+use super::message_json::{Held, id_of, write_members};
 use super::problem::{Code, Problem};
 use super::query::{Query, shown};
 use super::scan::{Go, look_through};
 use crate::topics::Topic;
 
-/// Records that are looked at from the moment a minted id names.
+/// Records that are looked at from the moment a minted id names, or a hold fired at.
 const LOOK_RECORDS_MAX: usize = 1_000_000;
 /// A record is stamped with the very moment that its id was minted at. Neighbours of other doors, and of other threads of this one, may
 /// lie before it with a later time: the look begins a little earlier, and gives up a while after.
@@ -38,9 +41,9 @@ const LOOK_AHEAD: Duration = Duration::from_secs(10);
         ("topic" = Option<String>, Query, description = "Only in this topic: publishers may bring the same id to several"),
     ),
     responses(
-        (status = 200, description = "The message and what became of it", body = MessageState, content_type = "application/json"),
+        (status = 200, description = "The message and what became of it: in its topic, or as a hold", body = FoundMessage, content_type = "application/json"),
         (status = "4XX", description = "`unknown_message`, `bad_parameter`, `overloaded`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`unavailable`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+        (status = "5XX", description = "`unavailable`, `no_owner`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn get_message(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
@@ -51,17 +54,37 @@ pub(super) async fn get_message(State(door): State<Arc<Door>>, request: Request)
     let within = query.take("topic")?;
     query.end()?;
     let look = Look { door: &door, caller: &caller, within: within.as_deref(), id: &id };
-    let Some((topic, partition, stored)) = look.find().await? else {
-        return Err(Problem::new(Code::UnknownMessage, format!("no message that is kept has the id `{}`", shown(&id))));
+    let json = match look.find().await? {
+        Some(Found::InTopic(found)) => published_json(&found),
+        Some(Found::Hold(hold)) => {
+            let state = HeldMessageState { hold, subscriptions: Vec::new() };
+            serde_json::to_vec(&state).expect("a document is plain data")
+        }
+        None => {
+            let detail = format!("no message that is kept has the id `{}`", shown(&id));
+            return Err(Problem::new(Code::UnknownMessage, detail));
+        }
     };
-    let mut json = Vec::with_capacity(stored.record.size() * 2 + 256);
-    json.extend_from_slice(b"{\"state\":\"published\",");
-    write_members(&mut json, &topic, partition, &stored);
-    json.extend_from_slice(b",\"subscriptions\":[]}");
     bounded_json_response(door.answers.begin(), json)
 }
 
-type Found = (Arc<Topic>, u32, StoredRecord);
+fn published_json((topic, partition, stored): &InTopic) -> Vec<u8> {
+    let mut json = Vec::with_capacity(stored.record.size() * 2 + 256);
+    let state: &[u8] = if Held::of(&stored.record).is_some() { b"fired" } else { b"published" };
+    json.extend_from_slice(b"{\"state\":\"");
+    json.extend_from_slice(state);
+    json.extend_from_slice(b"\",");
+    write_members(&mut json, topic, *partition, stored);
+    json.extend_from_slice(b",\"subscriptions\":[]}");
+    json
+}
+
+type InTopic = (Arc<Topic>, u32, StoredRecord);
+
+enum Found {
+    InTopic(InTopic),
+    Hold(HoldDocument),
+}
 
 struct Look<'a> {
     door: &'a Door,
@@ -73,19 +96,46 @@ struct Look<'a> {
 impl Look<'_> {
     async fn find(&self) -> Result<Option<Found>, Problem> {
         for answer in self.door.ports.receipts.find(self.id).await? {
-            if let Some(found) = self.at(answer.partition, answer.offset).await? {
-                return Ok(Some(found));
+            // The answer to a held message has the place of its hold; what became of that is the owner's to say.
+            if answer.due.is_none()
+                && let Some(found) = self.at(answer.partition, answer.offset).await?
+            {
+                return Ok(Some(Found::InTopic(found)));
             }
         }
         if let Some(place) = self.id.parse::<MessageId>().ok().and_then(MessageId::place)
             && let Some(index) = place.partition
         {
-            return self.from(PartitionId::new(place.topic, index), place.minted_at).await;
+            let found = self.from(PartitionId::new(place.topic, index), place.minted_at).await?;
+            return Ok(found.map(Found::InTopic));
         }
         match place_from_id(self.id) {
-            Some((partition, offset)) => self.at(partition, offset).await,
-            None => Ok(None),
+            Some((partition, offset)) => Ok(self.at(partition, offset).await?.map(Found::InTopic)),
+            None => self.held().await,
         }
+    }
+
+    /// The hold of that id, or its message in the topic where it has fired.
+    async fn held(&self) -> Result<Option<Found>, Problem> {
+        let Ok(id) = hold_id(self.id) else { return Ok(None) };
+        let found = match hold_calls::look(self.door, self.caller, &id).await {
+            Ok(found) => found,
+            Err(problem) if problem.code() == Code::UnknownHold => return Ok(None),
+            Err(problem) => return Err(problem),
+        };
+        let document = match found {
+            hold_calls::Found::Pending(view) => pending_document(&view),
+            hold_calls::Found::Ended(end) => {
+                if let Ending::Fired { partition } = end.how
+                    && let Some(found) = self.from(PartitionId::new(end.topic, partition), end.at).await?
+                {
+                    return Ok(Some(Found::InTopic(found)));
+                }
+                ended_document(self.door, &id, &end)
+            }
+        };
+        let is_within = self.within.is_none_or(|within| within == document.topic);
+        Ok(is_within.then_some(Found::Hold(document)))
     }
 
     /// The topic of that number, where it is there and this caller may see it.
@@ -98,7 +148,7 @@ impl Look<'_> {
     }
 
     /// The message at that very place, if it carries the id.
-    async fn at(&self, partition: PartitionId, offset: u64) -> Result<Option<Found>, Problem> {
+    async fn at(&self, partition: PartitionId, offset: u64) -> Result<Option<InTopic>, Problem> {
         let Some(topic) = self.topic(partition) else { return Ok(None) };
         let mut found = None;
         look_through(self.door, partition, offset, offset.saturating_add(1), 1, |stored| {
@@ -112,15 +162,15 @@ impl Look<'_> {
     }
 
     /// The message somewhere after that time, as far as one may look.
-    async fn from(&self, partition: PartitionId, minted_at: Timestamp) -> Result<Option<Found>, Problem> {
+    async fn from(&self, partition: PartitionId, moment: Timestamp) -> Result<Option<InTopic>, Problem> {
         let Some(topic) = self.topic(partition) else { return Ok(None) };
-        let from = self.door.ports.log.offset_at(partition, minted_at.saturating_sub(LOOK_BEHIND)).await?;
+        let from = self.door.ports.log.offset_at(partition, moment.saturating_sub(LOOK_BEHIND)).await?;
         let mut found = None;
         look_through(self.door, partition, from, u64::MAX, LOOK_RECORDS_MAX, |stored| {
             if stored.record.headers.get(HEADER_ID) == Some(self.id.as_bytes()) {
                 found = Some(stored.clone());
             }
-            let past = stored.record.timestamp.saturating_sub(LOOK_AHEAD) > minted_at;
+            let past = stored.record.timestamp.saturating_sub(LOOK_AHEAD) > moment;
             if found.is_some() || past { Go::Stop } else { Go::On }
         })
         .await?;

@@ -14,7 +14,7 @@ use utoipa::{Modify, OpenApi};
 
 use super::answer::json_response;
 use super::problem::Code;
-use super::{batch, messages, mqproxy, operating, publish, read, search, tail, topics};
+use super::{batch, delay_queue, hold_list, holds, messages, mqproxy, operating, publish, read, search, tail, topics};
 use crate::admin::page;
 
 /// The document, made once.
@@ -53,7 +53,14 @@ pub fn document() -> Document {
         topics::list_topics,
         topics::get_topic,
         topics::delete_topic,
+        holds::get_hold,
+        holds::extend_hold,
+        holds::withdraw_hold,
+        holds::fire_hold,
+        hold_list::list_holds,
+        hold_list::count_holds,
         mqproxy::produce,
+        delay_queue::accept_msg,
         operating::healthz,
         operating::readyz,
         openapi,

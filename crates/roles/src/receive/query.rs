@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use whimbrel_model::Timestamp;
+
 use super::problem::{Code, Problem};
 
 /// The parameters of one request, each asked for by name once; [`Query::end`] refuses what nobody asked for.
@@ -45,6 +47,12 @@ impl<'a> Query<'a> {
             }
         }
     }
+}
+
+/// Takes a parameter that is a time.
+pub(super) fn take_time(query: &mut Query<'_>, name: &str) -> Result<Option<Timestamp>, Problem> {
+    let wrong = |error: whimbrel_model::TimeError| Problem::new(Code::BadTime, format!("`{name}`: {error}"));
+    query.take(name)?.map(|text| Timestamp::parse(&text).map_err(wrong)).transpose()
 }
 
 /// What a problem shows of a text that may be of any length.

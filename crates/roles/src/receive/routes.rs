@@ -5,7 +5,9 @@ use std::sync::Arc;
 use axum::routing::{MethodRouter, get, post};
 
 use super::door::Door;
-use super::{batch, messages, mqproxy, openapi, operating, publish, read, search, tail, topics};
+use super::{
+    batch, delay_queue, hold_list, holds, messages, mqproxy, openapi, operating, publish, read, search, tail, topics,
+};
 use crate::admin::page;
 
 pub(super) struct Route {
@@ -29,7 +31,13 @@ pub(super) fn routes() -> Vec<Route> {
         ),
         route("/v1/messages", &["get"], get(search::search)),
         route("/v1/messages/{id}", &["get"], get(messages::get_message)),
+        route("/v1/holds", &["get"], get(hold_list::list_holds)),
+        route("/v1/holds/count", &["get"], get(hold_list::count_holds)),
+        route("/v1/holds/{id}", &["delete", "get"], get(holds::get_hold).delete(holds::withdraw_hold)),
+        route("/v1/holds/{id}/extend", &["post"], post(holds::extend_hold)),
+        route("/v1/holds/{id}/fire", &["post"], post(holds::fire_hold)),
         route("/produce", &["post"], post(mqproxy::produce)),
+        route("/dq/acceptMsg", &["post"], post(delay_queue::accept_msg)),
         route("/healthz", &["get"], get(operating::healthz)),
         route("/readyz", &["get"], get(operating::readyz)),
         route("/openapi.json", &["get"], get(openapi::openapi)),

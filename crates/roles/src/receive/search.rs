@@ -10,9 +10,9 @@ use super::answer::bounded_json_response;
 use super::documents::SearchAnswer;
 use super::door::Door;
 use super::keys::Scope;
-use super::message_json::write_message;
+use super::message_json::{Held, write_message};
 use super::problem::{Code, Problem};
-use super::query::{Query, shown};
+use super::query::{Query, shown, take_time};
 use super::read::check_limit;
 use super::scan::{CLOCK_SKEW, Go, look_through};
 use crate::topics::Topic;
@@ -26,9 +26,9 @@ use crate::topics::Topic;
     params(
         ("topic" = String, Query, description = "The topic"),
         ("key" = Option<String>, Query, description = "Only messages of this partition key"),
-        ("from" = Option<String>, Query, description = "Published at this time or later"),
-        ("to" = Option<String>, Query, description = "Published before this time"),
-        ("state" = Option<String>, Query, description = "`published`; other states answer 501 `not_yet` in this version"),
+        ("from" = Option<String>, Query, description = "In the topic since this time or later"),
+        ("to" = Option<String>, Query, description = "In the topic before this time"),
+        ("state" = Option<String>, Query, description = "`published`: at once; `fired`: after it was held. States of subscriptions answer 501 `not_yet` in this version"),
         ("limit" = Option<usize>, Query, description = "At most so many messages: 1 to 10000, 100 where it is not given"),
         ("cursor" = Option<String>, Query, description = "Where an earlier search with the same parameters ended"),
     ),
@@ -65,6 +65,8 @@ struct Wanted {
     key: Option<String>,
     from: Option<Timestamp>,
     to: Option<Timestamp>,
+    /// Only what was held before it came into its topic, or only what was not.
+    was_held: Option<bool>,
     limit: usize,
     /// The partition and the offset to begin at.
     cursor: Option<(u32, u64)>,
@@ -76,25 +78,27 @@ impl Wanted {
         let topic = topic.ok_or_else(|| Problem::new(Code::BadParameter, "a search needs a `topic`"))?.into_owned();
         let key = query.take("key")?.map(|key| key.into_owned());
         let (from, to) = (take_time(query, "from")?, take_time(query, "to")?);
-        match query.take("state")?.as_deref() {
-            None | Some("published") => {}
-            Some("held" | "fired" | "delivered" | "waiting" | "retrying" | "dead") => {
-                return Err(Problem::new(Code::NotYet, "this version knows the state `published` only"));
+        let was_held = match query.take("state")?.as_deref() {
+            None => None,
+            Some("published") => Some(false),
+            Some("fired") => Some(true),
+            Some("held") => {
+                let detail = "what is held is not in its topic yet: `GET /v1/holds` lists it";
+                return Err(Problem::new(Code::BadParameter, detail));
+            }
+            Some("delivered" | "waiting" | "retrying" | "dead") => {
+                let detail = "what subscriptions did with messages comes with a later version";
+                return Err(Problem::new(Code::NotYet, detail));
             }
             Some(other) => {
                 return Err(Problem::new(Code::BadParameter, format!("there is no state `{}`", shown(other))));
             }
-        }
+        };
         let limit = check_limit(query.take_parsed("limit", "a number")?)?;
         let cursor = query.take("cursor")?.filter(|cursor| !cursor.is_empty());
         let cursor = cursor.map(|cursor| parse_cursor(&cursor)).transpose()?;
-        Ok(Self { topic, key, from, to, limit, cursor })
+        Ok(Self { topic, key, from, to, was_held, limit, cursor })
     }
-}
-
-fn take_time(query: &mut Query<'_>, name: &str) -> Result<Option<Timestamp>, Problem> {
-    let wrong = |error: whimbrel_model::TimeError| Problem::new(Code::BadTime, format!("`{name}`: {error}"));
-    query.take(name)?.map(|text| Timestamp::parse(&text).map_err(wrong)).transpose()
 }
 
 fn parse_cursor(cursor: &str) -> Result<(u32, u64), Problem> {
@@ -131,7 +135,8 @@ async fn run(door: &Door, topic: &Topic, wanted: &Wanted) -> Result<Outcome, Pro
             let time = stored.record.timestamp;
             let matches = wanted.key.as_ref().is_none_or(|key| stored.record.key.as_deref() == Some(key.as_bytes()))
                 && wanted.from.is_none_or(|from| time >= from)
-                && wanted.to.is_none_or(|to| time < to);
+                && wanted.to.is_none_or(|to| time < to)
+                && wanted.was_held.is_none_or(|was_held| Held::of(&stored.record).is_some() == was_held);
             if !matches {
                 return Go::On;
             }

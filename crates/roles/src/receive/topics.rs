@@ -10,12 +10,13 @@ use http::StatusCode;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 use whimbrel_model::ports::{Bounds, LogError, PartitionStatus};
-use whimbrel_model::{PartitionId, Timestamp, format_duration, parse_duration};
+use whimbrel_model::{PartitionId, Timestamp, TopicNumber, format_duration, parse_duration};
 
 use super::answer::{bounded_json_response, json_response};
 use super::attributes::{check_user_topic, topic_in_path};
 use super::body::collect;
 use super::door::Door;
+use super::hold_calls::{count_pending, withdraw_topic};
 use super::keys::Scope;
 use super::problem::{Code, Problem};
 use super::query::{Query, shown};
@@ -231,8 +232,8 @@ pub(super) async fn get_topic(State(door): State<Arc<Door>>, request: Request) -
     ),
     responses(
         (status = 204, description = "It is gone"),
-        (status = "4XX", description = "`unknown_topic`, `bad_name`, `reserved_name`, `bad_parameter`, `conflict`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`unavailable`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+        (status = "4XX", description = "`unknown_topic`, `bad_name`, `reserved_name`, `bad_parameter`, `conflict`, `holds_pending`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+        (status = "5XX", description = "`unavailable`, `no_owner`, `outcome_unknown`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn delete_topic(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
@@ -241,13 +242,48 @@ pub(super) async fn delete_topic(State(door): State<Arc<Door>>, request: Request
     check_user_topic(&name)?;
     caller.require_topic(Scope::Admin, &name)?;
     let mut query = Query::parse(request.uri().query())?;
-    if let Some(holds) = query.take("holds")?.filter(|holds| holds != "withdraw") {
-        let detail = format!("`holds` can be `withdraw`, not `{}`", shown(&holds));
-        return Err(Problem::new(Code::BadParameter, detail));
-    }
+    let holds = match query.take("holds")?.as_deref() {
+        None => PendingHolds::Refuse,
+        Some("withdraw") => PendingHolds::Withdraw,
+        Some(other) => {
+            let detail = format!("`holds` can be `withdraw`, not `{}`", shown(other));
+            return Err(Problem::new(Code::BadParameter, detail));
+        }
+    };
     query.end()?;
-    undisturbed(&door, move |door| async move { Ok(door.registry.delete(&name).await?) }).await?;
+    undisturbed(&door, move |door| async move { delete(&door, &name, holds).await }).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+/// What becomes of holds whose topic is deleted.
+#[derive(Debug, Clone, Copy)]
+enum PendingHolds {
+    Refuse,
+    Withdraw,
+}
+
+/// Owners are asked twice: while the topic is open, so that nobody waits behind its gate for what takes long or is refused, and once
+/// more when nothing can be held for it any more, which is then the truth.
+async fn delete(door: &Door, name: &str, holds: PendingHolds) -> Result<(), Problem> {
+    let number = door.registry.find(name).await?.number();
+    clear_holds(door, name, number, holds).await?;
+    let deletion = door.registry.begin_delete(name).await?;
+    clear_holds(door, name, number, holds).await?;
+    Ok(deletion.finish().await?)
+}
+
+async fn clear_holds(door: &Door, name: &str, number: TopicNumber, holds: PendingHolds) -> Result<(), Problem> {
+    if let PendingHolds::Withdraw = holds {
+        withdraw_topic(door, number).await?;
+        return Ok(());
+    }
+    match count_pending(door, number).await? {
+        0 => Ok(()),
+        count => {
+            let detail = format!("{count} messages are held for `{name}`: delete it with `holds=withdraw`, or wait");
+            Err(Problem::new(Code::HoldsPending, detail).with("count", count))
+        }
+    }
 }
 
 /// Changes of topics go over catalogue and log; they are not left half-way because somebody hung up.

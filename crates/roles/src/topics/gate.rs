@@ -69,16 +69,16 @@ impl Drop for Pass {
 }
 
 /// A closed gate. Dropping it opens the gate again, unless the mapping was replaced.
-pub(crate) struct Closed<'a> {
-    gate: &'a Gate,
+pub(crate) struct Closed {
+    gate: Arc<Gate>,
 }
 
 impl Gate {
     /// Closes the gate and waits until nobody is inside, at most so long.
-    pub(crate) async fn close(&self, within: Duration) -> Result<Closed<'_>, StillInside> {
+    pub(crate) async fn close(self: &Arc<Self>, within: Duration) -> Result<Closed, StillInside> {
         let deadline = Instant::now() + within;
         self.closed.store(true, Ordering::SeqCst);
-        let closed = Closed { gate: self };
+        let closed = Closed { gate: Arc::clone(self) };
         while self.inside.load(Ordering::SeqCst) > 0 {
             timeout_at(deadline, self.drained.notified()).await.map_err(|_| StillInside)?;
         }
@@ -97,7 +97,7 @@ impl Gate {
     }
 }
 
-impl Closed<'_> {
+impl Closed {
     /// The mapping has a successor, or the topic is gone: the gate stays closed for good, and who waits at it looks up the topic
     /// anew.
     pub(crate) fn replaced(self) {
@@ -105,7 +105,7 @@ impl Closed<'_> {
     }
 }
 
-impl Drop for Closed<'_> {
+impl Drop for Closed {
     fn drop(&mut self) {
         if !self.gate.replaced.load(Ordering::SeqCst) {
             self.gate.closed.store(false, Ordering::SeqCst);

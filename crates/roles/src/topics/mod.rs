@@ -14,6 +14,6 @@ pub mod topic;
 
 pub use gate::Pass;
 pub use growth::Growth;
-pub use registry::{PutOutcome, Registry, RegistryPorts, TopicChange, TopicDefaults, TopicError};
+pub use registry::{Deletion, PutOutcome, Registry, RegistryPorts, TopicChange, TopicDefaults, TopicError};
 pub use system::{SHARDS_DEFAULT, open_topics};
 pub use topic::Topic;

@@ -12,7 +12,7 @@ use whimbrel_model::name::check_any_topic_name;
 use whimbrel_model::ports::{Catalogue, CatalogueError, Log, LogError, LogTopics, Versioned};
 use whimbrel_model::{Clock, Event, EventSink, HOLDS_TOPIC, Retention, TopicNumber};
 
-use super::gate::Pass;
+use super::gate::{Closed, Pass};
 use super::growth::{DRAIN_WITHIN, Growth, PUBLISH_WAITS_WITHIN, ends_of};
 use super::stored::{LAST_NUMBER_KEY, StoredTopic, TOPIC_PREFIX, key_of};
 use super::topic::Topic;
@@ -370,18 +370,14 @@ impl Registry {
         (self.ports.events)(event);
     }
 
-    /// Deletes the topic with all it has. Not to be cancelled midway: callers spawn it.
-    pub async fn delete(&self, name: &str) -> Result<(), TopicError> {
+    /// Begins to delete a topic: nothing passes its gate from now on, and what was under way has ended. Whoever looks at what belongs
+    /// to the topic sees all of it. Dropping the answer leaves the topic as it was.
+    pub async fn begin_delete(&self, name: &str) -> Result<Deletion<'_>, TopicError> {
         let changing = self.changing.lock().await;
         let topic = self.get(name).ok_or_else(|| TopicError::Unknown(name.to_owned()))?;
-        let mut stored = topic.stored.clone();
-        stored.deleting = true;
         // What is under way ends first: an engine that knows topics by their names would put it into one made anew under this name.
         let closed = topic.gate.close(DRAIN_WITHIN).await.map_err(|_| TopicError::InUse(name.to_owned()))?;
-        let version = self.ports.catalogue.put(&key_of(name), encode(&stored), Some(topic.version)).await?;
-        self.hide(name);
-        closed.replaced();
-        self.finish_deleting(name, &stored, version, &changing).await
+        Ok(Deletion { registry: self, topic, changing, closed })
     }
 
     async fn finish_deleting(
@@ -562,6 +558,28 @@ impl Registry {
             map.by_number.remove(&topic.number());
         }
         self.map.store(Arc::new(map));
+    }
+}
+
+/// A topic on its way out, its gate closed.
+pub struct Deletion<'a> {
+    registry: &'a Registry,
+    topic: Arc<Topic>,
+    changing: MutexGuard<'a, i64>,
+    closed: Closed,
+}
+
+impl Deletion<'_> {
+    /// Deletes the topic with all it has. Not to be cancelled midway: callers spawn it.
+    pub async fn finish(self) -> Result<(), TopicError> {
+        let Self { registry, topic, changing, closed } = self;
+        let name = &*topic.name;
+        let mut stored = topic.stored.clone();
+        stored.deleting = true;
+        let version = registry.ports.catalogue.put(&key_of(name), encode(&stored), Some(topic.version)).await?;
+        registry.hide(name);
+        closed.replaced();
+        registry.finish_deleting(name, &stored, version, &changing).await
     }
 }
 

@@ -2,11 +2,11 @@
 
 use tonic::Code;
 use tower::ServiceExt;
-use whimbrel_model::ports::LogError;
+use whimbrel_model::ports::{HoldsError, LogError};
 use whimbrel_roles::receive::grpc::protocol::messages_client::MessagesClient;
 use whimbrel_roles::receive::grpc::protocol::{
-    FireRequest, Header, NewMessage, PublishBatchRequest, PublishRequest, PublishResponse, ReadRequest,
-    WithdrawRequest, batch_answer, read_request,
+    ExtendRequest, FireRequest, Header, HoldRequest, NewMessage, PublishBatchRequest, PublishRequest, PublishResponse,
+    ReadRequest, WithdrawRequest, batch_answer, extend_request, read_request,
 };
 use whimbrel_roles::receive::{ApiKey, ReceiveSettings, Scope, Secret};
 
@@ -127,8 +127,55 @@ async fn problems_have_the_same_words_as_over_http() {
     house.world.log.judge(|_| Err(LogError::DiskFull("no room".into())));
     let status = refused(client(&house).publish(publish("orders", message("x"))).await, Code::Unavailable, "disk_full");
     assert!(status.metadata().contains_key("retry-after"));
-    refused(client(&house).withdraw(WithdrawRequest::default()).await, Code::Unimplemented, "not_yet");
-    refused(client(&house).fire(FireRequest::default()).await, Code::Unimplemented, "not_yet");
+}
+
+#[tokio::test]
+async fn holds_are_the_same_over_grpc() {
+    let house = House::new().await;
+    let hold = |id: Option<&str>| HoldRequest {
+        topic: "orders".into(),
+        message: Some(NewMessage { delay: Some("1h".into()), id: id.map(str::to_owned), ..message("x") }),
+        idempotency_key: None,
+    };
+    let held = client(&house).hold(hold(None)).await.unwrap().into_inner();
+    assert_eq!((&*held.topic, &*held.due), ("orders", "2026-11-15T11:38:42.000Z"));
+    let extend = |to| ExtendRequest { id: held.id.clone(), to: Some(to), ..ExtendRequest::default() };
+    let moved = client(&house).extend(extend(extend_request::To::By("-30m".into()))).await.unwrap().into_inner();
+    assert_eq!(moved.due, "2026-11-15T11:08:42.000Z");
+    let other_version =
+        ExtendRequest { if_version: Some(moved.version + 1), ..extend(extend_request::To::By("1m".into())) };
+    let status = refused(client(&house).extend(other_version).await, Code::FailedPrecondition, "version_differs");
+    assert_eq!(status.metadata().get("whimbrel-version").unwrap(), &moved.version.to_string());
+    let fired = client(&house).fire(FireRequest { id: held.id.clone() }).await.unwrap().into_inner();
+    assert_eq!((&*fired.fired_at, fired.offset), ("2026-11-15T10:38:42.000Z", Some(0)));
+    let status = refused(
+        client(&house).withdraw(WithdrawRequest { id: held.id.clone() }).await,
+        Code::FailedPrecondition,
+        "already_fired",
+    );
+    assert_eq!(status.metadata().get("whimbrel-fired-at").unwrap(), "2026-11-15T10:38:42.000Z");
+    let read = ReadRequest { topic: "orders".into(), partition: fired.partition, ..ReadRequest::default() };
+    let read = client(&house).read(read).await.unwrap().into_inner();
+    assert_eq!(read.messages[0].due.as_deref(), Some("2026-11-15T11:08:42.000Z"));
+    client(&house).hold(hold(Some("a"))).await.unwrap();
+    client(&house).withdraw(WithdrawRequest { id: "a".into() }).await.unwrap();
+    let elsewhere = HoldRequest { topic: "payments".into(), ..hold(Some("a")) };
+    refused(client(&house).hold(elsewhere).await, Code::AlreadyExists, "id_taken");
+}
+
+#[tokio::test]
+async fn mistakes_about_holds_have_the_same_words_as_over_http() {
+    let house = House::new().await;
+    let now = HoldRequest { topic: "orders".into(), message: Some(message("x")), idempotency_key: None };
+    refused(client(&house).hold(now).await, Code::InvalidArgument, "bad_parameter");
+    refused(client(&house).withdraw(WithdrawRequest::default()).await, Code::InvalidArgument, "bad_id");
+    refused(client(&house).fire(FireRequest { id: "nothing".into() }).await, Code::NotFound, "unknown_hold");
+    let nowhere = ExtendRequest { id: "nothing".into(), ..ExtendRequest::default() };
+    refused(client(&house).extend(nowhere).await, Code::InvalidArgument, "bad_parameter");
+    house.world.holds.refuse(Some(HoldsError::NoOwner(0)));
+    let status =
+        refused(client(&house).fire(FireRequest { id: "nothing".into() }).await, Code::Unavailable, "no_owner");
+    assert!(status.metadata().contains_key("retry-after"));
 }
 
 #[tokio::test]

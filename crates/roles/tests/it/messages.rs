@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use whimbrel_model::PartitionId;
 use whimbrel_roles::receive::ReceiveSettings;
-use whimbrel_roles::receive::documents::{MessageState, SearchAnswer};
+use whimbrel_roles::receive::documents::{HeldMessageState, MessageState, SearchAnswer};
 
 use crate::support::{House, World};
 
@@ -63,6 +63,65 @@ async fn a_place_that_has_a_message_with_another_id_is_not_it() {
     house.post("/v1/topics/orders/messages", "x").await.ok(201);
     let number = house.world.log.number_of("orders").unwrap().0;
     house.get(&format!("/v1/messages/at-{number}-0-0")).await.problem(404, "unknown_message");
+}
+
+#[tokio::test]
+async fn an_id_leads_to_its_hold_and_after_that_to_its_message() {
+    let house = House::new().await;
+    for query in ["delay=1m&key=k1", "delay=1m&key=k1&id=order-1"] {
+        let held = house.post(&format!("/v1/topics/orders/messages?{query}"), "body").await.ok(202);
+        let uri = format!("/v1/messages/{}", held["id"].as_str().unwrap());
+        let found = house.get(&uri).await.ok(200);
+        assert_eq!((&found["state"], &found["due"], &found["key"]), (&json!("held"), &held["due"], &json!("k1")));
+        serde_json::from_value::<HeldMessageState>(found).unwrap();
+        house.get(&format!("{uri}?topic=other")).await.problem(404, "unknown_message");
+        house.world.clock.forward(61_000);
+        house.world.holds.fire_due();
+        house.world.clock.forward(600_000);
+        let fired = house.get(&uri).await.ok(200);
+        assert_eq!(
+            (&fired["state"], &fired["payload"], &fired["due"]),
+            (&json!("fired"), &json!("body"), &held["due"])
+        );
+        assert_eq!(fired["headers"], json!({}), "what Whimbrel knows of it is no header of its own");
+        serde_json::from_value::<MessageState>(fired).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_was_held_and_is_not_in_its_topic_says_so() {
+    let house = House::new().await;
+    let hold = async |id: &str| house.post(&format!("/v1/topics/orders/messages?delay=1h&id={id}"), "x").await.ok(202);
+    for id in ["gone", "dead", "old"] {
+        hold(id).await;
+    }
+    house.delete("/v1/holds/gone").await.ok(200);
+    house.world.holds.kill("dead", "too large");
+    let place = house.post("/v1/holds/old/fire", "").await.ok(200);
+    let number = house.world.log.number_of("orders").unwrap();
+    house.world.log.drop_before(PartitionId::new(number, place["partition"].as_u64().unwrap() as u32), 1);
+    for (id, state, member) in
+        [("gone", "withdrawn", "withdrawn_at"), ("dead", "dead", "reason"), ("old", "fired", "fired_at")]
+    {
+        let found = house.get(&format!("/v1/messages/{id}")).await.ok(200);
+        assert_eq!(found["state"], state);
+        assert!(found[member].is_string() && found.get("payload").is_none(), "{found}");
+    }
+}
+
+#[tokio::test]
+async fn a_search_tells_what_was_held_from_what_was_not() {
+    let house = House::new().await;
+    house.post("/v1/topics/orders/messages", "now").await.ok(201);
+    house.post("/v1/topics/orders/messages?delay=1s", "later").await.ok(202);
+    house.world.clock.forward(1_000);
+    house.world.holds.fire_due();
+    for (query, expected) in [("state=fired", vec!["later"]), ("state=published", vec!["now"])] {
+        let found = search(&house, query).await;
+        let payloads: Vec<String> = found.messages.into_iter().map(|message| message.payload.unwrap()).collect();
+        assert_eq!(payloads, expected);
+    }
+    assert_eq!(search(&house, "").await.messages.len(), 2);
 }
 
 async fn house_to_search() -> House {
@@ -155,7 +214,8 @@ async fn bad_searches_are_told() {
     bad("/v1/messages?topic=nothing").await.problem(404, "unknown_topic");
     bad("/v1/messages?topic=orders&from=x").await.problem(422, "bad_time");
     bad("/v1/messages?topic=orders&state=lost").await.problem(422, "bad_parameter");
-    bad("/v1/messages?topic=orders&state=held").await.problem(501, "not_yet");
+    bad("/v1/messages?topic=orders&state=held").await.problem(422, "bad_parameter");
+    bad("/v1/messages?topic=orders&state=delivered").await.problem(501, "not_yet");
     bad("/v1/messages?topic=orders&cursor=x").await.problem(422, "bad_parameter");
     bad("/v1/messages?topic=orders&limit=0").await.problem(422, "bad_parameter");
     let _: Value = bad("/v1/messages?topic=orders&cursor=99:0&state=published").await.ok(200);

@@ -39,6 +39,12 @@ fn any_body() -> impl Strategy<Value = Vec<u8>> {
         "[\\[\\]{}\",:a-z0-9\\\\ \n-]{0,64}".prop_map(String::into_bytes),
         any_value()
             .prop_map(|value| format!("[{{\"payload\":\"x\",\"key\":{0:?},\"delay\":{0:?}}}]", value).into_bytes()),
+        any_value().prop_map(|value| format!("{{\"by\":{value:?}}}").into_bytes()),
+        any_value().prop_map(|value| format!("{{\"until\":{value:?},\"if_version\":{value}}}").into_bytes()),
+        any_value().prop_map(|value| {
+            format!("{{\"taskId\":\"t\",\"functionName\":{value:?},\"delayTime\":{value:?},\"params\":{value:?}}}")
+                .into_bytes()
+        }),
         any_value().prop_map(|value| format!("{{\"partitions\":{value},\"retention\":{value:?}}}").into_bytes()),
     ]
 }

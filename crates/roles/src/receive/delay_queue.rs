@@ -1,0 +1,199 @@
+//! `POST /dq/acceptMsg`: the door of c-delay-queue, for programs that already hand their tasks to it.
+//!
+//! A task is a hold on the topic `functionName` under its `taskId`; `nonceStr` is its idempotency key. How often and how long its
+//! callback is tried travels with the message. It answers as that system does: always 200, `code` `"0"` or a negative number.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use bytes::Bytes;
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+use whimbrel_model::check_brought_id;
+use whimbrel_model::ports::ClaimKind;
+
+use super::accept::accept_one;
+use super::answer::json_response;
+use super::attributes::check_user_topic;
+use super::body::collect;
+use super::door::Door;
+use super::draft::{Brought, ContentType, DELAY_MAX, Draft, Later, OwnHeaders, check_payload_size};
+use super::keys::Scope;
+use super::problem::{Code, Problem};
+
+/// How the callback of a task is tried, as headers of its message.
+const RETRY_COUNT: &str = "dq-retry-count";
+const RETRY_INTERVAL: &str = "dq-retry-interval";
+const EXECUTE_TIMEOUT: &str = "dq-execute-timeout";
+/// What a task's body may have beside its parameters. As JSON those take up to six times their own size.
+const FRAME_BYTES_MAX: usize = 64 << 10;
+const ESCAPED_BYTES_MAX: usize = 6;
+
+/// A task, as c-delay-queue takes it.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DelayQueueTask {
+    /// 1 to 128 of `A-Za-z0-9_-`.
+    task_id: Option<String>,
+    /// The topic.
+    function_name: Option<String>,
+    /// The payload: a text as it is, anything else as JSON.
+    #[schema(value_type = Option<Object>)]
+    params: Option<Value>,
+    /// Travels as the header `dq-retry-count`.
+    #[schema(value_type = Option<u64>)]
+    retry_count: Option<Count>,
+    /// In seconds. Travels as the header `dq-retry-interval`.
+    #[schema(value_type = Option<u64>)]
+    retry_interval: Option<Count>,
+    /// In seconds.
+    #[schema(value_type = Option<u64>)]
+    delay_time: Option<Count>,
+    /// In seconds. Travels as the header `dq-execute-timeout`.
+    #[schema(value_type = Option<u64>)]
+    execute_timeout: Option<Count>,
+    /// Makes a repeat safe; without it the task's id does.
+    nonce_str: Option<String>,
+}
+
+/// A whole number, which some clients write as text.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Count {
+    Number(u64),
+    Text(String),
+}
+
+impl Count {
+    fn read(self, name: &str) -> Result<u64, Problem> {
+        match self {
+            Self::Number(number) => Ok(number),
+            Self::Text(text) => text
+                .parse()
+                .map_err(|_| Problem::new(Code::BadParameter, format!("`{name}` is a whole number, 0 or more"))),
+        }
+    }
+}
+
+/// What c-delay-queue answers.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct DelayQueueAnswer {
+    /// `0`; `-100` for bad parameters, `-102` where the task's shard has no owner, `-103` where its id exists, `-1` for the rest.
+    pub code: String,
+    pub msg: String,
+    #[schema(value_type = Option<Object>)]
+    pub result: Option<Value>,
+}
+
+/// Hand over a task as to c-delay-queue
+#[utoipa::path(
+    post, path = "/dq/acceptMsg", tag = "older systems", operation_id = "delay_queue_accept",
+    request_body(content = DelayQueueTask, content_type = "application/json"),
+    responses((status = 200, description = "What happened, also on failure", body = DelayQueueAnswer, content_type = "application/json")),
+)]
+pub(super) async fn accept_msg(State(door): State<Arc<Door>>, request: Request) -> Response {
+    let (code, msg) = match try_accept(&door, request).await {
+        Ok(()) => ("0", "OK".to_owned()),
+        Err(problem) => {
+            metrics::counter!(crate::figures::REFUSALS, "code" => problem.code().word()).increment(1);
+            (code_of(problem.code()), format!("{}: {}", problem.code().word(), problem.detail()))
+        }
+    };
+    let answer = DelayQueueAnswer { code: code.to_owned(), msg, result: None };
+    json_response(StatusCode::OK, serde_json::to_vec(&answer).expect("an answer is plain data"))
+}
+
+fn code_of(code: Code) -> &'static str {
+    match (code, code.status()) {
+        (Code::NoOwner, _) => "-102",
+        (Code::IdTaken, _) => "-103",
+        (_, 400 | 413 | 422) => "-100",
+        _ => "-1",
+    }
+}
+
+async fn try_accept(door: &Arc<Door>, request: Request) -> Result<(), Problem> {
+    let (parts, body) = request.into_parts();
+    let caller = door.keys.caller(&parts.headers)?;
+    let mut load = door.in_flight.begin();
+    let (wait, payload_max) = (door.settings.body_wait, door.settings.payload_bytes_max);
+    let limit = payload_max.saturating_mul(ESCAPED_BYTES_MAX).saturating_add(FRAME_BYTES_MAX);
+    let too_large = || check_payload_size(usize::MAX, &door.settings).expect_err("nothing is that large");
+    let body = collect(body, &parts.headers, &mut load, wait, limit, too_large).await?;
+    let task: DelayQueueTask =
+        serde_json::from_slice(&body).map_err(|error| Problem::new(Code::BadJson, error.to_string()))?;
+    let topic = needed(task.function_name.as_deref(), "functionName")?.to_owned();
+    check_user_topic(&topic)?;
+    caller.require_topic(Scope::Publish, &topic)?;
+    let draft = draft_of(task, door)?;
+    accept_one(door, &topic, caller.owner(), draft, load).await?;
+    Ok(())
+}
+
+fn draft_of(task: DelayQueueTask, door: &Door) -> Result<Draft, Problem> {
+    let settings = &door.settings;
+    let task_id = needed(task.task_id.as_deref(), "taskId")?;
+    let delay = needed(task.delay_time, "delayTime")?.read("delayTime")?;
+    let delay = Duration::from_secs(delay);
+    if delay > DELAY_MAX {
+        return Err(Problem::new(Code::BadDuration, "a task can be held for two years at most"));
+    }
+    let (payload, content_type) = match task.params {
+        None | Some(Value::Null) => (Bytes::new(), ContentType::Absent),
+        Some(Value::String(text)) => (Bytes::from(text), ContentType::Absent),
+        Some(json) => (Bytes::from(json.to_string()), ContentType::Json),
+    };
+    check_payload_size(payload.len(), settings)?;
+    let mut own = OwnHeaders::new(settings);
+    let tries = [
+        (RETRY_COUNT, "retryCount", task.retry_count),
+        (RETRY_INTERVAL, "retryInterval", task.retry_interval),
+        (EXECUTE_TIMEOUT, "executeTimeout", task.execute_timeout),
+    ];
+    for (header, name, count) in tries {
+        if let Some(count) = count {
+            own.push(header, count.read(name)?.to_string().as_bytes())?;
+        }
+    }
+    let brought = brought_of(task_id, task.nonce_str.as_deref())?;
+    let later = Some(Later::After(delay));
+    Ok(Draft { key: None, payload, content_type, headers: own.take(), brought: Some(brought), later })
+}
+
+/// The task's id and its idempotency key, which differ: other doors would call that a contradiction.
+fn brought_of(task_id: &str, nonce: Option<&str>) -> Result<Brought, Problem> {
+    check_brought_id(task_id)?;
+    let by_id = Brought { kind: ClaimKind::Id, text: task_id.into(), id: None };
+    let Some(nonce) = nonce.filter(|nonce| !nonce.is_empty()) else { return Ok(by_id) };
+    let by_key = Brought::checked(None, Some(nonce))?;
+    Ok(by_key.map_or(by_id, |by_key| Brought { id: Some(task_id.into()), ..by_key }))
+}
+
+fn needed<T>(value: Option<T>, name: &str) -> Result<T, Problem> {
+    value.ok_or_else(|| Problem::new(Code::BadParameter, format!("`{name}` is missing")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn problems_become_the_codes_of_that_system() {
+        for (code, theirs) in [
+            (Code::BadId, "-100"),
+            (Code::BadJson, "-100"),
+            (Code::PayloadTooLarge, "-100"),
+            (Code::NoOwner, "-102"),
+            (Code::IdTaken, "-103"),
+            (Code::InProgress, "-1"),
+            (Code::KeyMissing, "-1"),
+            (Code::OutcomeUnknown, "-1"),
+        ] {
+            assert_eq!(code_of(code), theirs, "{code:?}");
+        }
+    }
+}
