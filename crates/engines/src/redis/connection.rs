@@ -9,7 +9,6 @@ use redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
 use redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo};
-use redis::io::tcp::TcpSettings;
 use redis::{Arg, Client, Cmd, ConnectionInfo, ErrorKind, RedisError, ServerErrorKind, Value};
 
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -74,7 +73,7 @@ enum Link {
 impl RedisConnection {
     /// Connects, finds out whether it is a Cluster, and says what of Redis's own settings endangers what is kept there.
     pub async fn connect(settings: RedisSettings) -> Result<Self, RedisStartError> {
-        let patience = settings.connect_timeout + settings.response_timeout;
+        let patience = settings.patience();
         let addresses = settings.addresses()?;
         let shown = addresses.iter().map(|each| each.addr().to_string()).collect::<Vec<_>>().join(", ");
         let unreachable = |reason: String| RedisStartError::Unreachable {
@@ -206,9 +205,9 @@ async fn open_cluster(
     let client = ClusterClient::builder(addresses)
         .connection_timeout(settings.connect_timeout)
         .response_timeout(settings.response_timeout)
-        .overall_response_timeout(Some(settings.connect_timeout + settings.response_timeout))
+        .overall_response_timeout(Some(settings.patience()))
         .retries(CLUSTER_RETRIES)
-        .tcp_settings(TcpSettings::default().set_nodelay(true))
+        .tcp_settings(settings.tcp())
         .build()?;
     let mut cluster = client.get_async_connection().await?;
     let all = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));

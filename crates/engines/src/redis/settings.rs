@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use redis::io::tcp::TcpSettings;
+use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{ConnectionInfo, IntoConnectionInfo};
 
 #[derive(Clone, PartialEq, Eq)]
@@ -59,8 +60,22 @@ impl RedisSettings {
                 signing_in = signing_in.set_username(&self.user);
             }
         }
-        // A small command must not wait for the acknowledgement of the one before it.
-        Ok(info.set_redis_settings(signing_in).set_tcp_settings(TcpSettings::default().set_nodelay(true)))
+        Ok(info.set_redis_settings(signing_in).set_tcp_settings(self.tcp()))
+    }
+
+    /// A small command must not wait for the acknowledgement of the one before it. And a machine that vanished without a word
+    /// must break its connections, or they would be waited for instead of made anew.
+    pub(super) fn tcp(&self) -> TcpSettings {
+        let patience = self.patience();
+        let settings = TcpSettings::default().set_nodelay(true).set_keepalive(TcpKeepalive::new().with_time(patience));
+        #[cfg(target_os = "linux")]
+        let settings = settings.set_user_timeout(patience);
+        settings
+    }
+
+    /// How long a call may take.
+    pub(super) fn patience(&self) -> Duration {
+        self.connect_timeout + self.response_timeout
     }
 }
 

@@ -7,6 +7,7 @@ use whimbrel_engines::redis::{RedisReceipts, RedisSettings};
 use whimbrel_model::ports::{Answer, Begun, Claim, ClaimKind, Receipts as _};
 use whimbrel_model::{Clock as _, PartitionId, SystemClock, Timestamp, TopicNumber};
 
+use crate::server::OwnRedis;
 use crate::{ONE, Shared, connect, needs_redis, open_receipts};
 
 /// Two nodes on one Redis.
@@ -116,5 +117,26 @@ async fn a_claim_is_renewed_while_its_holder_is_at_it() {
             break;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn nothing_of_a_claim_stays_in_redis_for_ever() {
+    needs_redis!();
+    let redis = OwnRedis::start();
+    let receipts = open_receipts(redis.settings()).await;
+    let key = |text: &str| Claim { kind: ClaimKind::Key, text: text.to_owned(), ..claim(0) };
+    let now = SystemClock.now();
+    for claim in [claim(0), key("finished"), key("left"), key("under way")] {
+        assert_eq!(receipts.begin(&claim, 5, now).await, Ok(Begun::New));
+    }
+    receipts.finish(&claim(0), answer(6, now)).await.unwrap();
+    receipts.finish(&key("finished"), answer(7, now)).await.unwrap();
+    receipts.leave(&key("left")).await.unwrap();
+    let keys = redis.cli(&["keys", "*"]);
+    assert_eq!(keys.lines().count(), 5, "{keys}");
+    for key in keys.lines() {
+        let expires_in_ms: i64 = redis.cli(&["pttl", key]).parse().unwrap();
+        assert!(expires_in_ms > 0, "{key} expires in {expires_in_ms} ms");
     }
 }
