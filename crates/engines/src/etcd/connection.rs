@@ -1,16 +1,18 @@
 //! Calls to an etcd cluster: each with a time limit, at one endpoint until it fails, then at the next.
 
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt};
 use tokio::time::{Instant, timeout};
+use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status, Streaming};
 
 use super::settings::{EtcdSettings, EtcdStartError};
+use super::wire::auth_client::AuthClient;
 use super::wire::compare::{CompareTarget, TargetUnion};
 use super::wire::kv_client::KvClient;
 use super::wire::lease_client::LeaseClient;
@@ -19,8 +21,9 @@ use super::wire::response_op::Response as Outcome;
 use super::wire::watch_client::WatchClient;
 use super::wire::watch_request::RequestUnion;
 use super::wire::{
-    Compare, DeleteRangeRequest, KeyValue, LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest, PutRequest,
-    RangeRequest, RangeResponse, RequestOp, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, WatchResponse,
+    AuthenticateRequest, Compare, DeleteRangeRequest, KeyValue, LeaseGrantRequest, LeaseKeepAliveRequest,
+    LeaseRevokeRequest, PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest, TxnResponse,
+    WatchCreateRequest, WatchRequest, WatchResponse,
 };
 
 /// Bytes of one answer: a whole catalogue comes in one.
@@ -42,6 +45,38 @@ struct Shared {
     channels: Vec<Channel>,
     /// Counts failures; the endpoint in use is that number modulo how many there are.
     turn: AtomicUsize,
+    /// What etcd gave for the login. It is asked for again when etcd does not know it any more.
+    token: Mutex<Option<Token>>,
+}
+
+type Token = MetadataValue<Ascii>;
+
+/// The endpoint of one call, and what lets us in there.
+struct Door {
+    channel: Channel,
+    token: Option<Token>,
+}
+
+impl Door {
+    fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        if let Some(token) = &self.token {
+            request.metadata_mut().insert("token", token.clone());
+        }
+        request
+    }
+
+    fn kv(&self) -> KvClient<Channel> {
+        KvClient::new(self.channel.clone()).max_decoding_message_size(ANSWER_BYTES_MAX)
+    }
+
+    fn lease(&self) -> LeaseClient<Channel> {
+        LeaseClient::new(self.channel.clone())
+    }
+
+    fn watch(&self) -> WatchClient<Channel> {
+        WatchClient::new(self.channel.clone()).max_decoding_message_size(ANSWER_BYTES_MAX)
+    }
 }
 
 impl EtcdConnection {
@@ -60,7 +95,7 @@ impl EtcdConnection {
                 .keep_alive_while_idle(true);
             channels.push(endpoint.connect_lazy());
         }
-        let shared = Shared { settings, channels, turn: AtomicUsize::new(0) };
+        let shared = Shared { settings, channels, turn: AtomicUsize::new(0), token: Mutex::default() };
         let connection = Self { shared: Arc::new(shared) };
         connection.wait_until_reached().await?;
         Ok(connection)
@@ -90,12 +125,12 @@ impl EtcdConnection {
         &self.shared.settings
     }
 
-    /// Reads what is there now. Every endpoint is tried once.
+    /// Reads what is there now. Every endpoint is tried, and a single one twice: it may want a new login.
     pub(super) async fn range(&self, request: RangeRequest) -> Result<RangeResponse, Status> {
         let mut last = Status::unavailable("no endpoint was tried");
-        for _ in 0..self.shared.channels.len() {
+        for _ in 0..self.shared.channels.len().max(2) {
             let (request, within) = (request.clone(), self.settings().request_timeout);
-            let call = self.call(within, |channel| async move { kv(channel).range(request).await });
+            let call = self.call(within, |door| async move { door.kv().range(door.request(request)).await });
             match call.await {
                 Ok(answer) => return Ok(answer),
                 Err(status) => last = status,
@@ -115,7 +150,7 @@ impl EtcdConnection {
             |list: Vec<Operation>| list.into_iter().map(|each| RequestOp { request: Some(each) }).collect();
         let request = TxnRequest { compare, success: operations(success), failure: operations(failure) };
         let within = self.settings().request_timeout;
-        self.call(within, |channel| async move { kv(channel).txn(request).await }).await.map(Transacted::of)
+        self.call(within, |door| async move { door.kv().txn(door.request(request)).await }).await.map(Transacted::of)
     }
 
     /// A new lease: its id, and how long etcd keeps it from the time it was asked.
@@ -123,7 +158,7 @@ impl EtcdConnection {
         let request = LeaseGrantRequest { ttl: i64::try_from(lasts.as_secs()).unwrap_or(i64::MAX) };
         let within = self.settings().request_timeout;
         let granted =
-            self.call(within, |channel| async move { LeaseClient::new(channel).lease_grant(request).await }).await?;
+            self.call(within, |door| async move { door.lease().lease_grant(door.request(request)).await }).await?;
         if !granted.error.is_empty() {
             return Err(Status::internal(granted.error));
         }
@@ -132,16 +167,14 @@ impl EtcdConnection {
 
     pub(super) async fn revoke(&self, lease: i64) -> Result<(), Status> {
         let (request, within) = (LeaseRevokeRequest { id: lease }, self.settings().request_timeout);
-        self.call(within, |channel| async move { LeaseClient::new(channel).lease_revoke(request).await })
-            .await
-            .map(drop)
+        self.call(within, |door| async move { door.lease().lease_revoke(door.request(request)).await }).await.map(drop)
     }
 
     /// Keeps a lease alive, and answers how long etcd keeps it from when it was asked: zero where the lease is over.
     pub(super) async fn keep_alive(&self, lease: i64, within: Duration) -> Result<Duration, Status> {
         let request = stream::once(async move { LeaseKeepAliveRequest { id: lease } });
-        let call = |channel| async move {
-            let mut answers = LeaseClient::new(channel).lease_keep_alive(request).await?.into_inner();
+        let call = |door: Door| async move {
+            let mut answers = door.lease().lease_keep_alive(door.request(request)).await?.into_inner();
             let answer = answers.message().await?;
             answer.map(tonic::Response::new).ok_or_else(|| Status::unavailable("etcd hung up before it answered"))
         };
@@ -153,12 +186,13 @@ impl EtcdConnection {
         let create = WatchCreateRequest { key: prefix.to_vec(), range_end: end_of(prefix), start_revision: from };
         let create = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
         // The stream of questions stays open: etcd ends a watch when it ends.
-        let mut request = Request::new(stream::once(async move { create }).chain(stream::pending()));
-        // A member of etcd that has lost the others ends the watch instead of keeping silent.
-        request.metadata_mut().insert("hasleader", tonic::metadata::MetadataValue::from_static("true"));
+        let questions = stream::once(async move { create }).chain(stream::pending());
         let within = self.settings().request_timeout;
-        self.call(within, |channel| async move {
-            WatchClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX).watch(request).await
+        self.call(within, |door| async move {
+            let mut request = door.request(questions);
+            // A member of etcd that has lost the others ends the watch instead of keeping silent.
+            request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
+            door.watch().watch(request).await
         })
         .await
     }
@@ -168,18 +202,42 @@ impl EtcdConnection {
         self.shared.turn.fetch_add(1, Ordering::Relaxed);
     }
 
-    async fn call<T, F>(&self, within: Duration, call: impl FnOnce(Channel) -> F) -> Result<T, Status>
+    async fn call<T, F>(&self, within: Duration, call: impl FnOnce(Door) -> F) -> Result<T, Status>
     where
         F: Future<Output = Result<tonic::Response<T>, Status>>,
     {
         let channels = &self.shared.channels;
         let channel = channels[self.shared.turn.load(Ordering::Relaxed) % channels.len()].clone();
-        let answer = timeout(within, call(channel)).await;
+        let calling = async {
+            let token = self.token(&channel).await?;
+            call(Door { channel, token }).await
+        };
+        let answer = timeout(within, calling).await;
         let answer = answer.unwrap_or_else(|_| Err(Status::deadline_exceeded(format!("no answer within {within:?}"))));
-        if answer.as_ref().is_err_and(|status| is_of_the_way(status.code())) {
-            self.turn_away();
+        if let Err(status) = &answer {
+            if is_of_the_way(status.code()) {
+                self.turn_away();
+            }
+            // Refused at the door, so nothing was done; the next call brings a new one.
+            if is_token_refused(status) {
+                *self.shared.token.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            }
         }
         answer.map(tonic::Response::into_inner)
+    }
+
+    async fn token(&self, channel: &Channel) -> Result<Option<Token>, Status> {
+        let Some(login) = &self.settings().login else { return Ok(None) };
+        let known = self.shared.token.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if known.is_some() {
+            return Ok(known);
+        }
+        let request = AuthenticateRequest { name: login.user.clone(), password: login.password.clone() };
+        let answer = AuthClient::new(channel.clone()).authenticate(request).await?.into_inner();
+        let token =
+            Token::try_from(answer.token).map_err(|_| Status::internal("etcd gave a login that cannot be sent"))?;
+        *self.shared.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token.clone());
+        Ok(Some(token))
     }
 }
 
@@ -188,8 +246,9 @@ fn is_of_the_way(code: Code) -> bool {
     matches!(code, Code::Unavailable | Code::DeadlineExceeded | Code::Unknown | Code::Internal | Code::Cancelled)
 }
 
-fn kv(channel: Channel) -> KvClient<Channel> {
-    KvClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
+/// Whether etcd does not know the login any more: it was restarted, or the login is too old.
+fn is_token_refused(status: &Status) -> bool {
+    status.code() == Code::Unauthenticated || status.message().contains("revision of auth store is old")
 }
 
 fn seconds(ttl: i64) -> Duration {

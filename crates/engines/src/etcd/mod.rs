@@ -20,7 +20,7 @@ mod settings;
 pub use catalogue::EtcdCatalogue;
 pub use connection::EtcdConnection;
 pub use coordination::EtcdCoordination;
-pub use settings::{EtcdSettings, EtcdStartError};
+pub use settings::{EtcdLogin, EtcdSettings, EtcdStartError};
 
 /// etcd's messages, as they are compiled.
 mod wire {

@@ -1,9 +1,24 @@
 //! What can be configured of the etcd engine.
 
+use std::fmt;
 use std::time::Duration;
 
 /// The shortest session: etcd itself gives no lease below its election timeout, in whole seconds.
 const SESSION_MIN: Duration = Duration::from_secs(2);
+
+/// Who etcd shall know us as.
+#[derive(Clone, PartialEq, Eq)]
+pub struct EtcdLogin {
+    pub user: String,
+    pub password: String,
+}
+
+impl fmt::Debug for EtcdLogin {
+    /// Without the password: settings are shown to people.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdLogin").field("user", &self.user).finish_non_exhaustive()
+    }
+}
 
 /// How the engine reaches etcd.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,6 +27,8 @@ pub struct EtcdSettings {
     pub endpoints: Vec<String>,
     /// What every key begins with: two installations on one etcd need two.
     pub prefix: String,
+    /// Where etcd asks for one.
+    pub login: Option<EtcdLogin>,
     /// How long etcd keeps a node that it does not hear from, in whole seconds. A node that dies is replaced after that; one
     /// that cannot reach etcd stops a little earlier by itself.
     pub session: Duration,
@@ -24,6 +41,7 @@ impl EtcdSettings {
         Self {
             endpoints: endpoints.into_iter().map(Into::into).collect(),
             prefix: "whimbrel/".to_owned(),
+            login: None,
             session: Duration::from_secs(5),
             request_timeout: Duration::from_secs(3),
         }

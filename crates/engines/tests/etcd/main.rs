@@ -5,6 +5,7 @@
 
 #![cfg(feature = "etcd")]
 
+mod login;
 mod outage;
 mod way;
 
