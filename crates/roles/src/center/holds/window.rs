@@ -109,7 +109,12 @@ impl Window {
         }
     }
 
-    /// A time before which nothing here comes due.
+    /// The earliest due time of all holds here, also of those that were popped and are still known.
+    pub fn earliest(&self) -> Option<Timestamp> {
+        self.holds.values().map(|hold| hold.due).min()
+    }
+
+    /// A time before which nothing on the wheel comes due.
     pub fn next_due(&self) -> Option<Timestamp> {
         self.wheel.next().map(Timestamp::from_millis)
     }

@@ -64,14 +64,10 @@ impl Shard {
         Some(Write { epoch, expected, reset: false, changes: self.unsaved.seal(), applied, floor, now })
     }
 
-    /// Nothing that is pending is due below this: what is in the window or being decided, or what is beyond the horizon.
+    /// Nothing that is pending is due below this: it is in the window, on the wheel or on its way, or beyond the horizon. Stores drop
+    /// what is below, so this looks at every hold of the window instead of trusting the wheel.
     fn floor(&self) -> Timestamp {
-        let in_window = self.window.next_due();
-        let deciding = self.deciding.keys().filter_map(|id| self.window.get(id)).map(|hold| hold.due).min();
-        let doomed = self.doomed.iter().map(|(hold, _)| hold.due).min();
-        let postponed = self.postponed.iter().map(|(_, hold)| hold.due).min();
-        let horizon = self.window.horizon().due;
-        [in_window, deciding, doomed, postponed].into_iter().flatten().fold(horizon, Timestamp::min)
+        self.window.earliest().map_or(self.window.horizon().due, |due| due.min(self.window.horizon().due))
     }
 
     pub(super) fn applied(&mut self, applied: Result<Applied, TimersError>, effects: &mut Vec<Effect>) {
