@@ -10,9 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use whimbrel_client::{Accepted, Client, ClientError, Message, NewMessage, Position, ReadFrom, TopicSettings};
+use whimbrel_client::{Accepted, Client, ClientError, Message, NewMessage, TopicSettings};
 
-use super::server::Server;
+use super::random::Random;
+use super::server::{Server, read_all};
 
 const KILLS_DEFAULT: u64 = 30;
 const CONNECTIONS: u64 = 16;
@@ -330,37 +331,4 @@ fn name_of(message: &Message) -> Name {
     let name = Name::read(payload);
     assert!(payload == name.payload(), "the payload of {name:?} is not what was published");
     name
-}
-
-async fn read_all(client: &Client, topic: &str, partition: u32, from: u64) -> (Vec<Message>, u64) {
-    let mut messages: Vec<Message> = Vec::new();
-    let mut next = from;
-    loop {
-        let from = ReadFrom { partition, position: Position::Offset(next), limit: Some(10_000), wait: None };
-        let page = client.read(topic, &from).await.unwrap();
-        assert!(page.messages.iter().map(|message| message.offset).is_sorted_by(|one, other| one < other));
-        let is_end = page.messages.is_empty() && page.next_offset == next;
-        messages.extend(page.messages);
-        next = page.next_offset;
-        if is_end {
-            return (messages, next);
-        }
-    }
-}
-
-/// SplitMix64: enough for choices, and the same everywhere.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
 }

@@ -2,8 +2,17 @@
 
 mod commands;
 mod crash;
+mod hold_crash;
+mod hold_heard;
+mod hold_model;
+mod hold_nodes;
+mod hold_outage;
+mod hold_settling;
+mod hold_work;
 mod holds;
+mod random;
 mod readme;
 mod server;
+mod services;
 mod serving;
 mod starting;

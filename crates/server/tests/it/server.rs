@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use whimbrel_client::Client;
+use whimbrel_client::{Client, Message, Position, ReadFrom};
 
 /// How long anything that must happen may take, on a slow and busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -85,6 +85,16 @@ impl Server {
         kill_process(Pid::from_child(&self.process), Signal::INT).unwrap();
     }
 
+    /// SIGSTOP: it stands still, and its connections do not notice.
+    pub fn freeze(&self) {
+        kill_process(Pid::from_child(&self.process), Signal::STOP).unwrap();
+    }
+
+    /// SIGCONT.
+    pub fn go_on(&self) {
+        kill_process(Pid::from_child(&self.process), Signal::CONT).unwrap();
+    }
+
     /// SIGKILL: the end without a chance to tidy up.
     pub fn kill(mut self) {
         self.process.kill().unwrap();
@@ -132,4 +142,21 @@ pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
 /// Runs a conversation with a server on a runtime of its own.
 pub fn converse<T>(conversation: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(conversation)
+}
+
+/// Everything of a partition from an offset on, and the offset behind it.
+pub async fn read_all(client: &Client, topic: &str, partition: u32, from: u64) -> (Vec<Message>, u64) {
+    let mut messages: Vec<Message> = Vec::new();
+    let mut next = from;
+    loop {
+        let from = ReadFrom { partition, position: Position::Offset(next), limit: Some(10_000), wait: None };
+        let page = client.read(topic, &from).await.unwrap();
+        assert!(page.messages.iter().map(|message| message.offset).is_sorted_by(|one, other| one < other));
+        let is_end = page.messages.is_empty() && page.next_offset == next;
+        messages.extend(page.messages);
+        next = page.next_offset;
+        if is_end {
+            return (messages, next);
+        }
+    }
 }

@@ -1,0 +1,158 @@
+//! The crash test of holds: the real binary is killed with SIGKILL at random moments while workers hold, move, take back, fire and look,
+//! and started again. No acknowledged hold is lost, none is early, none is in its topic twice, none after it was withdrawn, and every
+//! answer stays true.
+//!
+//! Randomness comes from one seed, which is printed; `WHIMBREL_HOLD_SEED` replays its choices (not the scheduler's), `WHIMBREL_HOLD_OPS`
+//! says how much to ask, `WHIMBREL_HOLD_KILLS` how often to kill.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::hold_settling::{Settling, make_topics};
+use super::hold_work::{Doors, Work, Worker};
+use super::random::Random;
+use super::server::{PATIENCE, Server};
+use super::services::{OwnKafka, OwnRedis, skip};
+
+const OPERATIONS_DEFAULT: u64 = 3000;
+const KILLS_DEFAULT: u64 = 10;
+const WORKERS: u64 = 12;
+const ANSWER_WAIT: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
+/// One start of so many is killed before it is known to be ready.
+const KILL_DURING_START_ONE_IN: u64 = 6;
+const START_MS_MAX: u64 = 60;
+
+pub fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+#[test]
+fn holds_agree_with_a_model_through_kills() {
+    kill_at_random("embedded", &[]);
+}
+
+#[test]
+fn holds_on_kafka_with_redis_agree_with_a_model_through_kills() {
+    if skip(&["WHIMBREL_TEST_KAFKA_LIBS", "WHIMBREL_TEST_REDIS"]) {
+        return;
+    }
+    let (kafka, redis) = (OwnKafka::start(), OwnRedis::start());
+    let mut settings = kafka.settings();
+    settings.extend(redis.settings());
+    // Whoever held a lease was killed, so it need not be long.
+    settings.push("receipts.lease=2s".to_owned());
+    kill_at_random("Kafka with Redis", &settings);
+}
+
+fn kill_at_random(engines: &str, engine_settings: &[String]) {
+    let operations = number("WHIMBREL_HOLD_OPS", OPERATIONS_DEFAULT);
+    let kills = number("WHIMBREL_HOLD_KILLS", KILLS_DEFAULT);
+    let seed = number("WHIMBREL_HOLD_SEED", u64::from(std::process::id()));
+    println!("{engines}: seed {seed}, {operations} operations, {kills} kills");
+    let folder = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let mut random = Random(seed);
+
+    let mut server = start(folder.path(), engine_settings, &mut random);
+    runtime.block_on(make_topics(&server.client(), WORKERS));
+    let crew = Crew::begin(&runtime, WORKERS, ANSWER_WAIT, &mut random);
+    crew.open(&[&server]);
+    let mut settling = Settling::default();
+    for _ in 0..kills {
+        // On average so many in each round that all are done with the last.
+        crew.wait_for(random.below(2 * operations / kills) + 1);
+        std::thread::sleep(Duration::from_micros(random.below(3000)));
+        server.kill();
+        crew.open(&[]);
+        server = start(folder.path(), engine_settings, &mut random);
+        runtime.block_on(settling.read_on(&server.client(), WORKERS));
+        crew.open(&[&server]);
+    }
+    let done = crew.operations.load(Ordering::Relaxed);
+    crew.wait_for(operations.saturating_sub(done));
+    let operations = crew.operations.load(Ordering::Relaxed);
+    let workers = crew.end(&runtime);
+    let summary = runtime.block_on(settling.settle(&server.client(), workers));
+    println!("{engines}: seed {seed}, {operations} operations, {kills} kills\n{summary}");
+    server.kill();
+
+    // What was there must be there after one more start.
+    let server = start(folder.path(), engine_settings, &mut random);
+    runtime.block_on(settling.read_again(&server.client(), WORKERS));
+}
+
+/// Starts a server, perhaps after one that is killed while it starts.
+fn start(folder: &Path, engine_settings: &[String], random: &mut Random) -> Server {
+    let mut settings = settings(random);
+    settings.extend_from_slice(engine_settings);
+    let arguments: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting.as_str()]).collect();
+    if random.one_in(KILL_DURING_START_ONE_IN) {
+        let starting = Server::spawn(folder, &arguments);
+        std::thread::sleep(Duration::from_millis(random.below(START_MS_MAX)));
+        starting.kill();
+    }
+    Server::start(folder, &arguments)
+}
+
+/// Settings that differ from start to start: windows that hold everything or next to nothing, stores that are written all the time or
+/// hardly ever.
+pub fn settings(random: &mut Random) -> Vec<String> {
+    vec![
+        format!("log.checkpoint_interval={}ms", 100 << random.below(6)),
+        format!("log.segment_bytes={}", 64 << (10 + random.below(4))),
+        format!("holds.window={}s", 1 << random.below(5)),
+        format!("holds.checkpoint_interval={}ms", 50 << random.below(7)),
+    ]
+}
+
+/// Workers at work.
+pub struct Crew {
+    doors: watch::Sender<Doors>,
+    ended: Arc<AtomicBool>,
+    pub operations: Arc<AtomicU64>,
+    workers: Vec<JoinHandle<Worker>>,
+}
+
+impl Crew {
+    pub fn begin(runtime: &Runtime, count: u64, answer_wait: Duration, random: &mut Random) -> Self {
+        let (doors, seen) = watch::channel(Doors::default());
+        let (ended, operations) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let work = Work { doors: seen, ended: Arc::clone(&ended), operations: Arc::clone(&operations), answer_wait };
+        let workers = (0..count).map(|worker| runtime.spawn(Worker::new(worker, random.next(), work.clone()).run()));
+        Self { doors, ended, operations, workers: workers.collect() }
+    }
+
+    /// These are the servers to ask from now on.
+    pub fn open(&self, servers: &[&Server]) {
+        self.doors.send_replace(Arc::new(servers.iter().map(|server| server.url.clone()).collect()));
+    }
+
+    /// Waits until so much more was asked. A worker that ended has found something wrong.
+    pub fn wait_for(&self, more: u64) {
+        let goal = self.operations.load(Ordering::Relaxed) + more;
+        let mut last = (Instant::now(), 0);
+        loop {
+            let now = self.operations.load(Ordering::Relaxed);
+            if now >= goal || self.workers.iter().any(JoinHandle::is_finished) {
+                return;
+            }
+            if now != last.1 {
+                last = (Instant::now(), now);
+            }
+            assert!(last.0.elapsed() < PATIENCE, "nothing is answered any more");
+            std::thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    pub fn end(self, runtime: &Runtime) -> Vec<Worker> {
+        self.ended.store(true, Ordering::Relaxed);
+        self.workers.into_iter().map(|worker| runtime.block_on(worker).unwrap()).collect()
+    }
+}

@@ -1,0 +1,139 @@
+//! Two nodes on Kafka, Redis and etcd: one is stopped with SIGSTOP while it fires, or killed, the other takes its shards over, and the
+//! first is let go. Nothing is in its topic twice, nothing is lost, no answer turns out false, through whichever door it came.
+//!
+//! `WHIMBREL_HOLD_ROUNDS` says how often a node is stopped or killed, `WHIMBREL_HOLD_ROUND_OPS` how much is asked meanwhile.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+use whimbrel_client::{ClientError, HoldFilter, NewMessage};
+
+use super::hold_crash::{Crew, number, settings};
+use super::hold_settling::{Settling, make_topics};
+use super::random::Random;
+use super::server::{PATIENCE, Server, converse};
+use super::services::{OwnKafka, OwnRedis, etcd_settings, skip};
+
+const NEEDED: [&str; 3] = ["WHIMBREL_TEST_KAFKA_LIBS", "WHIMBREL_TEST_REDIS", "WHIMBREL_TEST_ETCD"];
+const ROUNDS_DEFAULT: u64 = 4;
+const ROUND_OPERATIONS_DEFAULT: u64 = 300;
+const WORKERS: u64 = 8;
+/// Shorter than a node stands still, so that workers go elsewhere with what they hold.
+const ANSWER_WAIT: Duration = Duration::from_secs(4);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// What two nodes share.
+struct Shared {
+    _kafka: OwnKafka,
+    _redis: OwnRedis,
+    settings: Vec<String>,
+}
+
+impl Shared {
+    fn start() -> Self {
+        let (kafka, redis) = (OwnKafka::start(), OwnRedis::start());
+        let mut settings = kafka.settings();
+        settings.extend(redis.settings());
+        settings.extend(etcd_settings());
+        settings.extend(["etcd.session=2s", "internal_listen=127.0.0.1:0"].map(str::to_owned));
+        Self { _kafka: kafka, _redis: redis, settings }
+    }
+
+    fn node(&self, folder: &TempDir, more: &[String]) -> Server {
+        let settings = self.settings.iter().chain(more);
+        let arguments: Vec<&str> = settings.flat_map(|setting| ["--set", setting.as_str()]).collect();
+        Server::start(folder.path(), &arguments)
+    }
+}
+
+#[test]
+fn holds_agree_with_a_model_while_nodes_stand_still_die_and_come_back() {
+    if skip(&NEEDED) {
+        return;
+    }
+    let rounds = number("WHIMBREL_HOLD_ROUNDS", ROUNDS_DEFAULT);
+    let round_operations = number("WHIMBREL_HOLD_ROUND_OPS", ROUND_OPERATIONS_DEFAULT);
+    let seed = number("WHIMBREL_HOLD_SEED", u64::from(std::process::id()));
+    println!("two nodes: seed {seed}, {rounds} rounds of {round_operations} operations three times");
+    let shared = Shared::start();
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let mut random = Random(seed);
+
+    let mut nodes = [0, 1].map(|node| Some(shared.node(&folders[node], &settings(&mut random))));
+    runtime.block_on(make_topics(&nodes[0].as_ref().unwrap().client(), WORKERS));
+    let crew = Crew::begin(&runtime, WORKERS, ANSWER_WAIT, &mut random);
+    crew.open(&nodes.each_ref().map(|node| node.as_ref().unwrap()));
+    let mut settling = Settling::default();
+    let (mut stopped, mut killed) = (0, 0);
+    for round in 0..rounds {
+        crew.wait_for(round_operations);
+        let victim = (round % 2) as usize;
+        let is_killed = round % 4 >= 2;
+        if is_killed {
+            nodes[victim].take().unwrap().kill();
+            killed += 1;
+        } else {
+            nodes[victim].as_ref().unwrap().freeze();
+            stopped += 1;
+        }
+        let survivor = nodes[1 - victim].as_ref().unwrap();
+        // Sometimes nobody knows that the other does not answer.
+        if is_killed || random.one_in(2) {
+            crew.open(&[survivor]);
+        }
+        wait_until_all_shards_answer(&runtime, survivor);
+        crew.wait_for(round_operations);
+        runtime.block_on(settling.read_on(&survivor.client(), WORKERS));
+        match &nodes[victim] {
+            Some(node) => node.go_on(),
+            None => nodes[victim] = Some(shared.node(&folders[victim], &settings(&mut random))),
+        }
+        crew.open(&nodes.each_ref().map(|node| node.as_ref().unwrap()));
+        crew.wait_for(round_operations);
+        wait_until_all_shards_answer(&runtime, nodes[victim].as_ref().unwrap());
+    }
+    let operations = crew.operations.load(Ordering::Relaxed);
+    let workers = crew.end(&runtime);
+    let client = nodes[(rounds % 2) as usize].as_ref().unwrap().client();
+    let summary = runtime.block_on(settling.settle(&client, workers));
+    println!("two nodes: seed {seed}, {operations} operations, {stopped} stopped, {killed} killed\n{summary}");
+}
+
+/// Asks through a node until every shard has an owner that answers.
+fn wait_until_all_shards_answer(runtime: &Runtime, node: &Server) {
+    let (client, began) = (node.client(), Instant::now());
+    while let Err(error) = runtime.block_on(client.count_holds(&HoldFilter::default())) {
+        assert!(began.elapsed() < PATIENCE, "not every shard has an owner that answers: {error}");
+        std::thread::sleep(POLL_INTERVAL);
+    }
+}
+
+#[test]
+fn without_an_owner_commands_say_so_and_what_was_held_is_there_when_one_comes() {
+    if skip(&NEEDED) {
+        return;
+    }
+    let shared = Shared::start();
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let door = shared.node(&folders[0], &["roles=receive".to_owned()]);
+    let client = door.client();
+    converse(async {
+        let held = client.hold("orders", &NewMessage::text("x").delay("1h")).await.unwrap();
+        let refused = [
+            client.withdraw(&held.id).await.unwrap_err(),
+            client.look(&held.id).await.unwrap_err(),
+            client.hold("orders", &NewMessage::text("y").delay("1h").id("mine")).await.unwrap_err(),
+        ];
+        for error in refused {
+            let ClientError::Problem(problem) = &error else { panic!("{error}") };
+            assert_eq!((problem.status, problem.code.as_str()), (503, "no_owner"));
+        }
+        let _center = shared.node(&folders[1], &["roles=center".to_owned()]);
+        assert_eq!(client.look(&held.id).await.unwrap().state, "held");
+        assert_eq!(client.withdraw(&held.id).await.unwrap().outcome, "withdrawn");
+        client.hold("orders", &NewMessage::text("y").delay("1h").id("mine")).await.unwrap();
+    });
+}

@@ -1,0 +1,114 @@
+//! Bad days: a store beside the log that is gone, silent, or has forgotten everything; a disk that is full. Nothing is lost, nothing is
+//! twice, refusals say that nothing was done, and everything goes on by itself.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use whimbrel_client::{ClientError, Extension, NewMessage};
+
+use super::hold_crash::{Crew, number, settings};
+use super::hold_settling::{Settling, make_topics};
+use super::random::Random;
+use super::server::{PATIENCE, Server, converse, read_all};
+use super::services::{OwnRedis, skip};
+
+const OUTAGES_DEFAULT: u64 = 6;
+const OPERATIONS_BETWEEN: u64 = 200;
+const OUTAGE_MS_MAX: u64 = 3000;
+const WORKERS: u64 = 6;
+const ANSWER_WAIT: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+#[test]
+fn holds_agree_with_a_model_while_their_store_goes_stalls_and_forgets() {
+    if skip(&["WHIMBREL_TEST_REDIS"]) {
+        return;
+    }
+    let outages = number("WHIMBREL_HOLD_OUTAGES", OUTAGES_DEFAULT);
+    let seed = number("WHIMBREL_HOLD_SEED", u64::from(std::process::id()));
+    println!("a store that fails: seed {seed}, {outages} outages");
+    let folder = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let mut random = Random(seed);
+    let mut redis = OwnRedis::start();
+    let mut all = settings(&mut random);
+    all.extend(redis.settings());
+    // Receipts that were forgotten are best effort; here every repeat must be known.
+    all.extend(
+        ["receipts.engine=embedded", "redis.connect_timeout=300ms", "redis.response_timeout=700ms"].map(str::to_owned),
+    );
+    let arguments: Vec<&str> = all.iter().flat_map(|setting| ["--set", setting.as_str()]).collect();
+    let server = Server::start(folder.path(), &arguments);
+    runtime.block_on(make_topics(&server.client(), WORKERS));
+    let crew = Crew::begin(&runtime, WORKERS, ANSWER_WAIT, &mut random);
+    crew.open(&[&server]);
+    let mut settling = Settling::default();
+    for outage in 0..outages {
+        crew.wait_for(OPERATIONS_BETWEEN);
+        let lasts = Duration::from_millis(random.below(OUTAGE_MS_MAX));
+        match outage % 3 {
+            0 => {
+                redis.kill();
+                std::thread::sleep(lasts);
+                redis.start_again();
+            }
+            1 => {
+                redis.freeze();
+                std::thread::sleep(lasts);
+                redis.go_on();
+            }
+            _ => assert_eq!(redis.cli(&["flushall"]), "OK"),
+        }
+        runtime.block_on(settling.read_on(&server.client(), WORKERS));
+    }
+    crew.wait_for(OPERATIONS_BETWEEN);
+    let operations = crew.operations.load(Ordering::Relaxed);
+    let workers = crew.end(&runtime);
+    let summary = runtime.block_on(settling.settle(&server.client(), workers));
+    println!("a store that fails: seed {seed}, {operations} operations, {outages} outages\n{summary}");
+}
+
+#[test]
+fn on_a_full_disk_nothing_is_taken_and_what_was_held_fires_when_there_is_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &[]);
+    converse(async {
+        let client = server.client();
+        client.hold("orders", &NewMessage::text("soon").delay("1500ms").id("soon")).await.unwrap();
+        client.hold("orders", &NewMessage::text("later").delay("1h").id("later")).await.unwrap();
+    });
+    server.kill();
+
+    let full = Server::start(folder.path(), &["--set", "log.disk_reserve_bytes=1TiB"]);
+    converse(async {
+        let client = full.client();
+        let refused = [
+            client.hold("orders", &NewMessage::text("x").delay("1h")).await.unwrap_err(),
+            client.withdraw("later").await.unwrap_err(),
+            client.extend("later", &Extension::by("1h")).await.unwrap_err(),
+        ];
+        for error in refused {
+            let ClientError::Problem(problem) = &error else { panic!("{error}") };
+            assert_eq!(problem.status, 503, "{problem:?}");
+        }
+        assert_eq!(client.look("later").await.unwrap().state, "held");
+    });
+    full.kill();
+
+    let server = Server::start(folder.path(), &[]);
+    converse(async {
+        let client = server.client();
+        let began = Instant::now();
+        while client.look("soon").await.unwrap().state != "fired" {
+            assert!(began.elapsed() < PATIENCE, "it does not fire");
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+        assert_eq!(client.withdraw("later").await.unwrap().outcome, "withdrawn");
+        let topic = client.topic("orders").await.unwrap();
+        let mut messages = Vec::new();
+        for partition in 0..topic.partitions {
+            messages.extend(read_all(&client, "orders", partition, 0).await.0);
+        }
+        assert_eq!(messages.iter().map(|message| message.id.as_str()).collect::<Vec<_>>(), ["soon"]);
+    });
+}

@@ -1,0 +1,154 @@
+//! The end of a run with holds: everything comes due, the topics are read whole, and every hold is where its history says.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use futures_util::stream::{self, StreamExt as _};
+use whimbrel_client::{Client, HoldFilter, Message, TopicSettings};
+
+use super::hold_heard::{Heard, look, millis_of};
+use super::hold_model::{Command, Found};
+use super::hold_work::{SHARED_TOPIC, Tally, Tracked, Worker, now_ms, own_topic, payload};
+use super::server::{PATIENCE, read_all};
+
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+const LOOKS_AT_ONCE: usize = 8;
+
+/// Who published a message, and its number.
+type Name = (u64, u64);
+
+/// What was found in the topics so far.
+#[derive(Default)]
+pub struct Settling {
+    read_to: HashMap<(String, u32), u64>,
+    found: HashMap<Name, Vec<Message>>,
+    /// When a message was first seen to be there, by the reader's clock.
+    first_seen_ms: HashMap<Name, i64>,
+}
+
+fn topics(workers: u64) -> impl Iterator<Item = (String, u32)> {
+    (0..workers).map(own_topic).chain([(SHARED_TOPIC.0.to_owned(), SHARED_TOPIC.1)])
+}
+
+pub async fn make_topics(client: &Client, workers: u64) {
+    for (topic, partitions) in topics(workers) {
+        let settings = TopicSettings { partitions: Some(partitions), ..TopicSettings::default() };
+        client.put_topic(&topic, &settings).await.unwrap();
+    }
+}
+
+impl Settling {
+    /// Reads on where the last reading ended. A message's due time must have come, unless somebody fired it.
+    pub async fn read_on(&mut self, client: &Client, workers: u64) {
+        for (topic, partitions) in topics(workers) {
+            for partition in 0..partitions {
+                let from = self.read_to.get(&(topic.clone(), partition)).copied().unwrap_or_default();
+                let (messages, next) = read_all(client, &topic, partition, from).await;
+                self.read_to.insert((topic.clone(), partition), next);
+                let now = now_ms();
+                for message in messages {
+                    let name = name_of(&message);
+                    self.first_seen_ms.entry(name).or_insert(now);
+                    self.found.entry(name).or_default().push(message);
+                }
+            }
+        }
+    }
+
+    /// Waits until nothing is pending, then judges every hold by its history and by its topic.
+    pub async fn settle(&mut self, client: &Client, workers: Vec<Worker>) -> String {
+        let count = workers.len() as u64;
+        let mut tally = Tally::default();
+        workers.iter().for_each(|worker| tally.add(&worker.tally));
+        let mut holds: Vec<Tracked> = workers.into_iter().flat_map(|worker| worker.holds).collect();
+        wait_until_nothing_is_pending(client).await;
+        look_at_all(client, &mut holds).await;
+        self.read_on(client, count).await;
+        let now = now_ms();
+        let mut names = HashMap::new();
+        for hold in &mut holds {
+            let name = (hold.worker, hold.number);
+            names.insert(name, ());
+            let messages = self.found.get(&name).map_or(&[][..], Vec::as_slice);
+            self.judge(hold, messages, now);
+        }
+        for name in self.found.keys() {
+            assert!(names.contains_key(name), "{name:?} was never published");
+        }
+        let dead = HoldFilter { state: Some("dead".to_owned()), ..HoldFilter::default() };
+        let dead = client.holds(&dead).await.unwrap().holds;
+        assert!(dead.is_empty(), "dead: {dead:?}");
+        tally.0.insert("holds in their topics".to_owned(), self.found.len() as u64);
+        tally.0.insert("holds".to_owned(), holds.len() as u64);
+        tally.lines()
+    }
+
+    fn judge(&self, hold: &mut Tracked, messages: &[Message], now: i64) {
+        let name = (hold.worker, hold.number);
+        let found: Vec<Found> = messages.iter().map(found_of).collect();
+        if let Err(contradiction) = hold.history.settled(&found, now) {
+            panic!("{name:?} ({:?}) in {}: {contradiction}\n{messages:?}", hold.id, hold.topic);
+        }
+        for (message, found) in messages.iter().zip(&found) {
+            assert_eq!(message.topic, hold.topic, "{name:?}");
+            assert!(hold.id.as_ref().is_none_or(|id| *id == message.id), "{name:?} has the id {}", message.id);
+            if let Some(place) = hold.place {
+                assert_eq!((message.partition, message.offset), place, "{name:?} was said to be elsewhere");
+            }
+            let seen = self.first_seen_ms[&name];
+            assert!(found.fired_at <= seen, "{name:?} fired at {} and was seen at {seen}", found.fired_at);
+            // Read before its due time, it can only have been fired by a command; then it says itself that it fired early.
+            let was_early = seen < found.due && found.fired_at >= found.due;
+            assert!(!was_early, "{name:?} was there at {seen}, before {found:?}");
+        }
+    }
+
+    /// Reads everything once more: it must be what was read before.
+    pub async fn read_again(&self, client: &Client, workers: u64) {
+        let mut again = Self::default();
+        again.read_on(client, workers).await;
+        assert!(again.found == self.found, "a later start shows something else than the earlier ones did");
+    }
+}
+
+async fn wait_until_nothing_is_pending(client: &Client) {
+    let began = Instant::now();
+    loop {
+        let pending = match client.count_holds(&HoldFilter::default()).await {
+            Ok(counts) if counts.count == 0 => return,
+            Ok(counts) => format!("{} are pending", counts.count),
+            Err(error) => Heard::<()>::of(error).why().to_owned(),
+        };
+        assert!(began.elapsed() < PATIENCE, "holds do not end: {pending}");
+        tokio::time::sleep(POLL_INTERVAL).await;
+    }
+}
+
+/// What became of a hold is known after it.
+async fn look_at_all(client: &Client, holds: &mut [Tracked]) {
+    let looks = holds.iter_mut().filter(|hold| hold.id.is_some()).map(|hold| async move {
+        let (id, from) = (hold.id.clone().unwrap_or_default(), now_ms());
+        match look(client, &id).await {
+            Heard::Answer((answer, _)) => {
+                let looked = [(Command::Look, Some(answer))];
+                hold.history.asked(&looked, from, now_ms()).unwrap_or_else(|why| panic!("{id}: {why}"));
+            }
+            other => panic!("a look at the end: {other:?}"),
+        }
+    });
+    stream::iter(looks).buffer_unordered(LOOKS_AT_ONCE).collect::<Vec<()>>().await;
+}
+
+fn name_of(message: &Message) -> Name {
+    let text = message.payload.as_deref().unwrap();
+    let mut words = text.split(' ').map(|word| word.parse().unwrap());
+    let name = (words.next().unwrap(), words.next().unwrap());
+    assert!(text == payload(name.0, name.1), "the payload of {name:?} is not what was published");
+    name
+}
+
+fn found_of(message: &Message) -> Found {
+    let time = |name: &str| message.more.get(name).and_then(|time| time.as_str()).map(millis_of);
+    let (due, fired_at) = (time("due"), time("fired_at"));
+    Found { due: due.expect("it says when it was due"), fired_at: fired_at.expect("it says when it fired") }
+}
