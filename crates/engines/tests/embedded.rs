@@ -14,8 +14,12 @@ use whimbrel_engines::conformance::timers::OpenTimers;
 use whimbrel_engines::embedded::{
     EmbeddedLog, FileCatalogue, LsmReceipts, LsmTimers, ReceiptSettings, TimerSettings, open_folder,
 };
-use whimbrel_model::ports::{Begun, Claim, ClaimKind, PortFuture};
-use whimbrel_model::{EventSink, PartitionId, Timestamp, TopicNumber};
+use whimbrel_model::ports::{Begun, Claim, ClaimKind, Entry, PortFuture, Receipts};
+use whimbrel_model::record::{HEADER_FINGERPRINT, HEADER_ID, HEADER_IDEMPOTENCY_KEY, idempotency_header};
+use whimbrel_model::{
+    Clock, EventSink, Headers, HeldMessage, Hold, HoldId, HoldRecord, PartitionId, Retention, SystemClock, Timestamp,
+    TopicNumber, TopicSpec,
+};
 use whimbrel_storage::Settings;
 
 whimbrel_engines::conformance_suite!(log, Embedded);
@@ -170,4 +174,46 @@ async fn a_claim_that_was_left_lapses_after_its_lease_with_every_place_it_went_t
     receipts.leave(&claim(1)).await.unwrap();
     let second = (claim(1).partition, 8);
     assert_eq!(receipts.begin(&claim(2), 9, at(130)).await, Ok(Begun::Lapsed { places: vec![first, second] }));
+}
+
+#[tokio::test]
+async fn the_answer_to_a_held_message_stays_that_after_it_has_fired_and_the_store_is_lost() {
+    let store = Arc::new(tempfile::tempdir().unwrap());
+    let opened = open_log(store.clone().path(), store.clone());
+    let (orders, holds) = (PartitionId::new(TopicNumber(1), 0), PartitionId::new(TopicNumber(2), 0));
+    for (number, name) in [(orders.topic, "orders"), (holds.topic, "_holds")] {
+        let (name, retention) = (name.to_owned(), Retention::default());
+        let spec = TopicSpec { number, name, partitions: 1, retention, replicas: None, min_insync: None };
+        opened.topics.create(&spec).await.unwrap();
+    }
+    let mut headers = Headers::builder();
+    headers.push(HEADER_ID, b"a").push(HEADER_IDEMPOTENCY_KEY, &idempotency_header("", "order-1"));
+    headers.push(HEADER_FINGERPRINT, b"0000000000000007");
+    let now = SystemClock.now();
+    let hold = Hold {
+        id: HoldId::new("a"),
+        topic: orders.topic,
+        topic_name: "orders".into(),
+        due: now,
+        published_at: now,
+        version: 0,
+        fresh: true,
+        moves: Vec::new(),
+        message: HeldMessage { key: None, value: Default::default(), headers: headers.take() },
+    };
+    let entries = vec![
+        Entry { partition: orders, record: hold.fire(now) },
+        Entry { partition: holds, record: HoldRecord::Held(hold).to_record(now) },
+    ];
+    assert!(opened.log.append(entries).await.iter().all(Result::is_ok));
+    for order in [[orders, holds], [holds, orders]] {
+        let path = tempfile::tempdir().unwrap();
+        let log = opened.log.clone();
+        let receipts = LsmReceipts::open(path.path(), ReceiptSettings::default(), log, Box::new(Vec::new)).unwrap();
+        for partition in order {
+            receipts.recover(&[partition]).await.unwrap();
+        }
+        let Ok(Begun::Earlier(answer)) = receipts.begin(&claim(0), 1, now).await else { panic!("it was answered") };
+        assert_eq!((answer.partition, answer.due), (holds, Some(now)));
+    }
 }

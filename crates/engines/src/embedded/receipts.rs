@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use fjall::{Database, Keyspace};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use whimbrel_model::hold::HEADER_DUE;
 use whimbrel_model::ports::{
     Answer, Begun, Claim, ClaimKind, Log, LogError, PortFuture, ReadLimits, Receipts, ReceiptsError,
 };
@@ -255,6 +256,10 @@ impl Inner {
             return Ok(());
         };
         let Some(id) = headers.get_str(HEADER_ID) else { return Ok(()) };
+        // A message that was held carries its claim into its topic too. Its publisher was answered when it was held.
+        if headers.get(HEADER_DUE).is_some() {
+            return Ok(());
+        }
         // What was held stands among the holds, and is for another topic than the one it stands in.
         let held = match HoldRecord::of(&stored.record, stored.offset) {
             Ok(HoldRecord::Held(hold)) => Some(hold),
