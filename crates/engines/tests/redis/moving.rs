@@ -23,10 +23,8 @@ struct OwnCluster {
 impl OwnCluster {
     fn start() -> Self {
         let nodes: Vec<_> = (0..3).map(|_| Self::start_node()).collect();
-        let mut command = Command::new("redis-cli");
-        command.args(["--cluster", "create"]).args(nodes.iter().map(OwnRedis::address)).arg("--cluster-yes");
-        let made = command.output().expect("redis-cli runs: scripts/services installs it");
-        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stdout));
+        let addresses: Vec<String> = nodes.iter().map(OwnRedis::address).collect();
+        redis_cli(&["--cluster", "create", &addresses[0], &addresses[1], &addresses[2], "--cluster-yes"]);
         let cluster = Self { nodes };
         cluster.wait_until_whole();
         cluster
@@ -73,6 +71,20 @@ impl OwnCluster {
         self.nodes.iter().position(has).expect("every slot has a node")
     }
 
+    /// Adds a replica of a node and waits until it has everything.
+    fn add_replica(&mut self, of: usize) -> usize {
+        let (primary, replica) = (&self.nodes[of], Self::start_node());
+        let id = primary.cli(&["cluster", "myid"]);
+        let nodes = [replica.address(), primary.address()];
+        redis_cli(&["--cluster", "add-node", &nodes[0], &nodes[1], "--cluster-slave", "--cluster-master-id", &id]);
+        wait_until("the replica has everything", || {
+            let info = replica.cli(&["info", "replication"]);
+            info.contains("role:slave") && info.contains("master_link_status:up")
+        });
+        self.nodes.push(replica);
+        self.nodes.len() - 1
+    }
+
     /// Moves a slot with all its keys to the next node, as an operator's resharding does.
     fn move_slot(&self, slot: u32) {
         let from = self.holder_of(slot);
@@ -93,6 +105,12 @@ impl OwnCluster {
             assert_eq!(node.cli(&["cluster", "setslot", &slot, "node", &id_of(to)]), "OK");
         }
     }
+}
+
+fn redis_cli(arguments: &[&str]) {
+    let made = Command::new("redis-cli").args(arguments).output();
+    let made = made.expect("redis-cli runs: scripts/services installs it");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stdout));
 }
 
 fn write(expected: u64) -> Write {
@@ -179,4 +197,30 @@ async fn a_node_that_ends_stops_its_own_shards_only_and_they_come_back_with_it()
             at = write_on(&*timers, shard, at).await;
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_that_takes_over_is_found_and_goes_on_from_where_it_is() {
+    needs_redis!();
+    let mut cluster = OwnCluster::start();
+    let gone = cluster.holder_of(cluster.slot_of(0));
+    let replica = cluster.add_replica(gone);
+    let timers = open_timers(cluster.settings()).await.timers;
+    assert_eq!(timers.apply(0, write(0)).await, Ok(Applied::Done));
+    wait_until("the replica has the write", || {
+        let offset = |node: &OwnRedis, field: &str| {
+            let info = node.cli(&["info", "replication"]);
+            info.lines().find_map(|line| line.strip_prefix(field)).map(str::trim).map(str::to_owned)
+        };
+        let written = offset(&cluster.nodes[gone], "master_repl_offset:");
+        written.is_some() && written == offset(&cluster.nodes[replica], "slave_repl_offset:")
+    });
+    cluster.nodes[gone].kill();
+    assert_eq!(cluster.nodes[replica].cli(&["cluster", "failover", "takeover"]), "OK");
+    let (began, mut at) = (Instant::now(), 1);
+    while at == 1 {
+        assert!(began.elapsed() < 3 * PATIENCE_MAX, "the new primary is not found");
+        at = write_on(&*timers, 0, at).await;
+    }
+    assert_eq!(timers.open(0, 1).await, Ok(Some(2)));
 }
