@@ -27,6 +27,7 @@ pub struct Stage {
     pub report: Report,
     pub measure_for: Duration,
     pub is_quick: bool,
+    key: Option<String>,
     /// Lines that every request has.
     headers: Vec<String>,
     threads: usize,
@@ -56,18 +57,15 @@ impl Stage {
             }
         };
         let measure_for = Duration::from_secs_f64(if args.quick { QUICK_SECONDS } else { args.seconds });
-        let mut client = Client::new(&format!("http://{address}"))?;
-        if let Some(key) = &args.key {
-            client = client.with_api_key(key)?;
-        }
         Ok(Self {
             address,
-            client,
+            client: client_of(address, args.key.as_deref())?,
             runtime: tokio::runtime::Builder::new_current_thread().enable_all().build()?,
             server,
             report: Report::default(),
             measure_for,
             is_quick: args.quick,
+            key: args.key.clone(),
             headers: args.key.iter().map(|key| format!("authorization: Bearer {key}")).collect(),
             threads: args.threads.into(),
             warmup: (measure_for / 10).min(Duration::from_millis(500)),
@@ -99,9 +97,14 @@ impl Stage {
 
     fn adopt(&mut self, server: Server) -> Result<(), Failure> {
         self.address = server.address;
-        self.client = Client::new(&format!("http://{}", server.address))?;
+        self.client = client_of(server.address, None)?;
         self.server = Some(server);
         Ok(())
+    }
+
+    /// A client for another thread: one that shares connections would wait for this thread's runtime to drive them.
+    pub fn another_client(&self) -> Result<Client, Failure> {
+        client_of(self.address, self.key.as_deref())
     }
 
     /// Says what is under way.
@@ -163,6 +166,14 @@ impl Stage {
         }
         wire::request(method, path, &self.address.to_string(), &headers, body)
     }
+}
+
+fn client_of(address: SocketAddr, key: Option<&str>) -> Result<Client, Failure> {
+    let client = Client::new(&format!("http://{address}"))?;
+    Ok(match key {
+        Some(key) => client.with_api_key(key)?,
+        None => client,
+    })
 }
 
 /// Runs a load to its end.

@@ -164,6 +164,9 @@ fn judge_servers(config: &Config, at: &impl Fn(&str) -> String, findings: &mut F
     if config.coordination == CoordinationEngineName::Etcd && etcd.endpoints.is_empty() {
         wrong(format!("{} is empty: name a member as http://host:port", at("etcd.endpoints")));
     }
+    if etcd.user.is_empty() && !etcd.password.0.is_empty() {
+        wrong(format!("{} is given without {}", at("etcd.password"), at("etcd.user")));
+    }
     if etcd.session.subsec_nanos() != 0 {
         wrong(format!("{} is not a number of whole seconds", at("etcd.session")));
     }

@@ -199,6 +199,8 @@ pub struct EtcdConfig {
     pub endpoints: Vec<String>,
     pub prefix: String,
     pub session: Duration,
+    pub user: String,
+    pub password: Secret,
     pub request_timeout: Duration,
 }
 
@@ -297,6 +299,8 @@ pub fn resolve(settings: &Settings, findings: &mut Findings) -> Config {
             endpoints: take.separated("etcd.endpoints"),
             prefix: take.text("etcd.prefix"),
             session: take.time("etcd.session"),
+            user: take.text("etcd.user"),
+            password: take.secret("etcd.password"),
             request_timeout: take.time("etcd.request_timeout"),
         },
         telemetry_level: take.text("telemetry.level"),

@@ -441,6 +441,8 @@ pub const SETTINGS: &[Setting] = &[
         Text("5s"),
         "After this long without a sign of life, what a process owned is free for others. Whole seconds.",
     ),
+    setting("etcd.user", Kind::Text, Text(""), "The user to sign in as. Empty: nobody."),
+    setting("etcd.password", Kind::Secret, Text(""), "The password to sign in with."),
     setting(
         "etcd.request_timeout",
         duration(Duration::from_millis(100), Duration::from_secs(60)),

@@ -149,6 +149,8 @@ fn etcd_settings(config: &Config) -> whimbrel_engines::etcd::EtcdSettings {
     whimbrel_engines::etcd::EtcdSettings {
         endpoints: etcd.endpoints.clone(),
         prefix: etcd.prefix.clone(),
+        login: (!etcd.user.is_empty())
+            .then(|| whimbrel_engines::etcd::EtcdLogin { user: etcd.user.clone(), password: etcd.password.0.clone() }),
         session: etcd.session,
         request_timeout: etcd.request_timeout,
     }

@@ -172,3 +172,15 @@ fn a_bench_of_one_round_measures_nothing_else() {
     let names: Vec<_> = rates.map(|row| row["measured"].as_str().unwrap()).collect();
     assert_eq!(names, ["batches of 1000 × 100 B, messages"]);
 }
+
+#[test]
+fn a_quick_bench_of_holds_measures_every_round_and_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let report = json_of(&run(folder.path(), &["bench", "hold", "--quick", "--json"]));
+    let rows = report["rows"].as_array().unwrap();
+    for word in ["idle", "fire", "accept", "burst", "extend", "withdraw", "resident", "restart"] {
+        assert!(rows.iter().any(|row| row["measured"].as_str().unwrap().starts_with(word)), "{word}: {report}");
+    }
+    assert_eq!(report["remarks"], serde_json::json!([]));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}

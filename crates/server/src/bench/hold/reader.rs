@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use whimbrel_client::{Client, Position, ReadFrom};
-use whimbrel_model::{Clock as _, SystemClock, Timestamp};
+use whimbrel_model::Timestamp;
 
 use super::super::histogram::Histogram;
 use crate::cli::Failure;
@@ -57,13 +57,13 @@ async fn read(client: &Client, topic: &str, from: Timestamp, ends: &AtomicBool) 
     loop {
         let place = ReadFrom { partition: 0, position, limit: Some(READ_LIMIT), wait: Some(READ_WAIT) };
         let page = client.read(topic, &place).await?;
-        let now = SystemClock.now();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         for message in &page.messages {
             let due = message.more.get("due").and_then(|due| due.as_str()).and_then(|due| Timestamp::parse(due).ok());
             let Some(due) = due.filter(|due| *due >= from) else { continue };
-            let late_ms = now.as_millis() - due.as_millis();
-            found.early += u64::from(late_ms < 0);
-            found.lateness.record(Duration::from_millis(late_ms.max(0).unsigned_abs()));
+            let due = Duration::from_millis(due.as_millis().max(0).unsigned_abs());
+            found.early += u64::from(now < due);
+            found.lateness.record(now.saturating_sub(due));
         }
         if page.messages.is_empty() && ends.load(Ordering::Relaxed) {
             return Ok(found);
