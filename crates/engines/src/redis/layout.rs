@@ -26,6 +26,10 @@ pub(super) const PLACE_BYTES: usize = 4 + TIME_BYTES;
 const ALL_TOPICS: u32 = u32::MAX;
 const MS_PER_MINUTE: i64 = 60_000;
 
+/// Every key of a shard but the ring of ends, in the order in which `apply.lua` takes them.
+const NAMES: [&str; 10] =
+    ["meta", "rows", "due", "topic_due", "counts", "minutes", "dead", "dead_due", "dead_topic_due", "dead_since"];
+
 /// The keys of one shard.
 pub(super) struct ShardKeys {
     begin: String,
@@ -42,6 +46,11 @@ impl ShardKeys {
 
     pub fn keys(&self, names: &[&str]) -> Vec<String> {
         names.iter().map(|name| self.key(name)).collect()
+    }
+
+    /// Every key of the shard.
+    pub fn all(&self) -> Vec<String> {
+        self.keys_and_ring(&NAMES)
     }
 
     /// These, and the ring of ends after them.

@@ -2,8 +2,8 @@
 //!
 //! In reading order: [`settings`] (where Redis is, and how long it may take), `connection` (one connection that all share and
 //! that comes back by itself; what of Redis's own settings concerns us), `timers` with `layout` and `write` (the holds of a shard
-//! as keys, members and one script's arguments), `receipts` with `claims`. What Redis itself decides is in `lua/`, one script
-//! for each step that must be one.
+//! as keys, members and one script's arguments), `forget` (removing them all), `receipts`, `reply` (Redis's answers, taken apart).
+//! What Redis itself decides is in `lua/`, one script for each step that must be one.
 //!
 //! All keys of a shard, and all keys of a brought id, have a hash tag in common, so that a Cluster keeps them together, and a
 //! script names every key that it touches. It must never read from a replica, nor write anything outside of a script: what

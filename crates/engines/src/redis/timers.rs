@@ -82,20 +82,8 @@ impl RedisTimers {
     }
 
     async fn write(&self, shard: u32, write: Write) -> Result<Applied, Failure> {
-        let names = [
-            "meta",
-            "rows",
-            "due",
-            "topic_due",
-            "counts",
-            "minutes",
-            "dead",
-            "dead_due",
-            "dead_topic_due",
-            "dead_since",
-        ];
         let _turn = self.connection.turn_of(&self.writes).await?;
-        let mut call = self.scripts.apply.on(self.keys(shard).keys_and_ring(&names).iter());
+        let mut call = self.scripts.apply.on(self.keys(shard).all().iter());
         add_arguments(&mut call, &write, self.remember)?;
         // What is sent is a copy; the holds need not stay in memory until Redis has answered.
         drop(write);

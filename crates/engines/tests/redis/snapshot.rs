@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use whimbrel_engines::redis::forget_holds;
 use whimbrel_model::ports::{Applied, Change, CountQuery, HoldQuery, Timers, Write};
 use whimbrel_model::{Ending, Headers, HeldMessage, Hold, HoldId, Timestamp, TopicNumber};
 
 use crate::server::OwnRedis;
-use crate::{needs_redis, open_timers};
+use crate::{connect, needs_redis, open_timers};
 
 const SHARD: u32 = 3;
 const EPOCH: u64 = 5;
@@ -111,4 +112,27 @@ async fn a_write_that_was_answered_survives_a_crash_of_redis_with_an_append_only
     assert_eq!(timers.open(SHARD, EPOCH - 1).await, Ok(None), "the epoch too");
     assert_eq!(timers.open(SHARD, EPOCH).await, Ok(Some(10)));
     assert_eq!(ids_due(&*timers).await, ["first"]);
+}
+
+#[tokio::test]
+async fn what_is_forgotten_leaves_nothing_behind() {
+    needs_redis!();
+    let redis = OwnRedis::start();
+    let timers = open_timers(redis.settings()).await.timers;
+    let ended = |id: &str, how| {
+        let end = hold(id).ended(how, at(1));
+        Change::End { id: HoldId::new(id), end, was: None }
+    };
+    let dead = Ending::Dead { reason: "the topic is gone".into() };
+    let changes = vec![
+        Change::Put { hold: hold("pending"), was: None },
+        ended("withdrawn", Ending::Withdrawn),
+        ended("dead", dead),
+    ];
+    assert_eq!(timers.apply(SHARD, Write { changes, ..put("", 0, 10) }).await, Ok(Applied::Done));
+    let before = redis.cli(&["keys", "*"]).lines().count();
+    let removed = forget_holds(&connect(redis.settings()).await, SHARD + 1).await;
+    assert_eq!(removed, Ok(before as u64));
+    assert_eq!(redis.cli(&["keys", "*"]), "");
+    assert_eq!(timers.open(SHARD, 1).await, Ok(Some(0)), "it is as if nobody had written");
 }
