@@ -142,6 +142,19 @@ impl Registry {
         self.map.load().by_number.get(&number).cloned()
     }
 
+    /// Whether the topic of that number is gone for good. Where this process does not know it, the catalogue is asked: another process
+    /// may have made it a moment ago, and then it will be known here within moments. Nobody who changes topics is waited for.
+    pub async fn is_gone(&self, name: &str, number: TopicNumber) -> Result<bool, TopicError> {
+        if self.by_number(number).is_some_and(|topic| &*topic.name == name) {
+            return Ok(false);
+        }
+        let key = key_of(name);
+        let Some(found) = self.ports.catalogue.get(&key).await? else { return Ok(true) };
+        let malformed = |error: serde_json::Error| TopicError::Malformed { key, why: error.to_string() };
+        let stored: StoredTopic = serde_json::from_slice(&found.value).map_err(malformed)?;
+        Ok(stored.number != number || stored.deleting)
+    }
+
     /// All topics, by name.
     pub fn all(&self) -> Vec<Arc<Topic>> {
         let mut topics: Vec<_> = self.map.load().by_name.values().cloned().collect();

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use serde_json::json;
-use whimbrel_model::PartitionId;
 use whimbrel_model::partitioner::partition_of;
 use whimbrel_model::ports::{CatalogueError, LogError};
+use whimbrel_model::{PartitionId, TopicNumber};
 use whimbrel_roles::receive::ReceiveSettings;
 use whimbrel_roles::topics::TopicDefaults;
 
@@ -338,4 +338,23 @@ async fn the_shards_of_holds_are_made_once_and_never_change() {
     world.log.grow_around_the_door(number, SHARDS as usize + 3);
     let house = world.open().await;
     assert_eq!(house.get("/v1/topics/_holds").await.ok(200)["partitions"], SHARDS, "what others add is not used");
+}
+
+#[tokio::test]
+async fn a_topic_that_another_process_has_just_made_is_not_gone() {
+    let house = House::new().await;
+    house.post("/v1/topics/orders/messages", "x").await.ok(201);
+    let orders = house.world.log.number_of("orders").unwrap();
+    let mut entry = house.world.catalogue.value("topics/orders").unwrap();
+    entry["number"] = json!(900);
+    house.world.catalogue.force("topics/theirs", &entry.to_string());
+    let is_gone = async |name: &str, number: u32| house.registry.is_gone(name, TopicNumber(number)).await.unwrap();
+    assert!(!is_gone("theirs", 900).await, "the watch has not even begun to look");
+    assert!(is_gone("theirs", 901).await, "that number was another topic's");
+    assert!(!is_gone("orders", orders.0).await);
+    entry["deleting"] = json!(true);
+    house.world.catalogue.force("topics/leaving", &entry.to_string());
+    assert!(is_gone("leaving", 900).await);
+    house.delete("/v1/topics/orders").await;
+    assert!(is_gone("orders", orders.0).await);
 }

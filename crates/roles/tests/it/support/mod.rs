@@ -19,7 +19,7 @@ use tower::ServiceExt;
 use whimbrel_model::{Clock, Timestamp};
 use whimbrel_roles::events::Events;
 use whimbrel_roles::receive::{Ports, Receive, ReceiveSettings, StartError};
-use whimbrel_roles::topics::{RegistryPorts, TopicDefaults, open_topics};
+use whimbrel_roles::topics::{Registry, RegistryPorts, TopicDefaults, open_topics};
 
 use catalogue::MemoryCatalogue;
 use holds::MemoryHolds;
@@ -65,6 +65,7 @@ pub struct World {
 pub struct House {
     pub world: Arc<World>,
     pub receive: Receive,
+    pub registry: Arc<Registry>,
     watch: JoinHandle<()>,
     pub router: Router,
     pub events: Arc<Events>,
@@ -117,8 +118,9 @@ impl World {
         let registry = open_topics(ports, topics, SHARDS).await?;
         let receive = Receive::start(self.ports(), Arc::clone(&registry), settings.clone(), events.clone()).await?;
         let shutdown = settings.shutdown.clone();
-        let watch = tokio::spawn(async move { registry.watch(shutdown).await });
-        Ok(House { world: Arc::clone(self), router: receive.router(), receive, watch, events, settings })
+        let watched = Arc::clone(&registry);
+        let watch = tokio::spawn(async move { watched.watch(shutdown).await });
+        Ok(House { world: Arc::clone(self), router: receive.router(), receive, registry, watch, events, settings })
     }
 
     pub async fn open(self: &Arc<Self>) -> House {
