@@ -16,6 +16,10 @@ use whimbrel_engines::embedded::{LsmTimers, TimerSettings};
 use whimbrel_model::ports::{Applied, Change, DueCursor, Row, Timers, Write};
 use whimbrel_model::{Ending, Headers, HeldMessage, Hold, HoldId, Timestamp, TopicNumber};
 
+/// The server's allocator, since the figures are about memory too.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const SHARDS: u32 = 16;
 const PAYLOAD_BYTES: usize = 200;
 const CHANGES_PER_WRITE: u64 = 1_000;
@@ -23,6 +27,8 @@ const PAGE: usize = 1_000;
 const PAGE_BYTES: usize = 8 << 20;
 const START_MS: i64 = 1_800_000_000_000;
 const QUESTIONS: u64 = 50_000;
+/// How long the store may catch up before its memory is looked at.
+const SETTLE: Duration = Duration::from_secs(5);
 const STEADY_SECONDS: u64 = 10;
 const STEADY_PER_SECOND: u64 = 20_000;
 
@@ -43,6 +49,8 @@ async fn main() {
     })
     .await;
     report("put", rows, filled.elapsed());
+    tokio::time::sleep(SETTLE).await;
+    println!("{} MB resident {SETTLE:?} later, CPU so far {:.1}s", resident_mb(), cpu_seconds());
     questions(&owners, rows).await;
     owners = open_again(owners, &folder).await;
     questions(&owners, rows).await;
@@ -202,7 +210,8 @@ impl Owner {
     }
 
     async fn write(&mut self, changes: Vec<Change>, floor: i64) {
-        let (floor, now) = (Timestamp::from_millis(floor), Timestamp::from_millis(START_MS));
+        // Time has come as far as everything that ended.
+        let (floor, now) = (Timestamp::from_millis(floor), Timestamp::from_millis(floor));
         let applied = self.applied + changes.len() as u64;
         let write = Write { epoch: 1, expected: self.applied, reset: false, changes, applied, floor, now };
         assert_eq!(self.timers.apply(self.shard, write).await, Ok(Applied::Done));
@@ -244,13 +253,25 @@ fn end(hold: &Hold) -> Change {
 
 fn report(what: &str, rows: u64, took: Duration) {
     let rate = rows as f64 / took.as_secs_f64();
-    println!("{what}: {rows} in {took:.2?}, {rate:.0}/s, {} MB resident", resident_mb());
+    println!(
+        "{what}: {rows} in {took:.2?}, {rate:.0}/s, {} MB resident, CPU so far {:.1}s",
+        resident_mb(),
+        cpu_seconds()
+    );
 }
 
 fn percentiles(what: &str, mut times: Vec<Duration>) {
     times.sort();
     let of = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
     println!("{what}: p50 {:.1?}, p99 {:.1?}, max {:.1?}", of(0.5), of(0.99), of(1.0));
+}
+
+/// What all threads have used, in hundredths of a second as Linux tells it: the figure that a busy machine does not spoil.
+fn cpu_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let after_name = stat.rsplit(") ").next().unwrap_or_default();
+    let ticks = after_name.split(' ').skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok());
+    ticks.sum::<f64>() / 100.0
 }
 
 /// Memory of the process that is in no file.

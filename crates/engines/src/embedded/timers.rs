@@ -45,8 +45,8 @@ const JOURNAL_BYTES_MAX: u64 = 128 << 20;
 const WORKERS: usize = 2;
 /// Shards that are written at the same time; more of them take turns.
 const WRITE_LOCKS: usize = 64;
-/// Ids of a question that is answered on the caller's thread: fewer reads than handing it over would cost.
-const GET_INLINE_MAX: usize = 4;
+/// Ids of a question that is answered on the caller's thread: handing it over would cost as much again.
+const GET_INLINE_MAX: usize = 1;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TimerSettings {
