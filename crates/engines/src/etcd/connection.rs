@@ -285,7 +285,7 @@ impl Transacted {
     fn of(answer: TxnResponse) -> Self {
         let revision = answer.header.map_or(0, |header| header.revision);
         let found = answer.responses.into_iter().filter_map(|each| match each.response {
-            Some(Outcome::ResponseRange(range)) => Some(range.kvs),
+            Some(Outcome::Range(range)) => Some(range.kvs),
             _ => None,
         });
         Self { succeeded: answer.succeeded, revision, found: found.flatten().collect() }
@@ -309,15 +309,15 @@ fn compare(key: &[u8], target: CompareTarget, value: TargetUnion) -> Compare {
 }
 
 pub(super) fn put(key: &[u8], value: Vec<u8>, lease: i64) -> Operation {
-    Operation::RequestPut(PutRequest { key: key.to_vec(), value, lease })
+    Operation::Put(PutRequest { key: key.to_vec(), value, lease })
 }
 
 pub(super) fn get(key: &[u8]) -> Operation {
-    Operation::RequestRange(RangeRequest { key: key.to_vec(), ..RangeRequest::default() })
+    Operation::Range(RangeRequest { key: key.to_vec(), ..RangeRequest::default() })
 }
 
 pub(super) fn delete(key: &[u8]) -> Operation {
-    Operation::RequestDeleteRange(DeleteRangeRequest { key: key.to_vec() })
+    Operation::Remove(DeleteRangeRequest { key: key.to_vec() })
 }
 
 /// All keys that begin with a prefix.
