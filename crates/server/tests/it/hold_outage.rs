@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use whimbrel_client::{ClientError, Extension, NewMessage};
 
 use super::hold_crash::{Crew, number, settings};
+use super::hold_heard::millis_of;
 use super::hold_settling::{Settling, make_topics};
+use super::hold_work::now_ms;
 use super::random::Random;
 use super::server::{PATIENCE, Server, converse, read_all};
 use super::services::{OwnRedis, skip};
@@ -18,6 +20,8 @@ const OUTAGE_MS_MAX: u64 = 3000;
 const WORKERS: u64 = 6;
 const ANSWER_WAIT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// A hold that is due has certainly fired after this, where it can.
+const FIRED_WITHIN_MS: i64 = 500;
 
 #[test]
 fn holds_agree_with_a_model_while_their_store_goes_stalls_and_forgets() {
@@ -74,7 +78,7 @@ fn on_a_full_disk_nothing_is_taken_and_what_was_held_fires_when_there_is_room() 
     let server = Server::start(folder.path(), &[]);
     converse(async {
         let client = server.client();
-        client.hold("orders", &NewMessage::text("soon").delay("1500ms").id("soon")).await.unwrap();
+        client.hold("orders", &NewMessage::text("soon").delay("6s").id("soon")).await.unwrap();
         client.hold("orders", &NewMessage::text("later").delay("1h").id("later")).await.unwrap();
     });
     server.kill();
@@ -82,8 +86,16 @@ fn on_a_full_disk_nothing_is_taken_and_what_was_held_fires_when_there_is_room() 
     let full = Server::start(folder.path(), &["--set", "log.disk_reserve_bytes=1TiB"]);
     converse(async {
         let client = full.client();
+        // The log looks at the disk from time to time.
+        let began = Instant::now();
+        let refused = loop {
+            match client.hold("elsewhere", &NewMessage::text("x").delay("1h")).await {
+                Ok(_) => assert!(began.elapsed() < PATIENCE, "the disk is full and messages are taken"),
+                Err(error) => break error,
+            }
+        };
         let refused = [
-            client.hold("orders", &NewMessage::text("x").delay("1h")).await.unwrap_err(),
+            refused,
             client.withdraw("later").await.unwrap_err(),
             client.extend("later", &Extension::by("1h")).await.unwrap_err(),
         ];
@@ -91,7 +103,15 @@ fn on_a_full_disk_nothing_is_taken_and_what_was_held_fires_when_there_is_room() 
             let ClientError::Problem(problem) = &error else { panic!("{error}") };
             assert_eq!(problem.status, 503, "{problem:?}");
         }
-        assert_eq!(client.look("later").await.unwrap().state, "held");
+        let soon = client.look("soon").await.unwrap();
+        let due = millis_of(&soon.due);
+        assert!(now_ms() < due, "too late to see whether it would fire");
+        while now_ms() < due + FIRED_WITHIN_MS {
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+        for id in ["soon", "later"] {
+            assert_eq!(client.look(id).await.unwrap().state, "held", "{id}");
+        }
     });
     full.kill();
 
