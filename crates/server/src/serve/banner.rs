@@ -41,7 +41,7 @@ pub async fn folding(engines: &Engines, registry: &Registry) -> Option<String> {
 }
 
 /// Renders the banner.
-pub fn render(config: &Config, address: SocketAddr, engines: &[String]) -> String {
+pub fn render(config: &Config, address: SocketAddr, internal: Option<SocketAddr>, engines: &[String]) -> String {
     let url = local_url(address);
     let data = std::fs::canonicalize(&config.data).unwrap_or_else(|_| config.data.clone());
     let key = if config.keys.is_empty() { "" } else { "-H 'Authorization: Bearer <your key>' " };
@@ -51,6 +51,13 @@ pub fn render(config: &Config, address: SocketAddr, engines: &[String]) -> Strin
     line("roles", &config.roles.names().join(", "));
     line("engines", &engines.join(", "));
     line("address", &url);
+    if let Some(internal) = internal {
+        line("internal", &internal.to_string());
+    }
+    if !config.roles.receive {
+        line("serves", "/healthz, /readyz and /metrics only: without the role `receive` it takes no requests");
+        return text;
+    }
     line("console", &format!("{url}/"));
     line("try", &format!("curl {key}--data-binary 'hello' {url}/v1/topics/greetings/messages"));
     line("", &format!("curl {key}'{url}/v1/topics/greetings/messages?partition=0'"));

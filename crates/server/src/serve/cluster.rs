@@ -40,6 +40,8 @@ pub struct Parts {
 pub struct Cluster {
     pub holds: Arc<dyn Holds>,
     pub node: u16,
+    /// Where the internal port is, where there is one.
+    pub internal_address: Option<SocketAddr>,
     keeping: JoinHandle<()>,
     leaving: CancellationToken,
     internal: Option<JoinHandle<std::io::Result<()>>>,
@@ -89,7 +91,7 @@ impl Cluster {
         let router = Router::new(parts.shards, keeper.sight(), parts.desk, peers, OWNER_WAIT_DEFAULT);
         let (node, leaving) = (keeper.node(), CancellationToken::new());
         let keeping = tokio::spawn(keeper.run(leaving.clone()));
-        Ok(Self { holds: Arc::new(router), node, keeping, leaving, internal, internal_ends })
+        Ok(Self { holds: Arc::new(router), node, internal_address, keeping, leaving, internal, internal_ends })
     }
 
     /// Gives up what is owned here, each shard behind its last checkpoint, and leaves. The internal port is open until then: who asks

@@ -145,7 +145,7 @@ impl Server<'_> {
         let upkeep = tokio::spawn(telemetry::keep_figures(figures.clone()));
         let router = door.router().route("/metrics", get(move || async move { figures.render() }));
 
-        banner::print(&banner::render(self.config, address, &described));
+        banner::print(&banner::render(self.config, address, cluster.internal_address, &described));
         let served = listen::serve(listener, router, listen_settings(self.config), self.shutdown.clone()).await;
         tracing::info!("no more requests; closing the engines");
         self.shutdown.cancel();
