@@ -366,6 +366,12 @@ pub const SETTINGS: &[Setting] = &[
         Text("1d"),
         "How long what was written about holds stays in the log. What is still pending is then written anew.",
     ),
+    setting(
+        "holds.trim_interval",
+        duration(SECOND, Duration::from_secs(86_400)),
+        Text("10m"),
+        "How often what is older is looked for in the log, and dropped.",
+    ),
     setting("holds.remember", duration(SECOND, YEAR), Text("7d"), "How long it is remembered what became of a hold."),
     setting(
         "holds.shards",

@@ -196,6 +196,7 @@ pub fn holds_settings(config: &Config) -> HoldsSettings {
         checkpoint_interval: holds.checkpoint_interval,
         commands_waiting: holds.commands_waiting,
         keep_log: holds.keep_log,
+        trim_interval: holds.trim_interval,
         remember: holds.remember,
         clock_skew: config.clock_skew,
         ..HoldsSettings::default()

@@ -104,7 +104,11 @@ fn start(folder: &Path, engine_settings: &[String], random: &mut Random) -> Serv
 /// Settings that differ from start to start: windows that hold everything or next to nothing, stores that are written all the time or
 /// hardly ever.
 pub fn settings(random: &mut Random) -> Vec<String> {
+    // A log that is trimmed nearly at once, so that what is pending must be carried.
+    let keep_log = if random.one_in(2) { "4s" } else { "1d" };
     vec![
+        format!("holds.keep_log={keep_log}"),
+        "holds.trim_interval=1s".to_owned(),
         format!("log.checkpoint_interval={}ms", 100 << random.below(6)),
         format!("log.segment_bytes={}", 64 << (10 + random.below(4))),
         format!("holds.window={}s", 1 << random.below(5)),
