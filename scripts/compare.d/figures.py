@@ -15,22 +15,35 @@ class Missing(Exception):
 
 @dataclass(frozen=True)
 class Figures:
-    """One round: acknowledged messages per second, and how long an acknowledgement took."""
+    """One round: messages per second, and how long each took: to be acknowledged, or to come after it was due."""
 
     per_second: float
     p50_us: float
     p99_us: float
 
 
+def rate(figures: Figures) -> float:
+    return figures.per_second
+
+
+def promptness(figures: Figures) -> float:
+    """Twice as prompt is half as late, at p99."""
+    return 1e6 / max(figures.p99_us, 1.0)
+
+
 @dataclass(frozen=True)
 class Contender:
-    """One system under one load. `is_equal` says that it syncs before it acknowledges, as Whimbrel does."""
+    """One system under one load. `is_equal` says that it syncs before it acknowledges, as Whimbrel does.
+
+    `merit` is what the load compares: more of it is better.
+    """
 
     system: str
     durability: str
     connections: str
     measure: Callable[[float], Figures]
     is_equal: bool = True
+    merit: Callable[[Figures], float] = rate
 
 
 @dataclass
@@ -45,17 +58,24 @@ class Standing:
     missing: Optional[str] = None
 
     def ratios(self) -> List[float]:
-        """Whimbrel's rate over the peer's, for each pair of neighbours: what the device did meanwhile met both."""
-        return [ours.per_second / peer.per_second for peer, ours in zip(self.rounds, self.whimbrel_after)]
+        """Whimbrel's merit over the peer's, for each pair of neighbours: what the device did meanwhile met both."""
+        merit = self.contender.merit
+        return [merit(ours) / merit(peer) for peer, ours in zip(self.rounds, self.whimbrel_after)]
 
 
 @dataclass(frozen=True)
 class Goal:
-    """Whimbrel's rate shall be at least `at_least` times that of this system under this load."""
+    """Whimbrel's merit shall be at least `at_least` times that of this system under this load."""
 
     load: str
     system: str
     at_least: float
+    # What follows the name of the load where it is not a rate that is wanted.
+    words: str = ""
+
+    @property
+    def wanted(self) -> str:
+        return f"{self.load}: {self.words or f'at least {self.at_least:g}× {self.system}'}"
 
     def judge(self, standings: List[Standing]) -> List[Tuple[str, str, str, str]]:
         """For each way in which the system was measured: that way, the figure, how much the device moved between

@@ -4,10 +4,14 @@ import os
 import shutil
 import signal
 import subprocess
-from typing import List, Optional
+import threading
+from contextlib import contextmanager
+from typing import Callable, Iterator, List, Optional
 
 from figures import Missing
 
+# How long a server may take to end before it is killed.
+END_WAIT_S = 20
 # Of what a failed program said, so much is shown as the reason.
 REASON_CHARACTERS_MAX = 300
 
@@ -40,6 +44,39 @@ def run(command: List[str], timeout_s: float, cwd: Optional[str] = None, env: Op
     if process.returncode != 0:
         raise Missing(f"{name}: {reason_in(complaints or output) or f'ended with {process.returncode}'}")
     return output
+
+
+@contextmanager
+def serving(
+    command: List[str], complaints: str, told: Callable[[str], Optional[str]], start_wait_s: float
+) -> Iterator[str]:
+    """Runs a server and gives what `told` found in one of the lines that it printed at its start, such as its address.
+
+    What it complains goes to the file of that name. It is asked to end, and killed where it does not.
+    """
+    name = os.path.basename(command[0])
+    with open(complaints, "w", encoding="utf-8") as file:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=file, text=True, start_new_session=True
+        )
+    # Reading its lines has no time limit of its own: a server that says nothing is killed, which ends its output.
+    impatience = threading.Timer(start_wait_s, process.kill)
+    impatience.start()
+    try:
+        found = next((answer for answer in map(told, process.stdout) if answer is not None), None)
+        impatience.cancel()
+        if found is None:
+            with open(complaints, encoding="utf-8") as file:
+                raise Missing(f"{name}: did not start: {reason_in(file.read())}")
+        yield found
+    finally:
+        impatience.cancel()
+        process.terminate()
+        try:
+            process.wait(END_WAIT_S)
+        except subprocess.TimeoutExpired:
+            end_group(process)
+        process.stdout.close()
 
 
 def end_group(process: subprocess.Popen) -> None:

@@ -1,34 +1,11 @@
-"""`scripts/compare publish`: the order of the rounds, and the one table that comes out of them.
-
-Each peer's round is followed by one of Whimbrel under the same load, and the device is probed before each, so that a ratio is one of
-neighbours in time. A peer that cannot be had never stops the run. It judges by printing, never by failing: a figure of one run on one
-machine is no proof.
-"""
-
-import argparse
-import os
-import platform
-import signal
-import sys
-import tempfile
-from dataclasses import dataclass, field
-from typing import Callable, Dict, List, Tuple
+"""`scripts/compare publish`: Whimbrel beside Redis Streams, NATS JetStream and Apache Kafka, as logs that are published to."""
 
 import kafka_batches
 import nats_jetstream
 import redis_streams
-from device import Device, Probe
-from figures import Contender, Figures, Goal, Missing, Standing
-from figures import middle, shown_rate, shown_ratio, shown_time, table
-from services import Services
+from figures import Goal
+from rounds import ROOT, Comparison, Invitation, Lane, parse_arguments
 from whimbrel import Whimbrel
-
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-FULL_SECONDS, FULL_TURNS = 5.0, 3
-QUICK_SECONDS, QUICK_TURNS = 2.0, 1
-SECONDS_MAX = 600.0
-# Where more than this share of the processors was busy before the run began, the table says so.
-BUSY_SHARE = 0.25
 
 ONE, MANY, BATCHED = "256 B, one at a time", "256 B, many at once", "100 B, batched"
 GOALS = [
@@ -39,63 +16,17 @@ GOALS = [
 ]
 
 
-@dataclass
-class Lane:
-    """One load: Whimbrel under it, and who stands beside it."""
-
-    load: str
-    whimbrel: Contender
-    standings: List[Standing] = field(default_factory=list)
-    whimbrel_rounds: List[Figures] = field(default_factory=list)
-
-
 def main() -> None:
-    arguments = parse_arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    compare = os.path.join(ROOT, "target", "compare")
-    os.makedirs(compare, exist_ok=True)
-    busy = os.getloadavg()[0] / (os.cpu_count() or 1)
-    services = Services(ROOT)
-    peers: list = []
-    with tempfile.TemporaryDirectory(dir=compare, prefix="run-") as folder:
-        try:
-            ours = Whimbrel(ROOT, folder)
-            say("building the release binary")
-            ours.build()
-            lanes = [Lane(ONE, ours.singles(1)), Lane(MANY, ours.singles(64)), Lane(BATCHED, ours.batches())]
-            invite(peers, {lane.load: lane for lane in lanes}, services)
-            device = Device(folder)
-            probes = run_rounds(lanes, device, arguments)
-            device.close()
-            print(report(lanes, probes, arguments, busy, ours.remarks))
-        except Missing as reason:
-            sys.exit(f"compare: {reason}")
-        finally:
-            leave(peers, services)
+    comparison = Comparison(parse_arguments("publish"), GOALS)
+    comparison.run(lanes_of, invitations_to(comparison))
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="scripts/compare publish", description="Whimbrel beside its peers")
-    parser.add_argument("--seconds", type=seconds, help=f"of each round [default: {FULL_SECONDS:g}]")
-    parser.add_argument("--quick", action="store_true", help="one short turn, to see that everything works")
-    arguments = parser.parse_args()
-    arguments.turns = QUICK_TURNS if arguments.quick else FULL_TURNS
-    arguments.seconds = arguments.seconds or (QUICK_SECONDS if arguments.quick else FULL_SECONDS)
-    return arguments
+def lanes_of(ours: Whimbrel) -> list:
+    return [Lane(ONE, ours.singles(1)), Lane(MANY, ours.singles(64)), Lane(BATCHED, ours.batches())]
 
 
-def seconds(text: str) -> float:
-    number = float(text)
-    if not 0.5 <= number <= SECONDS_MAX:
-        raise argparse.ArgumentTypeError(f"write a number of seconds from 0.5 to {SECONDS_MAX:g}")
-    return number
-
-
-def invite(peers: list, lanes: Dict[str, Lane], services: Services) -> None:
-    """Starts each peer and gives it its places. One that cannot come keeps its places, with the reason."""
-
-    def seat(load: str, contenders: List[Contender]) -> None:
-        lanes[load].standings += [Standing(each) for each in contenders]
+def invitations_to(comparison: Comparison) -> list:
+    services, peers, seat = comparison.services, comparison.peers, comparison.seat
 
     def redis() -> None:
         peer = redis_streams.Redis(services)
@@ -122,149 +53,12 @@ def invite(peers: list, lanes: Dict[str, Lane], services: Services) -> None:
         peers.append(peer)
         seat(BATCHED, [*peer.flushing(), peer.not_flushing()])
 
-    invitations = [
-        (redis_streams.SYSTEM, "appendfsync always", [ONE, MANY, BATCHED], True, redis),
-        (nats_jetstream.SYSTEM, "sync_interval always", [ONE, MANY, BATCHED], True, nats),
-        (kafka_batches.SYSTEM, "flush.messages=1", [BATCHED], True, kafka),
-        (nats_jetstream.SYSTEM, "its default", [MANY, BATCHED], False, nats_as_it_comes),
+    return [
+        Invitation(redis_streams.SYSTEM, "appendfsync always", [ONE, MANY, BATCHED], redis),
+        Invitation(nats_jetstream.SYSTEM, "sync_interval always", [ONE, MANY, BATCHED], nats),
+        Invitation(kafka_batches.SYSTEM, "flush.messages=1", [BATCHED], kafka),
+        Invitation(nats_jetstream.SYSTEM, "its default", [MANY, BATCHED], nats_as_it_comes, is_equal=False),
     ]
-    for system, durability, loads, is_equal, come in invitations:
-        say(f"starting {system}, {durability}")
-        try:
-            come()
-        except Missing as reason:
-            say(f"  missing: {reason}")
-            absent = Contender(system, durability, "", no_round, is_equal)
-            for load in loads:
-                lanes[load].standings.append(Standing(absent, missing=str(reason)))
-
-
-def no_round(_seconds: float) -> Figures:
-    raise Missing("it is not there")
-
-
-def run_rounds(lanes: List[Lane], device: Device, arguments: argparse.Namespace) -> List[Probe]:
-    probes: List[Probe] = []
-
-    def measured(load: str, contender: Contender) -> Tuple[Figures, Probe]:
-        probes.append(device.settle_and_probe())
-        found = contender.measure(arguments.seconds)
-        say(
-            f"  {load}: {contender.system}, {contender.durability}: {shown_rate(found.per_second)} /s"
-            f"  (device before: p50 {shown_time(probes[-1].p50_us)}, p99 {shown_time(probes[-1].p99_us)})"
-        )
-        return found, probes[-1]
-
-    for turn in range(arguments.turns):
-        say(f"turn {turn + 1} of {arguments.turns}")
-        for lane in lanes:
-            for standing in lane.standings:
-                # What does not sync is there for information: one round, and none of Whimbrel beside it.
-                if standing.missing is None and (standing.contender.is_equal or turn == 0):
-                    run_pair(lane, standing, measured)
-    probes.append(device.settle_and_probe())
-    return probes
-
-
-def run_pair(
-    lane: Lane, standing: Standing, measured: Callable[[str, Contender], Tuple[Figures, Probe]]
-) -> None:
-    try:
-        peer, device_then = measured(lane.load, standing.contender)
-    except Missing as reason:
-        say(f"  {lane.load}: {standing.contender.system}: {reason}")
-        standing.missing = str(reason)
-        return
-    standing.rounds.append(peer)
-    if standing.contender.is_equal:
-        # A failure of Whimbrel itself ends the run: without it there is nothing to compare.
-        ours, device_now = measured(lane.load, lane.whimbrel)
-        lane.whimbrel_rounds.append(ours)
-        standing.whimbrel_after.append(ours)
-        slower, faster = max(device_then.p50_us, device_now.p50_us), min(device_then.p50_us, device_now.p50_us)
-        standing.device_moved.append(slower / faster)
-
-
-def report(
-    lanes: List[Lane], probes: List[Probe], arguments: argparse.Namespace, busy: float, remarks: List[str]
-) -> str:
-    head = ["load", "system", "durability", "connections", "messages/s", "p50", "p99", "Whimbrel / peer"]
-    rows = [row for lane in lanes for row in rows_of(lane)]
-    lines = [table(head, rows), "", *machine(probes, arguments, busy)]
-    lines += [*reasons(lanes), *(f"remark: {each}" for each in remarks)]
-    by_load = {lane.load: lane.standings for lane in lanes}
-    verdicts = []
-    for goal in GOALS:
-        wanted = f"{goal.load}: at least {goal.at_least:g}× {goal.system}"
-        verdicts += [[wanted, *judged] for judged in goal.judge(by_load[goal.load])]
-    lines += ["", table(["goal", "its connections", "measured", "device moved", ""], verdicts)]
-    if arguments.turns == 1:
-        lines += ["", "One turn is a sign and no proof."]
-    return "\n".join(lines)
-
-
-def rows_of(lane: Lane) -> List[List[str]]:
-    rows = []
-    if lane.whimbrel_rounds:
-        rows.append([lane.load, *row_of(lane.whimbrel, lane.whimbrel_rounds), ""])
-    for standing in lane.standings:
-        contender = standing.contender
-        if standing.rounds:
-            rows.append([lane.load, *row_of(contender, standing.rounds), ratio_of(lane, standing)])
-        if standing.missing is not None:
-            named = [contender.system, contender.durability, contender.connections]
-            rows.append([lane.load, *named, "missing", "", "", ""])
-    return rows
-
-
-def reasons(lanes: List[Lane]) -> List[str]:
-    """Why what is missing is missing, each reason once: a peer that did not come is missing under every load."""
-    absent = [standing for lane in lanes for standing in lane.standings if standing.missing is not None]
-    said = [f"missing: {each.contender.system}, {each.contender.durability}: {each.missing}" for each in absent]
-    return list(dict.fromkeys(said))
-
-
-def ratio_of(lane: Lane, standing: Standing) -> str:
-    if standing.contender.is_equal:
-        return shown_ratio(standing.ratios())
-    if not lane.whimbrel_rounds:
-        return "not equal"
-    ratio = middle(lane.whimbrel_rounds).per_second / middle(standing.rounds).per_second
-    return f"not equal; {shown_ratio([ratio])}"
-
-
-def row_of(contender: Contender, rounds: List[Figures]) -> List[str]:
-    found = middle(rounds)
-    figures = [shown_rate(found.per_second), shown_time(found.p50_us), shown_time(found.p99_us)]
-    return [contender.system, contender.durability, contender.connections, *figures]
-
-
-def machine(probes: List[Probe], arguments: argparse.Namespace, busy: float) -> List[str]:
-    p50 = sorted(probe.p50_us for probe in probes)
-    p99 = sorted(probe.p99_us for probe in probes)
-    lines = [
-        f"machine: {os.cpu_count()} processors, Linux {platform.release()}, {arguments.turns} turn(s) of {arguments.seconds:g} s",
-        f"device, {len(probes)} probes of 4 KiB fdatasync: p50 {shown_time(p50[0])} to {shown_time(p50[-1])}, "
-        f"p99 {shown_time(p99[0])} to {shown_time(p99[-1])}",
-    ]
-    if busy > BUSY_SHARE:
-        lines.append(f"others used this machine: {busy:.0%} of its processors were asked for before the run began")
-    return lines
-
-
-def leave(peers: list, services: Services) -> None:
-    """Removes what the run made and stops what it started, whatever happened before."""
-    for peer in peers:
-        try:
-            peer.close()
-        except Missing as reason:
-            say(f"left behind: {reason}")
-    for complaint in services.down():
-        say(f"not stopped: {complaint}")
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

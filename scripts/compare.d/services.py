@@ -28,6 +28,12 @@ class Services:
         with open(os.path.join(self.root, "target", "services", "env"), encoding="utf-8") as file:
             return exported(file.read())
 
+    def renew(self, name: str) -> None:
+        """Begins a server anew, and empty, where it was started here. One that ran before is left as it is."""
+        if name in self.started:
+            run([self.script, "down", name], DOWN_TIMEOUT_S)
+            run([self.script, "up", name], UP_TIMEOUT_S)
+
     def down(self) -> List[str]:
         """Stops what was started here. Answers with what could not be stopped."""
         complaints = []

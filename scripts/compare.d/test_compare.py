@@ -1,15 +1,20 @@
 """What scripts/compare concludes from what its programs print: `python3 -B -m unittest discover -s scripts/compare.d`."""
 
+import os
 import sys
+import tempfile
 import unittest
 
+import beanstalkd
+import holds_driver
 import kafka_batches
 import nats_jetstream
 import redis_streams
 import whimbrel
-from figures import Contender, Figures, Goal, Missing, Standing, shown_ratio, shown_rate, table
-from processes import run
-from publish import Lane, reasons, rows_of
+import whimbrel_holds
+from figures import Contender, Figures, Goal, Missing, Standing, promptness, rate, shown_ratio, shown_rate, table
+from processes import run, serving
+from rounds import Lane, reasons, report, rows_of
 from services import exported, is_running
 
 KAFKA_OUTPUT = """Warmup first 200000 records. Steady state results will print after the complete test summary.
@@ -25,10 +30,14 @@ WHIMBREL_OUTPUT = """{"rows":[
  {"measured":"device: fdatasync of 4 KiB","figures":{"p50_us":1,"p99_us":2},"goal":"","verdict":""},
  {"measured":"publish 256 B, 64 connections","figures":{"per_second":30000.5,"p50_us":900.0,"p99_us":2100.0},"goal":"","verdict":""}],
  "remarks":["3 refused"]}"""
+DRIVER_OUTPUT = (
+    '{"per_second":4999.5,"p50_us":900.5,"p99_us":2100,"max_us":3000,"messages":9999,"fired_per_second":5001,"missing":0,"early":0}'
+)
+BEANSTALKD_OUTPUT = "OK 929\r\n---\ncurrent-jobs-delayed: 0\npid: 4711\nversion: \"1.12\"\n\r\n"
 
 
-def standing(system, pairs, is_equal=True, missing=None, way=""):
-    contender = Contender(system, "", way, lambda seconds: Figures(1, 1, 1), is_equal)
+def standing(system, pairs, is_equal=True, missing=None, way="", merit=rate):
+    contender = Contender(system, "", way, lambda seconds: Figures(1, 1, 1), is_equal, merit)
     rounds = [Figures(peer, 1, 1) for peer, _ in pairs]
     return Standing(contender, rounds, [Figures(ours, 1, 1) for _, ours in pairs], missing=missing)
 
@@ -51,11 +60,43 @@ class WhatProgramsPrint(unittest.TestCase):
         self.assertTrue(nats_jetstream.says_it_syncs('{"jetstream":{"config":{"sync_always":true}}}'))
         self.assertFalse(nats_jetstream.says_it_syncs('{"jetstream":{"config":{"sync_interval":120}}}'))
 
+    def test_a_round_of_accepting_counts_what_was_accepted(self):
+        figures, remarks = holds_driver.found_in(DRIVER_OUTPUT, "per_second")
+        self.assertEqual((figures, remarks), (Figures(4999.5, 900.5, 2100.0), []))
+
+    def test_a_round_of_firing_counts_what_came(self):
+        figures, remarks = holds_driver.found_in(DRIVER_OUTPUT, "fired_per_second")
+        self.assertEqual((figures, remarks), (Figures(5001.0, 900.5, 2100.0), []))
+
+    def test_a_system_that_did_not_keep_up_is_said_to_have_had_less_to_do(self):
+        _, remarks = holds_driver.found_in(DRIVER_OUTPUT.replace("4999.5", "2000"), "fired_per_second")
+        self.assertEqual(remarks, ["accepted only 2000 /s of 5000"])
+
+    def test_what_did_not_come_and_what_came_early_is_said(self):
+        output = DRIVER_OUTPUT.replace('"missing":0', '"missing":3').replace('"early":0', '"early":1')
+        _, remarks = holds_driver.found_in(output, "fired_per_second")
+        self.assertEqual(remarks, ["3 messages had not come when the driver gave up", "1 MESSAGES CAME EARLY"])
+
+    def test_beanstalkd_is_believed_to_sync_only_where_its_command_line_says_so(self):
+        self.assertEqual(beanstalkd.pid_in(BEANSTALKD_OUTPUT), 4711)
+        self.assertTrue(beanstalkd.syncs_always(["beanstalkd", "-b", "binlog", "-f0", ""]))
+        self.assertFalse(beanstalkd.syncs_always(["beanstalkd", "-b", "binlog", "-f50", ""]))
+        self.assertFalse(beanstalkd.syncs_always(["beanstalkd", "-f0", ""]))
+
+    def test_whimbrels_address_is_in_one_line_of_its_banner(self):
+        self.assertEqual(whimbrel_holds.address_in("  address   http://127.0.0.1:17698\n"), "127.0.0.1:17698")
+        self.assertIsNone(whimbrel_holds.address_in("  console   http://127.0.0.1:17698/\n"))
+
     def test_an_answer_that_is_not_understood_is_a_reason_and_no_figure(self):
         for parse in (kafka_batches.figures_in, redis_streams.figures_in, nats_jetstream.figures_in):
             for output in ("", "Error: out of memory", "{}"):
                 with self.assertRaises(Missing):
                     parse(output)
+        for output in ("", "{}", DRIVER_OUTPUT.replace("4999.5", "null")):
+            with self.assertRaises(Missing):
+                holds_driver.found_in(output, "per_second")
+        with self.assertRaises(Missing):
+            beanstalkd.pid_in("OUT_OF_MEMORY\r\n")
         with self.assertRaises(Missing):
             whimbrel.figures_in(WHIMBREL_OUTPUT, "publish 256 B, 1 connections")
 
@@ -72,6 +113,11 @@ class WhatFollows(unittest.TestCase):
     def test_a_ratio_is_one_of_neighbours_in_time(self):
         # The device became ten times slower between the turns: every pair still says two.
         self.assertEqual(standing("peer", [(1000, 2000), (100, 200)]).ratios(), [2, 2])
+
+    def test_where_lateness_is_compared_half_as_late_is_twice_as_good(self):
+        late = standing("peer", [(1, 1)], merit=promptness)
+        late.rounds, late.whimbrel_after = [Figures(5000, 1, 4000)], [Figures(5000, 9, 2000)]
+        self.assertEqual(late.ratios(), [2])
 
     def test_each_way_of_a_peer_has_a_verdict_of_its_own(self):
         standings = [standing("peer", [(10, 100)], way="plain"), standing("peer", [(50, 100)], way="batched")]
@@ -116,6 +162,16 @@ class TheReport(unittest.TestCase):
         self.assertEqual(rows, [["one", "peer", "", "", "missing", "", "", ""]])
 
 
+    def test_loads_whose_figures_mean_other_things_stand_in_tables_of_their_own(self):
+        lanes = [Lane("one", None), Lane("many", None), Lane("late", None, columns=("came/s", "a", "b", "c"))]
+        said = report(lanes, [], [], [])
+        self.assertEqual([said.count("| load | system |"), said.count("| messages/s |"), said.count("| came/s |")], [2, 1, 1])
+
+    def test_a_goal_says_in_its_own_words_what_is_wanted(self):
+        self.assertEqual(Goal("one", "peer", 2.0).wanted, "one: at least 2× peer")
+        self.assertEqual(Goal("late", "peer", 1.0, words="p99 below that of peer").wanted, "late: p99 below that of peer")
+
+
 class RunningPrograms(unittest.TestCase):
     def test_a_program_that_fails_is_a_reason_in_its_own_words(self):
         with self.assertRaisesRegex(Missing, "no room"):
@@ -124,6 +180,25 @@ class RunningPrograms(unittest.TestCase):
     def test_a_program_that_does_not_end_is_ended(self):
         with self.assertRaisesRegex(Missing, "not done after"):
             run(["sleep", "600"], timeout_s=0.1)
+
+    def test_a_server_serves_until_it_is_not_needed(self):
+        script = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(600)"
+        told = lambda line: line.split()[1] if line.startswith("pid ") else None
+        with serving([sys.executable, "-c", script], os.devnull, told, start_wait_s=60) as pid:
+            os.kill(int(pid), 0)
+        with self.assertRaises(ProcessLookupError):
+            os.kill(int(pid), 0)
+
+    def test_a_server_that_ends_at_its_start_is_a_reason_in_its_own_words(self):
+        with tempfile.NamedTemporaryFile() as complaints:
+            with self.assertRaisesRegex(Missing, "no room"):
+                with serving([sys.executable, "-c", "import sys; sys.exit('no room')"], complaints.name, str, start_wait_s=60):
+                    self.fail("it does not serve")
+
+    def test_a_server_that_says_nothing_is_ended(self):
+        with self.assertRaisesRegex(Missing, "did not start"):
+            with serving(["sleep", "600"], os.devnull, str, start_wait_s=0.1):
+                self.fail("it does not serve")
 
     def test_a_program_that_is_not_there_is_a_reason(self):
         with self.assertRaisesRegex(Missing, "No such file"):

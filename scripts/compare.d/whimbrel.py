@@ -14,11 +14,11 @@ DURABILITY = "fdatasync before the answer"
 
 
 class Whimbrel:
-    def __init__(self, root: str, folder: str):
+    def __init__(self, root: str, folder: str, remarks: List[str]):
         self.binary = os.path.join(root, "target", "release", "whimbrel")
         self.root = root
         self.folder = folder
-        self.remarks: List[str] = []
+        self.remarks = remarks
 
     def build(self) -> None:
         command = ["cargo", "build", "--release", "--locked", "--package", "whimbrel-server"]

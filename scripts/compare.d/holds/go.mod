@@ -1,0 +1,3 @@
+module whimbrel/compare/holds
+
+go 1.19
