@@ -10,7 +10,7 @@ const MAY_KNOW: [(&str, &[&str]); 7] = [
     ("client", &[]),
     ("engines", &["model", "storage"]),
     ("roles", &["model"]),
-    ("sim", &["model", "storage"]),
+    ("sim", &["model", "storage", "roles"]),
     ("server", &["model", "engines", "roles", "client"]),
 ];
 
