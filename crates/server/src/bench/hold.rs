@@ -95,19 +95,21 @@ impl Bench {
     }
 
     fn make_topics(&self) -> Result<(), Failure> {
+        let client = self.stage.client()?;
         self.stage.runtime.block_on(async {
             for (topic, partitions) in TOPICS {
                 let settings = TopicSettings { partitions, ..TopicSettings::default() };
-                self.stage.client.put_topic(topic, &settings).await?;
+                client.put_topic(topic, &settings).await?;
             }
             Ok(())
         })
     }
 
     fn remove_topics(&self) -> Result<(), Failure> {
+        let client = self.stage.client()?;
         self.stage.runtime.block_on(async {
             for (topic, _) in TOPICS {
-                self.stage.client.delete_topic_and_holds(topic).await?;
+                client.delete_topic_and_holds(topic).await?;
             }
             Ok(())
         })

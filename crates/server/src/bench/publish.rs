@@ -79,18 +79,20 @@ impl Bench {
     fn make_topics(&self) -> Result<(), Failure> {
         let topics =
             [(TOPIC_SINGLES, None), (TOPIC_BATCHES, None), (TOPIC_ONE, Some(1)), (TOPIC_MANY, Some(PARTITIONS_MANY))];
+        let client = self.stage.client()?;
         self.stage.runtime.block_on(async {
             for (topic, partitions) in topics {
-                self.stage.client.put_topic(topic, &TopicSettings { partitions, ..TopicSettings::default() }).await?;
+                client.put_topic(topic, &TopicSettings { partitions, ..TopicSettings::default() }).await?;
             }
             Ok(())
         })
     }
 
     fn remove_topics(&self) -> Result<(), Failure> {
+        let client = self.stage.client()?;
         self.stage.runtime.block_on(async {
             for topic in [TOPIC_SINGLES, TOPIC_BATCHES, TOPIC_ONE, TOPIC_MANY] {
-                self.stage.client.delete_topic(topic).await?;
+                client.delete_topic(topic).await?;
             }
             Ok(())
         })

@@ -20,7 +20,6 @@ const QUICK_SECONDS: f64 = 0.3;
 
 pub struct Stage {
     pub address: SocketAddr,
-    pub client: Client,
     pub runtime: tokio::runtime::Runtime,
     /// The fresh server; `None` where a running one is measured.
     pub server: Option<Server>,
@@ -59,7 +58,6 @@ impl Stage {
         let measure_for = Duration::from_secs_f64(if args.quick { QUICK_SECONDS } else { args.seconds });
         Ok(Self {
             address,
-            client: client_of(address, args.key.as_deref())?,
             runtime: tokio::runtime::Builder::new_current_thread().enable_all().build()?,
             server,
             report: Report::default(),
@@ -81,7 +79,7 @@ impl Stage {
     /// Ends the fresh server in order and starts it again on what it left.
     pub fn restart(&mut self) -> Result<(), Failure> {
         if self.server.take().is_some() {
-            self.adopt(Server::start(self.folder.path(), &self.settings)?)?;
+            self.adopt(Server::start(self.folder.path(), &self.settings)?);
         }
         Ok(())
     }
@@ -90,21 +88,24 @@ impl Stage {
     pub fn start_anew(&mut self) -> Result<(), Failure> {
         if self.server.take().is_some() {
             Server::remove_data(self.folder.path())?;
-            self.adopt(Server::start(self.folder.path(), &self.settings)?)?;
+            self.adopt(Server::start(self.folder.path(), &self.settings)?);
         }
         Ok(())
     }
 
-    fn adopt(&mut self, server: Server) -> Result<(), Failure> {
+    fn adopt(&mut self, server: Server) {
         self.address = server.address;
-        self.client = client_of(server.address, None)?;
         self.server = Some(server);
-        Ok(())
     }
 
-    /// A client for another thread: one that shares connections would wait for this thread's runtime to drive them.
-    pub fn another_client(&self) -> Result<Client, Failure> {
-        client_of(self.address, self.key.as_deref())
+    /// A client for one conversation. One that lasted would keep connections that nothing drives between the rounds and in other
+    /// threads, and that the server has closed meanwhile.
+    pub fn client(&self) -> Result<Client, Failure> {
+        let client = Client::new(&format!("http://{}", self.address))?;
+        Ok(match &self.key {
+            Some(key) => client.with_api_key(key)?,
+            None => client,
+        })
     }
 
     /// Says what is under way.
@@ -166,14 +167,6 @@ impl Stage {
         }
         wire::request(method, path, &self.address.to_string(), &headers, body)
     }
-}
-
-fn client_of(address: SocketAddr, key: Option<&str>) -> Result<Client, Failure> {
-    let client = Client::new(&format!("http://{address}"))?;
-    Ok(match key {
-        Some(key) => client.with_api_key(key)?,
-        None => client,
-    })
 }
 
 /// Runs a load to its end.

@@ -76,8 +76,9 @@ impl Bench {
 
     /// Waits until the topic has so many messages, and returns how long after `began` that was.
     fn wait_for_messages(&self, topic: &str, messages: u64, began: Instant) -> Result<Duration, Failure> {
+        let client = self.stage.client()?;
         loop {
-            let found = self.stage.runtime.block_on(self.stage.client.topic(topic))?.messages;
+            let found = self.stage.runtime.block_on(client.topic(topic))?.messages;
             if found >= messages {
                 return Ok(began.elapsed());
             }

@@ -38,9 +38,9 @@ impl Bench {
         let batches = (holds as usize).div_ceil(BATCH_HOLDS);
         let lines = bytes::Bytes::from(lines(BATCH_HOLDS, |_| format!("\"delay\":\"{FAR}\"")));
         let mut ids = Vec::with_capacity(batches * BATCH_HOLDS);
+        let client = &self.stage.client()?;
         self.stage.runtime.block_on(async {
             for first in (0..batches).step_by(AT_ONCE) {
-                let client = &self.stage.client;
                 let send = |_| client.publish_ndjson(TOPIC_FAR, lines.clone());
                 let answers = futures_util::future::join_all((first..batches.min(first + AT_ONCE)).map(send)).await;
                 for answer in answers {

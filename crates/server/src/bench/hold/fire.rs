@@ -82,7 +82,7 @@ impl Bench {
         let duration = self.stage.measure_for + delay;
         let from = Timestamp::from_millis(SystemClock.now().as_millis() + delay.as_millis() as i64);
         let before = figures(self)?;
-        let reader = Reader::start(self.stage.another_client()?, topic, from);
+        let reader = Reader::start(self.stage.client()?, topic, from);
         let accepted = self.stage.run(Requests::Same(request), connections, pace, duration)?;
         std::thread::sleep(delay + SETTLE);
         let seen = reader.end()?;

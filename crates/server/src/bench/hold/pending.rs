@@ -76,7 +76,7 @@ impl Bench {
         self.stage.restart()?;
         let Some(ready_after) = self.stage.server.as_ref().map(|server| server.ready_after) else { return Ok(()) };
         let asked = Instant::now();
-        let counts = self.stage.runtime.block_on(self.stage.client.count_holds(&HoldFilter::default()))?;
+        let counts = self.stage.runtime.block_on(self.stage.client()?.count_holds(&HoldFilter::default()))?;
         let answered_after = ready_after + asked.elapsed();
         let ready_ms = ready_after.as_secs_f64() * 1000.0;
         let answered_ms = answered_after.as_secs_f64() * 1000.0;
