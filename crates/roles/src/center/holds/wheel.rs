@@ -83,10 +83,15 @@ impl<T> Wheel<T> {
         self.place(due, entry);
     }
 
-    /// Puts an entry back in front of everything: it was taken and could not be used.
+    /// Puts an entry back: it was taken and could not be used. It comes in front of everything that is ready, unless it is not due
+    /// yet.
     pub fn put_back(&mut self, due: i64, entry: T) {
         self.len += 1;
-        self.ready.push_front((due, entry));
+        if due > self.now {
+            self.place(due, entry);
+        } else {
+            self.ready.push_front((due, entry));
+        }
     }
 
     fn place(&mut self, due: i64, entry: T) {
@@ -218,6 +223,14 @@ mod tests {
         wheel.put_back(due, entry);
         assert_eq!(wheel.pop(5), Some((1, 'a')));
         assert_eq!(wheel.len(), 1);
+    }
+
+    #[test]
+    fn what_is_put_back_before_its_time_does_not_come_early() {
+        let mut wheel = Wheel::new(0);
+        wheel.put_back(7, 'a');
+        assert_eq!(wheel.pop(6), None);
+        assert_eq!(wheel.pop(7), Some((7, 'a')));
     }
 
     proptest! {

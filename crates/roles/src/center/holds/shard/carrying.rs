@@ -26,6 +26,8 @@ pub(super) struct Carry {
     /// What the store has of those that memory does not know, after how many saves.
     got: HashMap<HoldId, Option<Known>>,
     got_after: u64,
+    /// Something is needed that the store was not asked for.
+    must_ask: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +68,7 @@ impl Shard {
                     asked: Vec::new(),
                     got: HashMap::new(),
                     got_after: 0,
+                    must_ask: false,
                 });
             }
             return;
@@ -79,7 +82,10 @@ impl Shard {
                 carry.stage = Stage::Trimming;
                 effects.push(Effect::Trim { before: carry.cut });
             }
-        } else if carry.stage == Stage::Page && !carry.ids.is_empty() && carry.got_after != self.saves {
+        } else if carry.stage == Stage::Page
+            && !carry.ids.is_empty()
+            && (carry.must_ask || carry.got_after != self.saves)
+        {
             self.ask_for_carried(effects);
         }
     }
@@ -107,6 +113,10 @@ impl Shard {
         let oldest_end = self.clock.now().saturating_sub(self.settings.remember);
         let Some(carry) = &mut self.carry else { return };
         let Ok(batch) = read else { return self.carry_is_over() };
+        // A stretch that is not walked must not be trimmed: where reading does not get on, it is tried again another time.
+        if batch.next <= carry.walked {
+            return self.carry_is_over();
+        }
         for stored in batch.records.iter().filter(|stored| stored.offset < carry.cut) {
             let Ok(record) = HoldRecord::of(&stored.record, stored.offset) else { continue };
             let may_matter = match &record {
@@ -120,7 +130,7 @@ impl Shard {
                 carry.ids.push_back(record.id().clone());
             }
         }
-        carry.walked = if batch.next > carry.walked { batch.next.min(carry.cut) } else { carry.cut };
+        carry.walked = batch.next.min(carry.cut);
         carry.ids.make_contiguous().sort_unstable();
         let mut ids: Vec<HoldId> = std::mem::take(&mut carry.ids).into();
         ids.dedup();
@@ -135,6 +145,7 @@ impl Shard {
         let Some(carry) = &mut self.carry else { return };
         carry.got.clear();
         carry.got_after = saves;
+        carry.must_ask = false;
         if unknown.is_empty() {
             carry.stage = Stage::Page;
             return;
@@ -190,6 +201,13 @@ impl Shard {
         }
     }
 
+    /// The store must be asked again before more can be carried.
+    pub(super) fn carry_must_ask(&mut self) {
+        if let Some(carry) = &mut self.carry {
+            carry.must_ask = true;
+        }
+    }
+
     /// The hold that only the store knows.
     pub(super) fn carried_from_store(&self, id: &HoldId) -> Option<Arc<Hold>> {
         if self.resolve(id).is_some() {
@@ -210,7 +228,8 @@ impl Shard {
                 if carry.got_after != self.saves {
                     return None;
                 }
-                carry.got.get(id).cloned().flatten()
+                // The store was not asked for what memory knew then; memory may have let go of it since.
+                carry.got.get(id)?.clone()
             }
         };
         Some(match state {

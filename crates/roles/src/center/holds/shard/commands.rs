@@ -228,7 +228,7 @@ impl Shard {
     /// Decides against what is known of the hold.
     pub(super) fn judge_command(&self, waiting: &Waiting, state: Option<&Known>) -> Verdict {
         if let Some(decided) = &waiting.doubt
-            && let Some(told) = settle_doubt(decided, state)
+            && let Some(told) = settle_doubt(&waiting.what, decided, state)
         {
             return Verdict::Answer(told);
         }
@@ -345,14 +345,17 @@ impl Shard {
 
 /// What the log tells about a decision whose commit had an unknown outcome: the answer, or `None` where it was not written and is
 /// decided afresh.
-fn settle_doubt(decided: &Decided, state: Option<&Known>) -> Option<Result<Told, HoldsError>> {
+fn settle_doubt(what: &Ask, decided: &Decided, state: Option<&Known>) -> Option<Result<Told, HoldsError>> {
     let unknown = || Some(Err(HoldsError::OutcomeUnknown("the hold was changed again meanwhile".to_owned())));
     match (decided, state) {
-        (Decided::Ended { at }, Some(Known::Ended(end))) if end.at == *at => match &end.how {
-            Ending::Withdrawn => Some(Ok(Told::Withdrawn)),
-            Ending::Fired { partition } => Some(Ok(Told::Fired { at: end.at, partition: *partition, offset: None })),
-            Ending::Dead { .. } => Some(Ok(Told::Ended(end.clone()))),
-        },
+        // It may have ended at the same time in another way than this command asked for.
+        (Decided::Ended { at }, Some(Known::Ended(end))) if end.at == *at => Some(Ok(match (what, &end.how) {
+            (Ask::Withdraw { .. }, Ending::Withdrawn) => Told::Withdrawn,
+            (Ask::Fire { .. }, Ending::Fired { partition }) => {
+                Told::Fired { at: end.at, partition: *partition, offset: None }
+            }
+            _ => Told::Ended(end.clone()),
+        })),
         (Decided::Moved { version, .. }, Some(Known::Pending(hold))) if hold.version == *version => None,
         (Decided::Moved { due, .. }, Some(Known::Pending(hold))) if hold.due == *due => {
             Some(Ok(Told::Rescheduled { due: *due, version: hold.version }))

@@ -215,6 +215,7 @@ impl Shard {
                 Some(None) => {}
                 None => {
                     later.push(id);
+                    self.carry_must_ask();
                     break;
                 }
             }

@@ -1,5 +1,6 @@
 //! Folding: the records of the shard, one after the other, into memory.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use whimbrel_model::hold::MalformedHold;
@@ -34,6 +35,11 @@ impl Resolved {
         };
         Self { state: found, stored }
     }
+}
+
+/// Nothing can be known of its id yet.
+fn is_new(record: &HoldRecord) -> bool {
+    matches!(record, HoldRecord::Held(hold) if hold.fresh)
 }
 
 impl Shard {
@@ -90,8 +96,7 @@ impl Shard {
         let Some(page) = &self.page else { return };
         let mut unknown: Vec<HoldId> = Vec::new();
         for (_, record) in &page.records {
-            let is_new = matches!(record, HoldRecord::Held(hold) if hold.fresh);
-            if !is_new && self.resolve(record.id()).is_none() {
+            if !is_new(record) && self.resolve(record.id()).is_none() {
                 unknown.push(record.id().clone());
             }
         }
@@ -105,7 +110,7 @@ impl Shard {
             effects.push(Effect::Get { token, ids: unknown });
             return;
         }
-        self.fold_with(Vec::new(), effects);
+        self.fold_with(HashMap::new(), effects);
     }
 
     /// The store answered about the ids of the page, if the call was for that.
@@ -145,14 +150,27 @@ impl Shard {
         }
     }
 
-    fn fold_with(&mut self, mut known: Vec<(HoldId, Option<Known>)>, effects: &mut Vec<Effect>) {
+    /// Folds the page with what the store has of the ids that memory did not know when the page came.
+    fn fold_with(&mut self, mut known: HashMap<HoldId, Option<Known>>, effects: &mut Vec<Effect>) {
         let Some(page) = self.page.take() else { return };
-        known.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        // Memory may have let go of an id since, by a checkpoint, and may while the page is folded, by the window's bound. What is
+        // not known now must be asked for, or an ended hold would be taken for a new one.
+        for (_, record) in &page.records {
+            let id = record.id();
+            if is_new(record) || self.unsaved.get(id).is_some() || known.contains_key(id) {
+                continue;
+            }
+            let Some(resolved) = self.resolve(id) else {
+                self.page = Some(page);
+                return self.fold_page(effects);
+            };
+            known.insert(id.clone(), resolved.state);
+        }
         for (offset, record) in page.records {
-            let resolved = self.resolve(record.id()).unwrap_or_else(|| {
-                let at = known.binary_search_by(|(id, _)| id.cmp(record.id()));
-                Resolved::from_store(at.ok().and_then(|index| known[index].1.clone()))
-            });
+            let resolved = match self.unsaved.get(record.id()) {
+                Some(state) => Resolved { state: Some(state.clone()), stored: None },
+                None => Resolved::from_store(known.get(record.id()).cloned().flatten()),
+            };
             self.fold_one(offset, record, resolved);
         }
         self.folded = page.next.max(self.folded);

@@ -123,6 +123,12 @@ impl Shard {
             looking.query.after = Some(last);
             return self.ask_for(looking, effects);
         }
+        // What has changed since its page was read is in its new place, or gone.
+        looking.gathered.retain(|hold| match self.unsaved.get(&hold.id) {
+            Some(Known::Pending(now)) => now.version == hold.version,
+            Some(Known::Ended(_)) => false,
+            None => true,
+        });
         looking.gathered.truncate(limit);
         if let Ask::WithdrawTopic { .. } = looking.waiting.what {
             return self.sweep(looking.waiting, looking.gathered, effects);
