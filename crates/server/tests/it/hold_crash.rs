@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use whimbrel_model::HOLDS_TOPIC;
 
 use super::hold_settling::{Settling, make_topics};
 use super::hold_work::{Doors, Work, Worker};
@@ -65,11 +66,12 @@ fn kill_at_random(engines: &str, engine_settings: &[String]) {
     let crew = Crew::begin(&runtime, WORKERS, ANSWER_WAIT, &mut random);
     crew.open(&[&server]);
     let mut settling = Settling::default();
-    for _ in 0..kills {
+    for round in 0..kills {
         // On average so many in each round that all are done with the last.
         crew.wait_for(random.below(2 * operations / kills) + 1);
         std::thread::sleep(Duration::from_micros(random.below(3000)));
         server.kill();
+        println!("killed for the {}. time after {} operations", round + 1, crew.operations.load(Ordering::Relaxed));
         crew.open(&[]);
         server = start(folder.path(), engine_settings, &mut random);
         runtime.block_on(settling.read_on(&server.client(), WORKERS));
@@ -80,7 +82,9 @@ fn kill_at_random(engines: &str, engine_settings: &[String]) {
     let operations = crew.operations.load(Ordering::Relaxed);
     let workers = crew.end(&runtime);
     let summary = runtime.block_on(settling.settle(&server.client(), workers));
-    println!("{engines}: seed {seed}, {operations} operations, {kills} kills\n{summary}");
+    let shards = runtime.block_on(server.client().topic(HOLDS_TOPIC)).unwrap().partition_list;
+    let trimmed: u64 = shards.iter().map(|shard| shard.first_offset).sum();
+    println!("{engines}: seed {seed}, {operations} operations, {kills} kills, {trimmed} records trimmed\n{summary}");
     server.kill();
 
     // What was there must be there after one more start.
@@ -92,6 +96,10 @@ fn kill_at_random(engines: &str, engine_settings: &[String]) {
 fn start(folder: &Path, engine_settings: &[String], random: &mut Random) -> Server {
     let mut settings = settings(random);
     settings.extend_from_slice(engine_settings);
+    // Sometimes the log is trimmed nearly at once, so that what is pending must be carried.
+    if random.one_in(2) {
+        settings.extend(["holds.keep_log=1s", "holds.trim_interval=1s"].map(str::to_owned));
+    }
     let arguments: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting.as_str()]).collect();
     if random.one_in(KILL_DURING_START_ONE_IN) {
         let starting = Server::spawn(folder, &arguments);
@@ -104,11 +112,7 @@ fn start(folder: &Path, engine_settings: &[String], random: &mut Random) -> Serv
 /// Settings that differ from start to start: windows that hold everything or next to nothing, stores that are written all the time or
 /// hardly ever.
 pub fn settings(random: &mut Random) -> Vec<String> {
-    // A log that is trimmed nearly at once, so that what is pending must be carried.
-    let keep_log = if random.one_in(2) { "4s" } else { "1d" };
     vec![
-        format!("holds.keep_log={keep_log}"),
-        "holds.trim_interval=1s".to_owned(),
         format!("log.checkpoint_interval={}ms", 100 << random.below(6)),
         format!("log.segment_bytes={}", 64 << (10 + random.below(4))),
         format!("holds.window={}s", 1 << random.below(5)),
