@@ -1,6 +1,7 @@
 """What scripts/compare concludes from what its programs print: `python3 -B -m unittest discover -s scripts/compare.d`."""
 
 import os
+import shutil
 import sys
 import tempfile
 import unittest
@@ -170,6 +171,12 @@ class TheReport(unittest.TestCase):
     def test_a_goal_says_in_its_own_words_what_is_wanted(self):
         self.assertEqual(Goal("one", "peer", 2.0).wanted, "one: at least 2× peer")
         self.assertEqual(Goal("late", "peer", 1.0, words="p99 below that of peer").wanted, "late: p99 below that of peer")
+
+
+class TheDriverOfHolds(unittest.TestCase):
+    @unittest.skipUnless(shutil.which("go"), "it is written in Go")
+    def test_its_own_tests_pass(self):
+        run(["go", "test", "./..."], timeout_s=600, cwd=os.path.join(os.path.dirname(os.path.abspath(__file__)), "holds"))
 
 
 class RunningPrograms(unittest.TestCase):

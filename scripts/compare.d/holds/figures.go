@@ -21,6 +21,8 @@ type figures struct {
 	MaxUs float64 `json:"max_us"`
 	// Messages that the quantiles are of.
 	Messages int `json:"messages"`
+	// Holds that were asked for altogether, also before and after the measured time.
+	Asked int `json:"asked"`
 	// Messages that a consumer got per second of the measured time (late).
 	FiredPerSecond float64 `json:"fired_per_second"`
 	// Accepted, due, and not come when the driver gave up (late).
@@ -34,12 +36,12 @@ type tally struct{ took []time.Duration }
 
 func (tally *tally) add(took time.Duration) { tally.took = append(tally.took, took) }
 
-func (tally *tally) figures(measured time.Duration) (figures, error) {
+func (tally *tally) figures(measured time.Duration, asked int) (figures, error) {
 	if len(tally.took) == 0 {
 		return figures{}, errors.New("nothing was accepted in the time that is measured")
 	}
 	found := quantiles(tally.took)
-	found.PerSecond = float64(len(tally.took)) / measured.Seconds()
+	found.PerSecond, found.Asked = float64(len(tally.took))/measured.Seconds(), asked
 	return found, nil
 }
 
@@ -108,7 +110,7 @@ func (ledger *ledger) awaits() bool {
 }
 
 // figures counts what has not come as late until `givenUp`.
-func (ledger *ledger) figures(givenUp time.Time) (figures, error) {
+func (ledger *ledger) figures(givenUp time.Time, asked int) (figures, error) {
 	var lateness []time.Duration
 	var missing, early, fired int
 	for number := range ledger.due {
@@ -139,7 +141,7 @@ func (ledger *ledger) figures(givenUp time.Time) (figures, error) {
 	measured := time.Duration(ledger.until - ledger.from).Seconds()
 	found := quantiles(lateness)
 	found.PerSecond, found.FiredPerSecond = float64(ledger.acceptedMeant)/measured, float64(fired)/measured
-	found.Missing, found.Early = missing, early
+	found.Missing, found.Early, found.Asked = missing, early, asked
 	return found, nil
 }
 

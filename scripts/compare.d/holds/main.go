@@ -132,7 +132,7 @@ func accept(under system, chosen settings) (figures, error) {
 	if err := load.run(); err != nil {
 		return figures{}, err
 	}
-	return answers.figures(chosen.duration)
+	return answers.figures(chosen.duration, load.asked)
 }
 
 // late fires and accepts at the same rate for the whole of the measured time: it begins when the longest delay is over.
@@ -179,7 +179,7 @@ func late(under system, chosen settings) (figures, error) {
 	if err := consuming.end(); err != nil {
 		return figures{}, fmt.Errorf("a consumer: %w", err)
 	}
-	return ledger.figures(givenUp)
+	return ledger.figures(givenUp, load.asked)
 }
 
 // delayOf spreads the delays over whole seconds.
