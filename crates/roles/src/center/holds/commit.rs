@@ -1,6 +1,7 @@
 //! From decisions to one commit: each message that fires is placed in its topic now, by the mapping of now.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry as Slot;
 
 use whimbrel_model::ports::{CommitOutcome, Entry, Fence, Log};
 use whimbrel_model::{Ending, Hold, HoldRecord, PartitionId, Timestamp, TopicNumber};
@@ -43,7 +44,7 @@ pub(super) async fn commit(
                 places.push(Place::Record(entries.len()));
                 entries.push(Entry { partition: shard, record: record.to_record(at) });
             }
-            Decision::Fire(hold) => match ways.entry(hold.topic).or_insert_with(|| way_into(registry, hold)) {
+            Decision::Fire(hold) => match way_of(&mut ways, registry, hold).await {
                 Way::Open(pass) => {
                     let partition = pass.place(hold.message.key.as_deref());
                     places.push(Place::Message(entries.len(), partition.index));
@@ -89,9 +90,21 @@ pub(super) async fn commit(
     }
 }
 
-fn way_into(registry: &Registry, hold: &Hold) -> Way {
+/// The way into the hold's topic, looked for once in a commit.
+async fn way_of<'a>(ways: &'a mut HashMap<TopicNumber, Way>, registry: &Registry, hold: &Hold) -> &'a Way {
+    match ways.entry(hold.topic) {
+        Slot::Occupied(known) => known.into_mut(),
+        Slot::Vacant(unknown) => unknown.insert(way_into(registry, hold).await),
+    }
+}
+
+async fn way_into(registry: &Registry, hold: &Hold) -> Way {
     let Some(topic) = registry.by_number(hold.topic).filter(|topic| topic.name == hold.topic_name) else {
-        return Way::Gone(format!("topic `{}` is gone", hold.topic_name));
+        // Another node may have made it a moment ago. While nobody can say that it is gone, the hold waits.
+        return match registry.is_gone(&hold.topic_name, hold.topic).await {
+            Ok(true) => Way::Gone(format!("topic `{}` is gone", hold.topic_name)),
+            Ok(false) | Err(_) => Way::Closed,
+        };
     };
     match Pass::enter(topic) {
         Ok(pass) => Way::Open(pass),
