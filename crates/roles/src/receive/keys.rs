@@ -121,9 +121,10 @@ impl Caller {
         self.0.as_ref().is_none_or(|key| key.topics.is_empty() || matches_one(key))
     }
 
-    /// Whether the key is for some topics only.
+    /// Whether the key is for some topics only. A pattern of nothing but `*` is for all.
     pub(crate) fn is_restricted(&self) -> bool {
-        self.0.as_ref().is_some_and(|key| !key.topics.is_empty())
+        let is_for_all = |key: &Arc<ApiKey>| key.topics.is_empty() || key.topics.iter().any(|pattern| is_any(pattern));
+        self.0.as_ref().is_some_and(|key| !is_for_all(key))
     }
 
     /// What is held may be looked at by who reads and by who publishes.
@@ -150,6 +151,10 @@ impl Caller {
         }
         Err(Problem::new(Code::Forbidden, format!("key `{}` is not for the topic `{topic}`", self.owner())))
     }
+}
+
+fn is_any(pattern: &str) -> bool {
+    !pattern.is_empty() && pattern.bytes().all(|byte| byte == b'*')
 }
 
 /// Whether a pattern with `*` covers the whole text. The last `*` seen is the only one to go back to: what an earlier one
@@ -191,6 +196,12 @@ mod tests {
                 topics: vec!["orders.*".into()],
             },
             ApiKey { name: "ops".into(), secret: Secret::Sha256(hashed), scopes: vec![Scope::Admin], topics: vec![] },
+            ApiKey {
+                name: "all".into(),
+                secret: Secret::Plain("four".into()),
+                scopes: vec![Scope::Consume],
+                topics: vec!["*".into()],
+            },
         ])
     }
 
@@ -225,6 +236,14 @@ mod tests {
         assert!(shop.require_topic(Scope::Publish, "payments").is_err());
         assert!(shop.require_topic(Scope::Consume, "orders.eu").is_err());
         assert!(caller(&ring(), Some("Bearer two")).unwrap().require_topic(Scope::Admin, "payments").is_ok());
+    }
+
+    #[test]
+    fn a_key_is_restricted_where_its_patterns_leave_a_topic_out() {
+        let is_restricted = |value| caller(&ring(), Some(value)).unwrap().is_restricted();
+        assert!(is_restricted("Bearer one"));
+        assert!(!is_restricted("Bearer two"), "without patterns it is for every topic");
+        assert!(!is_restricted("Bearer four"), "and so it is with the one that covers all, which configured keys have");
     }
 
     #[test]
