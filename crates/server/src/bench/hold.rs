@@ -53,6 +53,7 @@ pub fn hold(args: &BenchHoldArgs) -> Result<ExitCode, Failure> {
         rate: quick(args.rate, QUICK_RATE),
         pending: quick(args.pending, QUICK_PENDING),
         pending_many: quick(args.pending_many, 2 * QUICK_PENDING),
+        is_on_kafka: args.stage.set.iter().any(|given| given.replace(' ', "") == "log.engine=kafka"),
     };
     bench.describe(&args.stage.set);
     bench.make_topics()?;
@@ -72,12 +73,13 @@ struct Bench {
     rate: u32,
     pending: u32,
     pending_many: u32,
+    /// Whether the fresh server's log is Kafka, which has goals of its own.
+    is_on_kafka: bool,
 }
 
 impl Bench {
     fn describe(&mut self, settings: &[String]) {
-        let is_set = |setting: &str| settings.iter().any(|given| given.replace(' ', "") == setting);
-        let log = if is_set("log.engine=kafka") {
+        let log = if self.is_on_kafka {
             "acknowledged by all in-sync replicas of Kafka; what a broker syncs is its own affair"
         } else if self.stage.server.is_some() {
             "synced to the device"

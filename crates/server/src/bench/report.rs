@@ -88,7 +88,7 @@ impl Report {
         let shown: Vec<_> = times.iter().map(|(share, found)| format!("{} {}", named(*share), time(*found))).collect();
         let goal: Vec<_> =
             goals.iter().map(|(share, most)| format!("{} at most {}", named(*share), time(*most))).collect();
-        let because = if because.is_empty() { String::new() } else { format!(" ({because})") };
+        let because = if because.is_empty() || goals.is_empty() { String::new() } else { format!(" ({because})") };
         let is_met =
             |(share, most): &(f64, Duration)| times.iter().any(|(other, found)| other == share && found <= most);
         let met = (!goals.is_empty()).then(|| count > 0 && goals.iter().all(is_met));

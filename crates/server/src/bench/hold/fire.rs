@@ -25,6 +25,8 @@ const SETTLE: Duration = Duration::from_millis(500);
 
 const FIRE_P50_GOAL: Duration = Duration::from_millis(2);
 const FIRE_P99_GOAL: Duration = Duration::from_millis(10);
+/// On Kafka a commit is a transaction over the network.
+const KAFKA_P99_GOAL: Duration = Duration::from_millis(100);
 const IDLE_GOAL: Duration = Duration::from_millis(2);
 
 /// A steady load of holds, and how late they came.
@@ -43,9 +45,10 @@ impl Bench {
         let before = self.stage.probe()?;
         let fired = self.fire(&request, TOPIC_ALONE, 1, pace, delay)?;
         let after = self.stage.probe()?;
-        let goal = IDLE_GOAL + before.p99.max(after.p99);
-        let goals = [(0.99, goal)];
-        self.report_lateness("idle, lateness", &fired, &goals, "2 ms + the device's p99");
+        let goals = [(0.99, IDLE_GOAL + before.p99.max(after.p99))];
+        // The device of a broker is not ours to measure.
+        let goals = if self.is_on_kafka { &[] } else { &goals[..] };
+        self.report_lateness("idle, lateness", &fired, goals, "2 ms + the device's p99");
         Ok(())
     }
 
@@ -62,8 +65,9 @@ impl Bench {
         let fired = self.fire(&request, TOPIC_NEAR, CONNECTIONS, pace, delay)?;
         let name = format!("accept {} /s in batches of {STEADY_BATCH}, while as many fire", self.rate);
         self.stage.report.rate(&name, &fired.accepted, f64::from(STEADY_BATCH));
-        let goals = [(0.5, FIRE_P50_GOAL), (0.99, FIRE_P99_GOAL)];
-        self.report_lateness(&format!("fire {} /s, lateness", self.rate), &fired, &goals, "");
+        let (on_disk, on_kafka) = ([(0.5, FIRE_P50_GOAL), (0.99, FIRE_P99_GOAL)], [(0.99, KAFKA_P99_GOAL)]);
+        let goals = if self.is_on_kafka { &on_kafka[..] } else { &on_disk[..] };
+        self.report_lateness(&format!("fire {} /s, lateness", self.rate), &fired, goals, "");
         self.stage.probe()?;
         Ok(())
     }
