@@ -7,7 +7,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use whimbrel_model::ports::{Change, Known, Row};
+use whimbrel_model::ports::{Change, DueCursor, Known, Row};
 use whimbrel_model::{Hold, HoldId, Timestamp};
 
 #[derive(Debug, Clone)]
@@ -84,18 +84,23 @@ impl Unsaved {
         self.far.insert((hold.due, hold.id.clone()));
     }
 
-    /// Pending holds at or before that place in due order that are not in the window yet.
-    pub fn take_near(&mut self, due: Timestamp, id: &HoldId) -> Vec<Arc<Hold>> {
-        let rest = self.far.split_off(&(due, id.clone()));
-        let mut near = std::mem::replace(&mut self.far, rest);
-        if self.far.remove(&(due, id.clone())) {
-            near.insert((due, id.clone()));
+    /// Pending holds at or before that place in due order that are not in the window yet, in due order; so many that they have that
+    /// many bytes together, where there are as many.
+    pub fn take_near(&mut self, place: &DueCursor, max_bytes: usize) -> Vec<Arc<Hold>> {
+        let (mut near, mut bytes) = (Vec::new(), 0);
+        while (near.is_empty() || bytes < max_bytes) && self.has_near(place) {
+            let Some((_, id)) = self.far.pop_first() else { break };
+            if let Some(Known::Pending(hold)) = self.get(&id) {
+                bytes += hold.size();
+                near.push(Arc::clone(hold));
+            }
         }
-        let pending = near.into_iter().filter_map(|(_, id)| match self.get(&id) {
-            Some(Known::Pending(hold)) => Some(Arc::clone(hold)),
-            _ => None,
-        });
-        pending.collect()
+        near
+    }
+
+    /// Whether there are any such holds.
+    pub fn has_near(&self, place: &DueCursor) -> bool {
+        self.far.first().is_some_and(|(due, id)| (*due, id) <= (place.due, &place.id))
     }
 
     /// Ids that changed since the last seal.
@@ -179,6 +184,10 @@ mod tests {
     use super::super::testing::{end, hold};
     use super::*;
 
+    fn place(due: i64, id: &str) -> DueCursor {
+        DueCursor { due: Timestamp::from_millis(due), id: HoldId::new(id) }
+    }
+
     fn ids(holds: &[Arc<Hold>]) -> Vec<&str> {
         holds.iter().map(|hold| hold.id.as_str()).collect()
     }
@@ -206,10 +215,10 @@ mod tests {
             unsaved.set(hold.id.clone(), Known::Pending(hold.clone()), None);
             unsaved.note_far(&hold);
         }
-        let near = unsaved.take_near(Timestamp::from_millis(7), &HoldId::new("b"));
+        let near = unsaved.take_near(&place(7, "b"), usize::MAX);
         assert_eq!(ids(&near), ["a", "b"]);
         unsaved.set(HoldId::new("c"), Known::Ended(end(&hold("c", 7))), None);
-        let near = unsaved.take_near(Timestamp::from_millis(100), &HoldId::new(""));
+        let near = unsaved.take_near(&place(100, ""), usize::MAX);
         assert_eq!(ids(&near), ["d"]);
     }
 
@@ -226,6 +235,6 @@ mod tests {
         unsaved.set(again.id.clone(), Known::Pending(again.clone()), None);
         unsaved.note_far(&again);
         unsaved.saved();
-        assert_eq!(ids(&unsaved.take_near(Timestamp::from_millis(100), &HoldId::new(""))), ["b"]);
+        assert_eq!(ids(&unsaved.take_near(&place(100, ""), usize::MAX)), ["b"]);
     }
 }

@@ -137,6 +137,11 @@ impl Window {
         gone
     }
 
+    /// Bytes that may be read in at once: the last quarter is for what is accepted meanwhile.
+    pub fn room(&self) -> usize {
+        (self.bytes_max - self.bytes_max / 4).saturating_sub(self.bytes)
+    }
+
     /// Whether there is room to read more holds in.
     pub fn has_room(&self) -> bool {
         self.bytes < self.bytes_max / 2

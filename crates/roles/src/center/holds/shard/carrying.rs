@@ -26,8 +26,6 @@ pub(super) struct Carry {
     /// What the store has of those that memory does not know, after how many saves.
     got: HashMap<HoldId, Option<Known>>,
     got_after: u64,
-    /// Something is needed that the store was not asked for.
-    must_ask: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +66,6 @@ impl Shard {
                     asked: Vec::new(),
                     got: HashMap::new(),
                     got_after: 0,
-                    must_ask: false,
                 });
             }
             return;
@@ -82,10 +79,7 @@ impl Shard {
                 carry.stage = Stage::Trimming;
                 effects.push(Effect::Trim { before: carry.cut });
             }
-        } else if carry.stage == Stage::Page
-            && !carry.ids.is_empty()
-            && (carry.must_ask || carry.got_after != self.saves)
-        {
+        } else if carry.stage == Stage::Page && !carry.ids.is_empty() && carry.got_after != self.saves {
             self.ask_for_carried(effects);
         }
     }
@@ -138,14 +132,13 @@ impl Shard {
         self.ask_for_carried(effects);
     }
 
-    fn ask_for_carried(&mut self, effects: &mut Vec<Effect>) {
+    pub(super) fn ask_for_carried(&mut self, effects: &mut Vec<Effect>) {
         let Some(carry) = &self.carry else { return };
         let unknown: Vec<HoldId> = carry.ids.iter().filter(|id| self.resolve(id).is_none()).cloned().collect();
         let (token, saves) = (self.token(), self.saves);
         let Some(carry) = &mut self.carry else { return };
         carry.got.clear();
         carry.got_after = saves;
-        carry.must_ask = false;
         if unknown.is_empty() {
             carry.stage = Stage::Page;
             return;
@@ -198,13 +191,6 @@ impl Shard {
     pub(super) fn carry_later(&mut self, ids: Vec<HoldId>) {
         if let Some(carry) = &mut self.carry {
             carry.ids.extend(ids);
-        }
-    }
-
-    /// The store must be asked again before more can be carried.
-    pub(super) fn carry_must_ask(&mut self) {
-        if let Some(carry) = &mut self.carry {
-            carry.must_ask = true;
         }
     }
 

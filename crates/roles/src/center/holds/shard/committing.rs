@@ -126,7 +126,7 @@ impl Shard {
             self.gather(&mut gathering, Decision::Write(record), None);
         }
         self.gather_commands(&mut gathering, effects);
-        self.gather_carried(&mut gathering);
+        self.gather_carried(&mut gathering, effects);
         let (holds_max, bytes_max) = (self.settings.commit_holds, self.settings.commit_bytes);
         for (_, hold) in self.postponed.extract_if(.., |(again_at, _)| *again_at <= now).collect::<Vec<_>>() {
             self.window.put_back(&hold);
@@ -194,9 +194,9 @@ impl Shard {
     }
 
     /// What must be carried forward next, as it is now.
-    fn gather_carried(&mut self, gathering: &mut Gathering) {
+    fn gather_carried(&mut self, gathering: &mut Gathering, effects: &mut Vec<Effect>) {
         let (holds_max, bytes_max) = (self.settings.commit_holds / 2, self.settings.commit_bytes / 2);
-        let mut later = Vec::new();
+        let (mut later, mut must_ask) = (Vec::new(), false);
         while gathering.is_within(holds_max, bytes_max)
             && let Some(id) = self.next_to_carry()
         {
@@ -215,12 +215,15 @@ impl Shard {
                 Some(None) => {}
                 None => {
                     later.push(id);
-                    self.carry_must_ask();
+                    must_ask = true;
                     break;
                 }
             }
         }
         self.carry_later(later);
+        if must_ask {
+            self.ask_for_carried(effects);
+        }
     }
 
     pub(super) fn committed(&mut self, outcome: Committed, effects: &mut Vec<Effect>) {

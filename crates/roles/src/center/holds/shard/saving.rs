@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use whimbrel_model::ports::{Applied, At, TimersError, Write};
+use whimbrel_model::ports::{Applied, At, DueCursor, TimersError, Write};
 use whimbrel_model::{Hold, Timestamp};
 
 use super::super::settings::RETRY_AFTER;
@@ -154,15 +154,33 @@ impl Shard {
             return;
         }
         let horizon = page.found.last().map_or_else(|| before(self.filling_until), |last| place_of(last));
-        for hold in page.found {
-            if self.unsaved.get(&hold.id).is_none() {
-                self.window.insert(hold);
+        let unsaved = self.unsaved.take_near(&horizon, self.window.room());
+        // Where not all of them fit, what comes after the last one waits for its turn.
+        let horizon = if self.unsaved.has_near(&horizon) { unsaved.last().map(|last| place_of(last)) } else { None }
+            .unwrap_or(horizon);
+        let mut near: Vec<Arc<Hold>> =
+            page.found.into_iter().filter(|hold| self.unsaved.get(&hold.id).is_none()).collect();
+        near.extend(unsaved);
+        near.retain(|hold| place_of(hold) <= horizon);
+        near.sort_unstable_by(|a, b| (a.due, &a.id).cmp(&(b.due, &b.id)));
+        self.fill_with(near, horizon);
+    }
+
+    /// Takes holds in, in due order, as far as there is room. Were the window filled beyond its bound, it would let all of them go and be
+    /// filled again, on and on.
+    fn fill_with(&mut self, near: Vec<Arc<Hold>>, horizon: DueCursor) {
+        let mut near = near.into_iter();
+        while let Some(hold) = near.next() {
+            let place = place_of(&hold);
+            self.window.insert(hold);
+            if self.window.room() == 0 {
+                self.window.reach(place);
+                for left in near.filter(|left| self.unsaved.get(&left.id).is_some()).collect::<Vec<_>>() {
+                    self.unsaved.note_far(&left);
+                }
+                return;
             }
         }
-        for hold in self.unsaved.take_near(horizon.due, &horizon.id) {
-            self.window.insert(hold);
-        }
         self.window.reach(horizon);
-        self.shrink_window();
     }
 }
