@@ -11,8 +11,9 @@ import (
 )
 
 const (
-	// Connections that wait for a job, each for one at a time: the protocol knows no more.
-	reservers = 8
+	// Connections that wait for a job, each for one at a time: the protocol knows no more. beanstalkd serves its connections in turn, so
+	// these are as many as those that ask: where it is busy, fewer would get a smaller share of it.
+	reservers = 64
 	// So long may a job be reserved: longer than a round, so that none comes twice.
 	timeToRunS = 3600
 )
