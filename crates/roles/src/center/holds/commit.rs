@@ -74,20 +74,24 @@ pub(super) async fn commit(
             Committed::Done(written.collect())
         }
         CommitOutcome::Fenced => Committed::Fenced,
-        CommitOutcome::Refused { index, error } => {
-            let of = places.iter().position(|place| match place {
-                Place::LeftOut => false,
-                Place::Record(entry) => *entry == index,
-                Place::Message(entry, _) => index == *entry || index == *entry + 1,
-            });
-            match of {
-                Some(index) => Committed::Refused { index, why: error.to_string() },
-                None => Committed::Unknown(format!("the log refused an entry that was not there: {error}")),
-            }
-        }
+        CommitOutcome::Refused { index, error } => match refused_decision(&places, decisions, index) {
+            Some(of) => Committed::Refused { index: of, why: error.to_string() },
+            None => Committed::NotNow(error),
+        },
         CommitOutcome::NotNow(error) => Committed::NotNow(error),
         CommitOutcome::Unknown(why) => Committed::Unknown(why),
     }
+}
+
+/// The decision that can never be written: one that puts a message into its topic, or takes one in. Where the log refuses what the
+/// shard itself has to say, that is no hold's fault and none dies of it: it is said again later.
+fn refused_decision(places: &[Place], decisions: &[Decision], refused: usize) -> Option<usize> {
+    let is_refused = |(place, decision): (&Place, &Decision)| match place {
+        Place::LeftOut => false,
+        Place::Record(entry) => *entry == refused && matches!(decision, Decision::Write(HoldRecord::Held(_))),
+        Place::Message(entry, _) => *entry == refused,
+    };
+    places.iter().zip(decisions).position(is_refused)
 }
 
 /// The way into the hold's topic, looked for once in a commit.
@@ -109,5 +113,27 @@ async fn way_into(registry: &Registry, hold: &Hold) -> Way {
     match Pass::enter(topic) {
         Ok(pass) => Way::Open(pass),
         Err(_) => Way::Closed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{end, hold};
+    use super::*;
+
+    #[test]
+    fn only_a_message_or_what_is_taken_in_can_be_refused_for_good() {
+        let one = hold("a", 5);
+        let ended = HoldRecord::Ended { id: one.id.clone(), end: end(&one) };
+        let decisions = [
+            Decision::Write(ended),
+            Decision::Write(HoldRecord::Held(Hold::clone(&one))),
+            Decision::Fire(hold("b", 6)),
+            Decision::Fire(hold("c", 7)),
+        ];
+        let places = [Place::Record(0), Place::Record(1), Place::LeftOut, Place::Message(2, 0)];
+        let refused = |entry| refused_decision(&places, &decisions, entry);
+        assert_eq!((refused(1), refused(2)), (Some(1), Some(3)));
+        assert_eq!((refused(0), refused(3)), (None, None), "the shard's own records, that one fired among them");
     }
 }

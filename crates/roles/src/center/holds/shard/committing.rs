@@ -256,7 +256,13 @@ impl Shard {
             }
             Committed::Refused { index, why } => {
                 let mut decisions = take(&mut under_way.decisions);
-                if index < decisions.len() {
+                // What the shard itself has to say (that a hold is dead, what is carried) is never given up: it is said again.
+                let is_own = |(decision, waiting): &(Decision, Option<Waiting>)| {
+                    matches!(decision, Decision::Write(_)) && waiting.is_none()
+                };
+                if decisions.get(index).is_none_or(is_own) {
+                    self.commit_again_at = Some(after(self.clock.now(), RETRY_AFTER));
+                } else {
                     let (decision, waiting) = decisions.remove(index);
                     self.refused(decision, waiting, &why, effects);
                 }
@@ -378,5 +384,57 @@ fn decided(decision: &Decision, waiting: &Waiting, at: Timestamp) -> Decided {
         }
         Decision::Write(HoldRecord::Held(_)) => Decided::Held,
         _ => Decided::Ended { at },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use whimbrel_model::StoredRecord;
+    use whimbrel_model::ports::{At, ReadBatch};
+
+    use super::super::super::clock::Reading;
+    use super::super::super::settings::HoldsSettings;
+    use super::super::super::testing::hold;
+    use super::super::Input;
+    use super::*;
+
+    fn at(ms: i64) -> Reading {
+        Reading { wall: Timestamp::from_millis(ms), steady_ms: ms as u64 }
+    }
+
+    fn decisions(effects: &[Effect]) -> Option<&[Decision]> {
+        effects.iter().find_map(|effect| match effect {
+            Effect::Commit { decisions, .. } => Some(&decisions[..]),
+            _ => None,
+        })
+    }
+
+    /// A shard with one hold that is due, on its way into its topic.
+    fn firing() -> Shard {
+        let mut shard = Shard::new(Arc::new(HoldsSettings::default()), 1, 1, at(1_000));
+        let started = shard.step(at(1_000), Input::Started { applied: 0, first: 0, end: 0 });
+        let token = started.iter().find_map(|effect| match effect {
+            Effect::Due { token, .. } => Some(*token),
+            _ => None,
+        });
+        let record = HoldRecord::Held(Hold { fresh: true, ..Hold::clone(&hold("a", 900)) });
+        let record = record.to_record(Timestamp::from_millis(900));
+        let records = vec![StoredRecord { offset: 0, record }];
+        shard.step(at(1_000), Input::Read(Ok(ReadBatch { records, next: 1 })));
+        let found = Ok(At { applied: 0, found: Vec::new() });
+        let effects = shard.step(at(1_000), Input::Due { token: token.expect("the window is filled"), found });
+        assert!(matches!(decisions(&effects), Some([Decision::Fire(_)])), "{effects:?}");
+        shard
+    }
+
+    #[test]
+    fn that_a_hold_is_dead_is_said_again_where_the_log_did_not_take_it() {
+        let is_death = |effects: &[Effect]| matches!(decisions(effects), Some([Decision::Write(HoldRecord::Ended { end, .. })]) if matches!(end.how, Ending::Dead { .. }));
+        let refused = || Input::Committed(Committed::Refused { index: 0, why: "never".to_owned() });
+        let mut shard = firing();
+        assert!(is_death(&shard.step(at(1_001), refused())));
+        assert!(decisions(&shard.step(at(1_002), refused())).is_none(), "not at once");
+        let wake_at = shard.wake_at().expect("it is tried again");
+        assert!(is_death(&shard.step(at(wake_at.as_millis()), Input::Tick)));
     }
 }
