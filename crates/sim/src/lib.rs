@@ -1,7 +1,9 @@
-//! The simulator: the real storage code on a disk that fails, by seed, with a checker that knows what must be true.
+//! The simulator: the real storage code on a disk that fails, and the real deciding part of holds on a log and a store that fail,
+//! by seed, with checkers that know what must be true.
 //!
 //! - [`SimDisk`] is the disk's faulty twin.
 //! - [`Model`](model::Model) is the log as it should be, in memory and without cleverness.
+//! - [`holds`] does the same for the owners of holds.
 //! - [`run`] drives a `Core` by a seed and compares the two at every step. The same seed makes the same run; one that fails
 //!   says what was wrong and what was done last.
 //!
@@ -9,13 +11,16 @@
 
 mod checker;
 pub mod disk;
+pub mod holds;
 pub mod model;
 mod profile;
 mod rng;
 mod tamper;
+pub mod trace;
 mod workload;
 
 pub use disk::SimDisk;
+pub use holds::{HoldsFailure, HoldsProfile, HoldsReport, run_holds, run_holds_traced};
 pub use profile::Profile;
 pub use rng::Rng;
 pub use workload::{Failure, Report, run, run_traced};

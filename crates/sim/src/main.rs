@@ -1,17 +1,27 @@
-//! Runs seeds of the simulator: `whimbrel-sim --seeds 10000`, or one of them again: `whimbrel-sim --seed 17 --trace`.
+//! Runs seeds of the simulator: `whimbrel-sim --seeds 10000`, or one of them again: `whimbrel-sim --seed 17 --trace`. With
+//! `--what holds`, of the owners of holds.
 
+use std::fmt::Display;
+use std::ops::Range;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use clap::Parser;
-use whimbrel_sim::{Profile, Report, run, run_traced};
+use clap::{Parser, ValueEnum};
+use whimbrel_sim::{HoldsProfile, HoldsReport, Profile, Report, run, run_holds, run_holds_traced, run_traced};
 
-/// Failures that are printed whole; a broken log fails on most seeds.
+/// Failures that are printed whole; what is broken fails on most seeds.
 const FAILURES_PRINTED: usize = 3;
+/// Failures that are listed at the end.
+const FAILURES_LISTED: usize = 20;
 
 #[derive(Parser)]
-#[command(about = "Runs the embedded log on a simulated disk that fails, by seed.")]
+#[command(
+    about = "Runs the embedded log on a simulated disk that fails, or the owners of holds on a log and a store that fail, by seed."
+)]
 struct Arguments {
+    /// What is simulated
+    #[arg(long, value_enum, default_value_t = What::Log)]
+    what: What,
     /// How many seeds to run, for each kind of fault
     #[arg(long, default_value_t = 1000)]
     seeds: u64,
@@ -24,52 +34,90 @@ struct Arguments {
     /// Print each step
     #[arg(long)]
     trace: bool,
-    /// crashes, errors, full, flips, mixed; or a deliberate breakage: lying-sync, resealed-flips. All but the breakages where
-    /// it is left out
-    #[arg(long, value_parser = parse_profile)]
-    fault: Option<Profile>,
+    /// Of the log: crashes, errors, full, flips, mixed; or a deliberate breakage: lying-sync, resealed-flips. Of holds: crashes,
+    /// zombies, store, clock, mixed. All but the breakages where it is left out
+    #[arg(long)]
+    fault: Option<String>,
 }
 
-fn parse_profile(name: &str) -> Result<Profile, String> {
-    Profile::by_name(name).ok_or_else(|| format!("there is no kind of fault `{name}`"))
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum What {
+    Log,
+    Holds,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     // A panic becomes a failure with its seed; its backtrace would only stand between them.
     std::panic::set_hook(Box::new(|_| {}));
-    let profiles = arguments.fault.map_or_else(|| Profile::HONEST.to_vec(), |profile| vec![profile]);
     let seeds = match arguments.seed {
         Some(seed) => seed..seed + 1,
         None => arguments.from..arguments.from + arguments.seeds,
     };
+    let fault = arguments.fault.as_deref();
+    let failed = match arguments.what {
+        What::Log => {
+            let one = if arguments.trace { run_traced } else { run };
+            each(fault, &Profile::HONEST, Profile::by_name, |profile| {
+                all(profile.name(), seeds.clone(), Report::default(), Report::add, |seed| one(seed, profile))
+            })
+        }
+        What::Holds => {
+            let one = if arguments.trace { run_holds_traced } else { run_holds };
+            each(fault, &HoldsProfile::ALL, HoldsProfile::by_name, |profile| {
+                all(profile.name(), seeds.clone(), HoldsReport::default(), HoldsReport::add, |seed| one(seed, profile))
+            })
+        }
+    };
+    match failed {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(fault) => {
+            eprintln!("there is no kind of fault `{fault}`");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Runs the kind of fault that was asked for, or each of them; how many seeds failed.
+fn each<P: Copy>(
+    asked: Option<&str>,
+    profiles: &[P],
+    by_name: impl Fn(&str) -> Option<P>,
+    run: impl Fn(P) -> u64,
+) -> Result<u64, String> {
+    match asked {
+        Some(name) => by_name(name).map(run).ok_or_else(|| name.to_owned()),
+        None => Ok(profiles.iter().map(|profile| run(*profile)).sum()),
+    }
+}
+
+/// Runs all seeds of one kind of fault; how many failed.
+fn all<R: Display, F: Display>(
+    name: &str,
+    seeds: Range<u64>,
+    mut report: R,
+    add: impl Fn(&mut R, &R),
+    run: impl Fn(u64) -> Result<R, F>,
+) -> u64 {
+    let began = Instant::now();
+    let count = seeds.end - seeds.start;
     let mut failed = Vec::new();
-    for profile in profiles {
-        let began = Instant::now();
-        let mut report = Report::default();
-        let mut failed_here = 0;
-        for seed in seeds.clone() {
-            let outcome = if arguments.trace { run_traced(seed, profile) } else { run(seed, profile) };
-            match outcome {
-                Ok(one) => report.add(&one),
-                Err(failure) => {
-                    if failed.len() < FAILURES_PRINTED {
-                        eprintln!("{failure}\n");
-                    }
-                    failed_here += 1;
-                    failed.push(failure);
+    for seed in seeds {
+        match run(seed) {
+            Ok(one) => add(&mut report, &one),
+            Err(failure) => {
+                if failed.len() < FAILURES_PRINTED {
+                    eprintln!("{failure}\n");
                 }
+                failed.push(seed);
             }
         }
-        let seconds = began.elapsed().as_secs_f64();
-        let rate = (report.seeds + failed_here) as f64 / seconds;
-        println!("{}: {failed_here} failed, {rate:.0} seeds/s\n{report}\n", profile.name());
     }
-    if failed.is_empty() {
-        return ExitCode::SUCCESS;
+    let rate = count as f64 / began.elapsed().as_secs_f64();
+    println!("{name}: {} failed, {rate:.0} seeds/s\n{report}\n", failed.len());
+    if !failed.is_empty() {
+        eprintln!("{name} failed: {:?}", &failed[..failed.len().min(FAILURES_LISTED)]);
     }
-    for failure in failed.iter().take(20) {
-        eprintln!("{} {}: {}", failure.profile.name(), failure.seed, failure.message);
-    }
-    ExitCode::FAILURE
+    failed.len() as u64
 }

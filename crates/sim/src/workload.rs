@@ -1,8 +1,8 @@
 //! A run: what a seed makes of a log, step by step, with the checker beside it.
 
 mod group;
+mod report;
 mod restart;
-mod trace;
 mod upkeep;
 
 use std::collections::BTreeMap;
@@ -15,9 +15,9 @@ use whimbrel_storage::{AppendError, Core, Event, PartitionKey, Settings, TopicRe
 use crate::checker::{Check, Checker, Flipped};
 use crate::disk::Injected;
 use crate::model::{Model, TopicState};
+use crate::trace::{Trace, panic_text};
 use crate::{Profile, Rng, SimDisk};
-use trace::Trace;
-pub use trace::{Failure, Report};
+pub use report::{Failure, Report};
 
 const DATA_FOLDER: &str = "/data";
 /// Topics of one run, those that were deleted included.
@@ -41,7 +41,7 @@ pub fn run_traced(seed: u64, profile: Profile) -> Result<Report, Box<Failure>> {
 fn run_with(seed: u64, profile: Profile, print: bool) -> Result<Report, Box<Failure>> {
     let mut world = World::new(seed, profile, print);
     let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| world.run()));
-    let outcome = outcome.unwrap_or_else(|panic| Err(format!("a panic: {}", trace::panic_text(&*panic))));
+    let outcome = outcome.unwrap_or_else(|panic| Err(format!("a panic: {}", panic_text(&*panic))));
     match outcome {
         Ok(()) => Ok(world.report()),
         Err(message) => Err(Box::new(Failure { seed, profile, message, trace: world.trace.last() })),

@@ -1,0 +1,46 @@
+//! What a run did, for those who look for the cause of a failure.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+/// Steps that a failure tells of.
+const TRACE_STEPS: usize = 60;
+
+#[derive(Debug)]
+pub struct Trace {
+    print: bool,
+    steps: VecDeque<String>,
+    hasher: DefaultHasher,
+}
+
+impl Trace {
+    pub fn new(print: bool) -> Self {
+        Self { print, steps: VecDeque::with_capacity(TRACE_STEPS), hasher: DefaultHasher::new() }
+    }
+
+    pub fn note(&mut self, step: impl FnOnce() -> String) {
+        let step = step();
+        if self.print {
+            println!("{step}");
+        }
+        step.hash(&mut self.hasher);
+        if self.steps.len() == TRACE_STEPS {
+            self.steps.pop_front();
+        }
+        self.steps.push_back(step);
+    }
+
+    pub fn last(&self) -> Vec<String> {
+        self.steps.iter().cloned().collect()
+    }
+
+    pub fn fingerprint(&self) -> u64 {
+        self.hasher.finish()
+    }
+}
+
+pub fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without words".to_owned())
+}

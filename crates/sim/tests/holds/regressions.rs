@@ -1,0 +1,146 @@
+//! What the simulator found in the deciding part of holds, each as a scene of its own.
+
+use std::time::Duration;
+
+use super::scene::{Scene, quiet, withdraw};
+use whimbrel_model::ports::{Ask, HoldQuery, HoldsError, NewDue, Told};
+use whimbrel_model::{Ending, HoldEnd, Timestamp, TopicNumber};
+use whimbrel_roles::center::HoldsSettings;
+use whimbrel_sim::holds::world::CommitFault;
+
+const MINUTE: i64 = 60_000;
+
+#[test]
+fn an_ended_hold_came_back_when_its_checkpoint_ended_between_a_question_to_the_store_and_its_answer() {
+    let mut scene = Scene::new(HoldsSettings { checkpoint_changes: 1, ..quiet() });
+    let (hold, other) = (scene.hold("a", 0), scene.hold("b", MINUTE));
+    scene.append(&hold);
+    // Its end is folded and on its way into the store.
+    scene.run_but(0, &["apply"]);
+    assert_eq!(scene.world.truth.fired, 1);
+    scene.run_one_save(0);
+    scene.run_but(0, &["apply"]);
+    // A repeat, beside a hold that the store must be asked about.
+    scene.append(&hold);
+    scene.append(&other);
+    scene.run_but(0, &["apply", "get"]);
+    assert!(scene.waits_for(0, "get"), "memory knows the first and not the second");
+    scene.run_one_save(0);
+    scene.run(0);
+    scene.wait(0, 10);
+    assert_eq!(scene.world.truth.fired, 1);
+}
+
+#[test]
+fn a_hold_fired_early_after_an_order_to_fire_met_a_closed_topic() {
+    let mut scene = Scene::new(quiet());
+    let hold = scene.hold("a", 5_000);
+    scene.accepted(&hold);
+    scene.world.closed.insert(TopicNumber(1));
+    let question = scene.ask(0, Ask::Fire { id: hold.id.clone() });
+    scene.run(0);
+    assert!(matches!(scene.answer_to(question), Some(Err(HoldsError::Unavailable(_)))), "nothing was done");
+    scene.world.closed.clear();
+    scene.wait(0, 1_000);
+    assert_eq!(scene.world.truth.fired, 0);
+    scene.wait(0, 4_000);
+    assert_eq!(scene.world.truth.fired, 1);
+}
+
+#[test]
+fn a_stretch_of_the_log_was_trimmed_although_it_could_not_be_walked() {
+    let mut scene = Scene::new(HoldsSettings { trim_interval: Duration::from_millis(50), ..quiet() });
+    let hold = scene.minted(MINUTE);
+    scene.accepted(&hold);
+    scene.checkpoint();
+    scene.pass(200);
+    scene.tick(0);
+    scene.run_but(0, &["walk"]);
+    scene.answer_with_nothing(0, "walk");
+    scene.run(0);
+    scene.store_falls_back_to(0);
+    scene.take(1);
+    scene.wait(1, MINUTE);
+    assert_eq!(scene.world.truth.fired, 1);
+}
+
+#[test]
+fn a_hold_was_not_carried_when_the_window_let_go_of_it_meanwhile() {
+    let settings = HoldsSettings { trim_interval: Duration::from_millis(50), window_bytes: 1_000, ..quiet() };
+    let mut scene = Scene::new(settings);
+    let late = scene.minted(9_000);
+    scene.accepted(&late);
+    scene.checkpoint();
+    scene.pass(200);
+    scene.tick(0);
+    // What is in the window need not be asked for; a commit under way holds back what is carried.
+    scene.run_but(0, &["walk"]);
+    scene.append(&scene.hold("due", 0));
+    scene.run_but(0, &["walk", "commit"]);
+    assert!(scene.waits_for(0, "commit"));
+    scene.run_but(0, &["commit"]);
+    for each in 0..6 {
+        scene.append(&scene.hold(&format!("near{each}"), 8_000));
+    }
+    scene.run(0);
+    assert!(scene.world.log.bounds().first > 0, "the log was trimmed");
+    scene.store_falls_back_to(0);
+    scene.take(1);
+    scene.wait(1, 5_000);
+    scene.wait(1, 5_000);
+    assert!(scene.world.truth.pending().next().is_none());
+}
+
+#[test]
+fn a_withdrawal_in_doubt_was_answered_as_if_it_had_asked_to_fire() {
+    let mut scene = Scene::new(quiet());
+    let hold = scene.hold("a", 5);
+    scene.accepted(&hold);
+    scene.checkpoint();
+    scene.pass(5);
+    let question = scene.ask(0, withdraw(&hold));
+    scene.run_but(0, &["commit"]);
+    // Nobody knows of the withdrawal. It is void, and in the same millisecond the hold fires.
+    scene.answer(0, "commit", CommitFault::UnknownAtLarge);
+    scene.deliver(0, "commit");
+    scene.run_but(0, &["end"]);
+    assert_eq!(scene.world.truth.fired, 1);
+    scene.run(0);
+    let told = scene.answer_to(question);
+    assert!(matches!(told, Some(Ok(Told::Ended(HoldEnd { how: Ending::Fired { .. }, .. })))), "{told:?}");
+}
+
+#[test]
+fn a_list_named_a_hold_twice_that_moved_while_it_was_read() {
+    let mut scene = Scene::new(quiet());
+    let hold = scene.hold("a", 6_000);
+    scene.accepted(&hold);
+    scene.checkpoint();
+    let query = HoldQuery { topic: None, from: None, to: None, after: None, limit: 100 };
+    let list = scene.ask(0, Ask::List(query));
+    scene.run_but(0, &["list"]);
+    scene.answer(0, "list", CommitFault::None);
+    scene.deliver(0, "list");
+    let due = Timestamp::from_millis(hold.due.as_millis() + 1_000);
+    let moved = scene.ask(0, Ask::Extend { id: hold.id.clone(), to: NewDue::Until(due), if_version: None, key: None });
+    scene.run_but(0, &["list"]);
+    assert!(matches!(scene.answer_to(moved), Some(Ok(Told::Rescheduled { .. }))));
+    scene.run(0);
+    let Some(Ok(Told::Listed(views))) = scene.answer_to(list) else { panic!("no list") };
+    assert_eq!(views.iter().map(|view| view.due).collect::<Vec<_>>(), [due]);
+}
+
+#[test]
+fn a_window_too_small_for_what_is_near_was_filled_and_emptied_on_and_on() {
+    let mut scene = Scene::new(HoldsSettings { window_bytes: 1_000, ..quiet() });
+    for each in 0..6 {
+        scene.append(&scene.hold(&format!("near{each}"), 8_000));
+    }
+    // It comes to rest, before and after they are in the store.
+    scene.run(0);
+    scene.checkpoint();
+    scene.wait(0, 5_000);
+    assert_eq!(scene.world.truth.fired, 0);
+    scene.wait(0, 3_000);
+    assert_eq!(scene.world.truth.fired, 6);
+}

@@ -1,0 +1,211 @@
+//! A scripted world of holds: what a seed would choose, a test says.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use whimbrel_model::ports::{Ask, HoldsError, Told};
+use whimbrel_model::{Headers, HeldMessage, Hold, HoldId, IdMint, Timestamp, TopicNumber};
+use whimbrel_roles::center::HoldsSettings;
+use whimbrel_sim::holds::node::{Call, name_of, name_of_answer};
+use whimbrel_sim::holds::world::{CommitFault, World};
+use whimbrel_sim::trace::Trace;
+
+/// Nothing that is scripted takes longer, unless it goes round in circles.
+const STEPS_MAX: usize = 2_000;
+
+pub struct Scene {
+    pub world: World,
+}
+
+/// Settings under which nothing happens that is not asked for.
+pub fn quiet() -> HoldsSettings {
+    let never = Duration::from_secs(1_000_000);
+    HoldsSettings {
+        window: Duration::from_secs(10),
+        checkpoint_interval: never,
+        trim_interval: never,
+        answer_within: never,
+        keep_log: Duration::from_millis(100),
+        ..HoldsSettings::default()
+    }
+}
+
+impl Scene {
+    /// Node 0 owns the shard and has nothing to do.
+    pub fn new(settings: HoldsSettings) -> Self {
+        let mut scene = Self { world: World::new(settings, 2, Trace::new(false)) };
+        scene.take(0);
+        scene
+    }
+
+    pub fn now(&self) -> i64 {
+        self.world.time
+    }
+
+    /// The node takes the shard over and comes to rest.
+    pub fn take(&mut self, node: usize) {
+        self.world.take(node);
+        self.run(node);
+    }
+
+    pub fn pass(&mut self, ms: i64) {
+        self.world.pass(ms);
+    }
+
+    /// Time passes and the node notices.
+    pub fn wait(&mut self, node: usize, ms: i64) {
+        self.pass(ms);
+        self.tick(node);
+        self.run(node);
+    }
+
+    pub fn tick(&mut self, node: usize) {
+        self.sound(|world| world.tick(node));
+    }
+
+    fn sound<T>(&mut self, step: impl FnOnce(&mut World) -> Result<T, String>) -> T {
+        let done = step(&mut self.world);
+        let done = done.unwrap_or_else(|wrong| panic!("{}\n{wrong}", self.world.trace.last().join("\n")));
+        let rebuilt = self.world.truth.is_rebuilt_from(&self.world.store, &self.world.log);
+        rebuilt.unwrap_or_else(|wrong| panic!("{}\n{wrong}", self.world.trace.last().join("\n")));
+        done
+    }
+
+    /// Everything of the node goes on until it waits for time or for others.
+    pub fn run(&mut self, node: usize) {
+        self.run_but(node, &[]);
+    }
+
+    /// The same, but calls of these names are left as they are.
+    pub fn run_but(&mut self, node: usize, held_back: &[&str]) {
+        for _ in 0..STEPS_MAX {
+            if self.world.is_starting(node) {
+                self.sound(|world| world.start_on(node));
+                continue;
+            }
+            if self.world.is_saving(node).is_some() && !held_back.contains(&"apply") {
+                self.sound(|world| world.answer_saving(node, false));
+                self.sound(|world| world.deliver_saving(node));
+                continue;
+            }
+            let count = self.world.calls(node).len();
+            let went_on = (0..count).any(|index| match &self.world.calls(node)[index] {
+                Call::Waiting(effect) if held_back.contains(&name_of(effect)) => false,
+                Call::Answered(input) if held_back.contains(&name_of_answer(input)) => false,
+                Call::Waiting(_) => self.sound(|world| world.answer_call(node, index, CommitFault::None, false)),
+                Call::Answered(_) => {
+                    self.sound(|world| world.deliver(node, index));
+                    true
+                }
+            });
+            if !went_on {
+                return;
+            }
+        }
+        panic!("{}\nnode {node} does not come to rest", self.world.trace.last().join("\n"));
+    }
+
+    /// The checkpoint under way ends, and nothing else.
+    pub fn run_one_save(&mut self, node: usize) {
+        assert!(self.world.is_saving(node).is_some(), "no checkpoint is under way");
+        self.sound(|world| world.answer_saving(node, false));
+        self.sound(|world| world.deliver_saving(node));
+    }
+
+    /// Whether the node waits for such a call.
+    pub fn waits_for(&self, node: usize, name: &str) -> bool {
+        let is = |call: &Call| matches!(call, Call::Waiting(effect) if name_of(effect) == name);
+        self.world.calls(node).iter().any(is)
+    }
+
+    /// The node's call of that name is answered, with that fault.
+    pub fn answer(&mut self, node: usize, name: &str, fault: CommitFault) {
+        let is = |call: &Call| matches!(call, Call::Waiting(effect) if name_of(effect) == name);
+        let index = self.world.calls(node).iter().position(is).unwrap_or_else(|| panic!("no call {name}"));
+        self.sound(|world| world.answer_call(node, index, fault, false));
+    }
+
+    /// The same, for a read that finds nothing although there is something.
+    pub fn answer_with_nothing(&mut self, node: usize, name: &str) {
+        let is = |call: &Call| matches!(call, Call::Waiting(effect) if name_of(effect) == name);
+        let index = self.world.calls(node).iter().position(is).unwrap_or_else(|| panic!("no call {name}"));
+        self.sound(|world| world.answer_call(node, index, CommitFault::None, true));
+    }
+
+    /// That answer arrives.
+    pub fn deliver(&mut self, node: usize, name: &str) {
+        let is = |call: &Call| matches!(call, Call::Answered(input) if name_of_answer(input) == name);
+        let index = self.world.calls(node).iter().position(is).unwrap_or_else(|| panic!("no answer {name}"));
+        self.sound(|world| world.deliver(node, index));
+    }
+
+    pub fn append(&mut self, hold: &Hold) {
+        self.sound(|world| world.append(hold));
+    }
+
+    /// Accepts the hold and lets node 0 fold it.
+    pub fn accepted(&mut self, hold: &Hold) {
+        self.append(hold);
+        self.run(0);
+    }
+
+    pub fn ask(&mut self, node: usize, ask: Ask) -> usize {
+        self.sound(|world| world.ask(node, ask))
+    }
+
+    /// Asks node 0 and waits for the answer.
+    pub fn told(&mut self, ask: Ask) -> Told {
+        let question = self.ask(0, ask);
+        self.run(0);
+        match self.answer_to(question) {
+            Some(Ok(told)) => told,
+            other => panic!("{}\n{other:?}", self.world.trace.last().join("\n")),
+        }
+    }
+
+    pub fn answer_to(&self, question: usize) -> Option<Result<Told, HoldsError>> {
+        self.world.questions[question].told.clone()
+    }
+
+    /// The store is brought up to what node 0 has folded: it is told to stop and takes the shard again.
+    pub fn checkpoint(&mut self) {
+        self.sound(|world| world.stop(0));
+        self.take(0);
+    }
+
+    /// The store is as it was when it was at that offset.
+    pub fn store_falls_back_to(&mut self, applied: u64) {
+        let found = (0..self.world.store.past()).rev().find(|index| self.world.store.past_applied(*index) == applied);
+        self.world.store.fall_back(found.expect("the store was there"));
+    }
+
+    pub fn hold(&self, id: &str, due_in_ms: i64) -> Hold {
+        let message = HeldMessage { key: None, value: Bytes::from_static(b"body"), headers: Headers::EMPTY };
+        Hold {
+            id: HoldId::new(id),
+            topic: TopicNumber(1),
+            topic_name: "orders".into(),
+            due: Timestamp::from_millis(self.now() + due_in_ms),
+            published_at: Timestamp::from_millis(self.now()),
+            version: 0,
+            fresh: false,
+            moves: Vec::new(),
+            message,
+        }
+    }
+
+    /// Under an id that never comes again.
+    pub fn minted(&self, due_in_ms: i64) -> Hold {
+        let id = IdMint::new(1, 0).mint_held(Timestamp::from_millis(self.now()), TopicNumber(1)).to_string();
+        Hold { fresh: true, ..self.hold(&id, due_in_ms) }
+    }
+}
+
+pub fn withdraw(hold: &Hold) -> Ask {
+    Ask::Withdraw { id: hold.id.clone() }
+}
+
+pub fn accept(hold: &Hold) -> Ask {
+    Ask::Accept(Arc::new(hold.clone()))
+}
