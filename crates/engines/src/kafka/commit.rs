@@ -262,10 +262,16 @@ impl FencedProducer {
         }
         let Failure { index, code } = failure;
         let (topic, entry) = (&topics[index], &entries[index]);
-        // A topic that somebody else has deleted shows as records that find no leader until their time is over.
+        // A topic that somebody else has deleted shows as records that find no leader until their time is over. One that a broker
+        // does not know may only be unknown to a broker that was started a moment ago: nothing is given up for that.
+        let may_be_gone = matches!(code, Code::MessageTimedOut) || outcome::is_unknown_partition(code);
         let is_gone =
-            matches!(code, Code::MessageTimedOut) && Instant::now() < deadline + self.timeout && self.is_gone(topic);
-        let code = if is_gone { Code::UnknownTopicOrPartition } else { code };
+            may_be_gone && Instant::now() < deadline + self.timeout && self.is_gone(topic, entry.partition.index);
+        let code = match code {
+            _ if is_gone => Code::UnknownTopicOrPartition,
+            _ if may_be_gone => Code::LeaderNotAvailable,
+            code => code,
+        };
         let error = outcome::append_error(
             code,
             Persistence::Excluded,
@@ -279,9 +285,9 @@ impl FencedProducer {
         }
     }
 
-    fn is_gone(&self, topic: &KnownTopic) -> bool {
-        let Ok(metadata) = self.producer.client().fetch_metadata(Some(&topic.name), self.timeout) else { return false };
-        metadata.topics().iter().any(|found| found.name() == topic.name && found.partitions().is_empty())
+    fn is_gone(&self, topic: &KnownTopic, index: u32) -> bool {
+        let metadata = self.producer.client().fetch_metadata(Some(&topic.name), self.timeout);
+        metadata.is_ok_and(|metadata| outcome::is_without(&metadata, &topic.name, index))
     }
 
     /// Aborting waits for the reports of everything that was sent, so somebody must poll meanwhile.

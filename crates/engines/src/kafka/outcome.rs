@@ -1,6 +1,7 @@
 //! Kafka's errors in the port's words. Pure: a code goes in, an error comes out.
 
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
+use rdkafka::metadata::Metadata;
 use whimbrel_model::PartitionId;
 use whimbrel_model::ports::LogError;
 
@@ -43,12 +44,20 @@ pub(super) fn is_unknown_partition(code: Code) -> bool {
     )
 }
 
-/// Whether trying again cannot help.
+/// Whether the cluster says that it has no such partition. A broker that was started a moment ago knows no topic and no broker, not
+/// even itself: what it says is not the cluster's word.
+pub(super) fn is_without(metadata: &Metadata, topic: &str, index: u32) -> bool {
+    let found = metadata.topics().iter().find(|found| found.name() == topic);
+    let has = found.is_some_and(|found| found.partitions().iter().any(|each| each.id() == index as i32));
+    !metadata.brokers().is_empty() && !has
+}
+
+/// Whether trying again cannot help. A time that Kafka does not believe is not among them: our clock or its own is wrong, and that is
+/// no fault of the record.
 fn is_refused_for_good(code: Code) -> bool {
     matches!(
         code,
-        Code::InvalidTimestamp
-            | Code::InvalidRecord
+        Code::InvalidRecord
             | Code::InvalidMessage
             | Code::TopicAuthorizationFailed
             | Code::ClusterAuthorizationFailed
@@ -138,6 +147,7 @@ mod tests {
         );
         assert!(matches!(outcome(Code::QueueFull, Persistence::Excluded), LogError::Overloaded(_)));
         assert!(matches!(outcome(Code::UnknownTopicOrPartition, Persistence::Excluded), LogError::UnknownPartition(_)));
-        assert!(matches!(outcome(Code::InvalidTimestamp, Persistence::Excluded), LogError::Unsupported(_)));
+        assert!(matches!(outcome(Code::InvalidRecord, Persistence::Excluded), LogError::Unsupported(_)));
+        assert!(matches!(outcome(Code::InvalidTimestamp, Persistence::Excluded), LogError::Unavailable(_)));
     }
 }

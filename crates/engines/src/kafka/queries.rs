@@ -125,7 +125,15 @@ impl Queries {
                 _ => Duration::ZERO,
             };
             if began.elapsed() + PAUSE_BEFORE_ASKING_AGAIN >= patience {
-                return Err(outcome::question_error(&error, partition));
+                let answer = outcome::question_error(&error, partition);
+                // A partition whose broker is gone or was just started is not known to anybody for a moment, and still there.
+                let is_gone = match &answer {
+                    LogError::UnknownPartition(_) => {
+                        outcome::is_without(&self.metadata(Some(&topic.name)).await?, &topic.name, partition.index)
+                    }
+                    _ => true,
+                };
+                return Err(if is_gone { answer } else { outcome::unavailable(&error) });
             }
             tokio::time::sleep(PAUSE_BEFORE_ASKING_AGAIN).await;
             if matches!(outcome::question_error(&error, partition), LogError::UnknownPartition(_)) {
