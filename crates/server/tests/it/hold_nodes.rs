@@ -14,7 +14,7 @@ use super::hold_crash::{Crew, number, settings};
 use super::hold_settling::{Settling, make_topics};
 use super::random::Random;
 use super::server::{PATIENCE, Server, converse};
-use super::services::{OwnKafka, OwnRedis, etcd_settings, skip};
+use super::services::{Outage as _, OwnEtcd, OwnKafka, OwnRedis, skip};
 
 const NEEDED: [&str; 3] = ["WHIMBREL_TEST_KAFKA_LIBS", "WHIMBREL_TEST_REDIS", "WHIMBREL_TEST_ETCD"];
 const ROUNDS_DEFAULT: u64 = 4;
@@ -22,23 +22,27 @@ const ROUND_OPERATIONS_DEFAULT: u64 = 300;
 const WORKERS: u64 = 8;
 /// Shorter than a node stands still, so that workers go elsewhere with what they hold.
 const ANSWER_WAIT: Duration = Duration::from_secs(3);
+const BRIEFLY_MS_MAX: u64 = 2500;
+/// How long etcd is gone: longer than sessions last.
+const WITHOUT_ETCD: Duration = Duration::from_secs(5);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What two nodes share.
 struct Shared {
     _kafka: OwnKafka,
     _redis: OwnRedis,
+    etcd: OwnEtcd,
     settings: Vec<String>,
 }
 
 impl Shared {
     fn start() -> Self {
-        let (kafka, redis) = (OwnKafka::start(), OwnRedis::start());
+        let (kafka, redis, etcd) = (OwnKafka::start(), OwnRedis::start(), OwnEtcd::start());
         let mut settings = kafka.settings();
         settings.extend(redis.settings());
-        settings.extend(etcd_settings());
+        settings.extend(etcd.settings());
         settings.extend(["etcd.session=2s", "internal_listen=127.0.0.1:0"].map(str::to_owned));
-        Self { _kafka: kafka, _redis: redis, settings }
+        Self { _kafka: kafka, _redis: redis, etcd, settings }
     }
 
     fn node(&self, folder: &TempDir, more: &[String]) -> Server {
@@ -71,6 +75,12 @@ fn holds_agree_with_a_model_while_nodes_stand_still_die_and_come_back() {
     for round in 0..rounds {
         crew.wait_for(round_operations);
         let victim = (round % 2) as usize;
+        // Short enough to lose nothing that it owns, or just not.
+        let node = nodes[victim].as_ref().unwrap();
+        node.freeze();
+        std::thread::sleep(Duration::from_millis(random.below(BRIEFLY_MS_MAX)));
+        node.go_on();
+        crew.wait_for(round_operations / 2);
         let is_killed = round % 4 >= 2;
         if is_killed {
             nodes[victim].take().unwrap().kill();
@@ -137,4 +147,37 @@ fn without_an_owner_commands_say_so_and_what_was_held_is_there_when_one_comes() 
         assert_eq!(client.withdraw(&held.id).await.unwrap().outcome, "withdrawn");
         client.hold("orders", &NewMessage::text("y").delay("1h").id("mine")).await.unwrap();
     });
+}
+
+#[test]
+fn holds_agree_with_a_model_while_coordination_is_gone() {
+    if skip(&NEEDED) {
+        return;
+    }
+    let round_operations = number("WHIMBREL_HOLD_ROUND_OPS", ROUND_OPERATIONS_DEFAULT);
+    let seed = number("WHIMBREL_HOLD_SEED", u64::from(std::process::id()));
+    println!("without etcd: seed {seed}");
+    let mut shared = Shared::start();
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let mut random = Random(seed);
+    let nodes = [0, 1].map(|node| shared.node(&folders[node], &settings(&mut random)));
+    runtime.block_on(make_topics(&nodes[0].client(), WORKERS));
+    let crew = Crew::begin(&runtime, WORKERS, Duration::from_secs(30), &mut random);
+    crew.open(&nodes.each_ref());
+    let mut settling = Settling::default();
+    crew.wait_for(round_operations);
+    for node in &nodes {
+        shared.etcd.kill();
+        std::thread::sleep(WITHOUT_ETCD);
+        runtime.block_on(settling.read_on(&node.client(), WORKERS));
+        shared.etcd.start_again();
+        wait_until_all_shards_answer(&runtime, node);
+        crew.wait_for(round_operations);
+    }
+    let operations = crew.operations.load(Ordering::Relaxed);
+    let workers = crew.end(&runtime);
+    let summary = runtime.block_on(settling.settle(&nodes[0].client(), workers));
+    println!("without etcd: seed {seed}, {operations} operations\n{summary}");
+    assert!(summary.contains("no_owner"), "nobody noticed");
 }

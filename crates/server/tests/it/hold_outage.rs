@@ -12,11 +12,11 @@ use super::hold_settling::{Settling, make_topics};
 use super::hold_work::now_ms;
 use super::random::Random;
 use super::server::{PATIENCE, Server, converse, read_all};
-use super::services::{OwnRedis, skip};
+use super::services::{Outage, OwnKafka, OwnRedis, skip};
 
 const OUTAGES_DEFAULT: u64 = 6;
 const OPERATIONS_BETWEEN: u64 = 200;
-const OUTAGE_MS_MAX: u64 = 3000;
+const OUTAGE_MS_MAX: u64 = 4000;
 const WORKERS: u64 = 6;
 const ANSWER_WAIT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -47,21 +47,17 @@ fn holds_agree_with_a_model_while_their_store_goes_stalls_and_forgets() {
     let crew = Crew::begin(&runtime, WORKERS, ANSWER_WAIT, &mut random);
     crew.open(&[&server]);
     let mut settling = Settling::default();
+    let mut earlier = redis.copy_of_disk();
     for outage in 0..outages {
         crew.wait_for(OPERATIONS_BETWEEN);
-        let lasts = Duration::from_millis(random.below(OUTAGE_MS_MAX));
-        match outage % 3 {
-            0 => {
-                redis.kill();
-                std::thread::sleep(lasts);
-                redis.start_again();
-            }
+        match outage % 4 {
+            0 => assert_eq!(redis.cli(&["flushall"]), "OK"),
             1 => {
-                redis.freeze();
-                std::thread::sleep(lasts);
-                redis.go_on();
+                earlier = redis.copy_of_disk();
+                kill_for_a_while(&mut redis, &mut random);
             }
-            _ => assert_eq!(redis.cli(&["flushall"]), "OK"),
+            2 => freeze_for_a_while(&redis, &mut random),
+            _ => redis.fall_back_to(&earlier),
         }
         runtime.block_on(settling.read_on(&server.client(), WORKERS));
     }
@@ -70,6 +66,56 @@ fn holds_agree_with_a_model_while_their_store_goes_stalls_and_forgets() {
     let workers = crew.end(&runtime);
     let summary = runtime.block_on(settling.settle(&server.client(), workers));
     println!("a store that fails: seed {seed}, {operations} operations, {outages} outages\n{summary}");
+}
+
+fn kill_for_a_while(service: &mut dyn Outage, random: &mut Random) {
+    service.kill();
+    std::thread::sleep(Duration::from_millis(random.below(OUTAGE_MS_MAX)));
+    service.start_again();
+}
+
+fn freeze_for_a_while(service: &dyn Outage, random: &mut Random) {
+    service.freeze();
+    std::thread::sleep(Duration::from_millis(random.below(OUTAGE_MS_MAX)));
+    service.go_on();
+}
+
+#[test]
+fn holds_agree_with_a_model_while_their_broker_goes_and_stalls() {
+    if skip(&["WHIMBREL_TEST_KAFKA_LIBS", "WHIMBREL_TEST_REDIS"]) {
+        return;
+    }
+    let outages = number("WHIMBREL_HOLD_OUTAGES", OUTAGES_DEFAULT);
+    let seed = number("WHIMBREL_HOLD_SEED", u64::from(std::process::id()));
+    println!("a broker that fails: seed {seed}, {outages} outages");
+    let folder = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let mut random = Random(seed);
+    let (mut kafka, redis) = (OwnKafka::start(), OwnRedis::start());
+    let mut all = settings(&mut random);
+    all.extend(kafka.settings());
+    all.extend(redis.settings());
+    // So short that calls end without an answer.
+    all.extend(
+        ["kafka.message_timeout=2s", "kafka.transaction_timeout=3s", "kafka.request_timeout=2s"].map(str::to_owned),
+    );
+    let arguments: Vec<&str> = all.iter().flat_map(|setting| ["--set", setting.as_str()]).collect();
+    let server = Server::start(folder.path(), &arguments);
+    runtime.block_on(make_topics(&server.client(), WORKERS));
+    let crew = Crew::begin(&runtime, WORKERS, ANSWER_WAIT, &mut random);
+    crew.open(&[&server]);
+    for outage in 0..outages {
+        crew.wait_for(OPERATIONS_BETWEEN);
+        match outage % 2 {
+            0 => freeze_for_a_while(&kafka, &mut random),
+            _ => kill_for_a_while(&mut kafka, &mut random),
+        }
+    }
+    crew.wait_for(OPERATIONS_BETWEEN);
+    let operations = crew.operations.load(Ordering::Relaxed);
+    let workers = crew.end(&runtime);
+    let summary = runtime.block_on(Settling::default().settle(&server.client(), workers));
+    println!("a broker that fails: seed {seed}, {operations} operations, {outages} outages\n{summary}");
 }
 
 #[test]

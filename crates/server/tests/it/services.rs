@@ -4,7 +4,7 @@
 //! allows it; `scripts/services up` installs what they need and writes `target/services/env`.
 
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 /// How long a server may take to serve.
-const START_MAX: Duration = Duration::from_secs(60);
+const START_MAX: Duration = Duration::from_secs(120);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// What names a cluster of Kafka: 16 bytes in URL-safe base64.
 const CLUSTER_ID: &str = "AAAAAAAAQACAAAAAAAAAAQ";
@@ -38,6 +38,11 @@ pub fn skip(variables: &[&str]) -> bool {
 struct Process(Option<Child>);
 
 impl Process {
+    fn signal(&self, signal: Signal) {
+        let process = self.0.as_ref().expect("it runs");
+        kill_process(Pid::from_child(process), signal).unwrap();
+    }
+
     fn kill(&mut self) {
         if let Some(mut process) = self.0.take() {
             let _ = process.kill();
@@ -52,11 +57,43 @@ impl Drop for Process {
     }
 }
 
+/// What a test can do to a server that others need.
+pub trait Outage {
+    /// Ends it as a crash would.
+    fn kill(&mut self);
+    /// Starts it again on what it left behind, and waits until it serves.
+    fn start_again(&mut self);
+    /// Stops it from answering, without its connections noticing.
+    fn freeze(&self);
+    fn go_on(&self);
+}
+
+macro_rules! signals {
+    () => {
+        fn kill(&mut self) {
+            self.process.kill();
+        }
+
+        fn freeze(&self) {
+            self.process.signal(Signal::STOP);
+        }
+
+        fn go_on(&self) {
+            self.process.signal(Signal::CONT);
+        }
+    };
+}
+
+fn silent(command: &mut Command) -> &mut Command {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null())
+}
+
 /// A Kafka of one node.
 pub struct OwnKafka {
     address: String,
-    _process: Process,
-    _folder: TempDir,
+    libraries: String,
+    process: Process,
+    folder: TempDir,
 }
 
 impl OwnKafka {
@@ -65,7 +102,6 @@ impl OwnKafka {
             std::env::var("WHIMBREL_TEST_KAFKA_LIBS").expect("scripts/services says where Kafka's jars are");
         let (address, controller) = (free_address(), free_address());
         let folder = tempfile::tempdir().unwrap();
-        let properties = folder.path().join("server.properties");
         let text = [
             "process.roles=broker,controller",
             "node.id=1",
@@ -75,33 +111,51 @@ impl OwnKafka {
             "controller.listener.names=CONTROLLER",
             "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
             "auto.create.topics.enable=false",
+            // A broker that was killed is taken back when its session is over.
+            "broker.session.timeout.ms=6000",
+            "broker.heartbeat.interval.ms=500",
             "offsets.topic.replication.factor=1",
             "offsets.topic.num.partitions=1",
             "transaction.state.log.replication.factor=1",
             "transaction.state.log.min.isr=1",
             "transaction.state.log.num.partitions=4",
         ];
-        std::fs::write(&properties, text.join("\n")).unwrap();
-        let java = |arguments: &[&str]| {
-            let mut command = Command::new("java");
-            let options = ["-Xmx384m", "-XX:+UseSerialGC", "-cp"];
-            command.args(options).arg(format!("{libraries}/*")).args(arguments).arg(&properties);
-            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-            command
-        };
-        let format = java(&["kafka.tools.StorageTool", "format", "--standalone", "-t", CLUSTER_ID, "-c"]).status();
+        let mut kafka = Self { address, libraries, process: Process(None), folder };
+        std::fs::write(kafka.properties(), text.join("\n")).unwrap();
+        let format =
+            kafka.java(&["kafka.tools.StorageTool", "format", "--standalone", "-t", CLUSTER_ID, "-c"]).status();
         assert!(format.expect("java runs: scripts/services installs it").success());
-        let process = Process(Some(java(&["kafka.Kafka"]).spawn().unwrap()));
-        wait_until("Kafka serves", || {
-            let kcat = Command::new("kcat").args(["-b", &address, "-L", "-m", "2"]).output();
-            kcat.expect("kcat runs: scripts/services installs it").status.success()
-        });
-        Self { address, _process: process, _folder: folder }
+        kafka.start_again();
+        kafka
+    }
+
+    fn properties(&self) -> PathBuf {
+        self.folder.path().join("server.properties")
+    }
+
+    fn java(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new("java");
+        let options = ["-Xmx384m", "-XX:+UseSerialGC", "-cp"];
+        command.args(options).arg(format!("{}/*", self.libraries)).args(arguments).arg(self.properties());
+        silent(&mut command);
+        command
     }
 
     /// The settings of a server that has its log there.
     pub fn settings(&self) -> Vec<String> {
         vec!["log.engine=kafka".to_owned(), format!("kafka.bootstrap={}", self.address)]
+    }
+}
+
+impl Outage for OwnKafka {
+    signals!();
+
+    fn start_again(&mut self) {
+        self.process = Process(Some(self.java(&["kafka.Kafka"]).spawn().unwrap()));
+        wait_until("Kafka serves", || {
+            let kcat = Command::new("kcat").args(["-b", &self.address, "-L", "-m", "2"]).output();
+            kcat.expect("kcat runs: scripts/services installs it").status.success()
+        });
     }
 }
 
@@ -119,32 +173,19 @@ impl OwnRedis {
         redis
     }
 
-    pub fn start_again(&mut self) {
-        let mut command = Command::new("redis-server");
-        command.args(["--bind", "127.0.0.1", "--port", &self.port.to_string(), "--save", "", "--daemonize", "no"]);
-        command.args(["--appendonly", "yes", "--appendfsync", "always", "--dir"]).arg(self.data());
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        self.process = Process(Some(command.spawn().expect("redis-server runs: scripts/services installs it")));
-        wait_until("Redis serves", || self.cli(&["ping"]) == "PONG");
+    /// What is on its disk now: every answered write.
+    pub fn copy_of_disk(&self) -> TempDir {
+        let copy = tempfile::tempdir().unwrap();
+        copy_folder(&self.data(), copy.path());
+        copy
     }
 
-    /// Ends it as a crash would.
-    pub fn kill(&mut self) {
-        self.process.kill();
-    }
-
-    /// Stops it from answering, without its connections noticing.
-    pub fn freeze(&self) {
-        self.signal(Signal::STOP);
-    }
-
-    pub fn go_on(&self) {
-        self.signal(Signal::CONT);
-    }
-
-    fn signal(&self, signal: Signal) {
-        let process = self.process.0.as_ref().expect("Redis runs");
-        kill_process(Pid::from_child(process), signal).unwrap();
+    /// Kills it, puts an earlier state of its disk back, and starts it again.
+    pub fn fall_back_to(&mut self, copy: &TempDir) {
+        self.kill();
+        std::fs::remove_dir_all(self.data()).unwrap();
+        copy_folder(copy.path(), &self.data());
+        self.start_again();
     }
 
     pub fn cli(&self, arguments: &[&str]) -> String {
@@ -164,22 +205,78 @@ impl OwnRedis {
     }
 
     fn data(&self) -> PathBuf {
-        self.folder.path().to_owned()
+        self.folder.path().join("data")
     }
 }
 
-/// The settings of servers that share the work through the etcd that `WHIMBREL_TEST_ETCD` names, apart from every other run.
-pub fn etcd_settings() -> Vec<String> {
-    let address = std::env::var("WHIMBREL_TEST_ETCD").expect("the address of etcd");
-    let run = format!("{:x}-{:x}", super::hold_work::now_ms(), std::process::id());
-    vec![
-        "coordination.engine=etcd".to_owned(),
-        format!("etcd.endpoints=http://{address}"),
-        format!("etcd.prefix=test-{run}/"),
-    ]
+impl Outage for OwnRedis {
+    signals!();
+
+    fn start_again(&mut self) {
+        std::fs::create_dir_all(self.data()).unwrap();
+        let mut command = Command::new("redis-server");
+        command.args(["--bind", "127.0.0.1", "--port", &self.port.to_string(), "--save", "", "--daemonize", "no"]);
+        command.args(["--appendonly", "yes", "--appendfsync", "always", "--dir"]).arg(self.data());
+        let process = silent(&mut command).spawn().expect("redis-server runs: scripts/services installs it");
+        self.process = Process(Some(process));
+        wait_until("Redis serves", || self.cli(&["ping"]) == "PONG");
+    }
 }
 
-pub fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+fn copy_folder(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy_folder(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+/// An etcd of one member.
+pub struct OwnEtcd {
+    address: String,
+    peer: String,
+    folder: TempDir,
+    process: Process,
+}
+
+impl OwnEtcd {
+    pub fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut etcd = Self { address: free_address(), peer: free_address(), folder, process: Process(None) };
+        etcd.start_again();
+        etcd
+    }
+
+    /// The settings of servers that share the work through it.
+    pub fn settings(&self) -> Vec<String> {
+        vec!["coordination.engine=etcd".to_owned(), format!("etcd.endpoints=http://{}", self.address)]
+    }
+}
+
+impl Outage for OwnEtcd {
+    signals!();
+
+    fn start_again(&mut self) {
+        let [client, peer] = [&self.address, &self.peer].map(|address| format!("http://{address}"));
+        let mut command = Command::new("etcd");
+        command.args(["--name", "default", "--logger", "zap", "--data-dir"]).arg(self.folder.path().join("etcd"));
+        command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+        command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+        command.args(["--initial-cluster", &format!("default={peer}")]);
+        let process = silent(&mut command).spawn().expect("etcd runs: scripts/services installs it");
+        self.process = Process(Some(process));
+        wait_until("etcd serves", || {
+            let health = Command::new("curl").args(["-s", "-m", "2", &format!("{client}/health")]).output();
+            health.is_ok_and(|answer| String::from_utf8_lossy(&answer.stdout).contains("\"health\":\"true\""))
+        });
+    }
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     let began = Instant::now();
     while !is_so() {
         assert!(began.elapsed() < START_MAX, "waited in vain until {what}");
@@ -187,7 +284,7 @@ pub fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-pub fn free_address() -> String {
+fn free_address() -> String {
     format!("127.0.0.1:{}", free_port())
 }
 
