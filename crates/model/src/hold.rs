@@ -12,7 +12,7 @@ use std::sync::Arc;
 use bytes::{Buf, BufMut, Bytes};
 
 use crate::partitioner::partition_of;
-use crate::{Headers, Record, Timestamp, TopicNumber};
+use crate::{Headers, HeadersBuilder, Record, Timestamp, TopicNumber};
 
 /// The topic whose partitions are the shards of all holds.
 pub const HOLDS_TOPIC: &str = "_holds";
@@ -29,6 +29,11 @@ pub const MOVES_REMEMBERED: usize = 8;
 pub const HOLD_ID_MAX_BYTES: usize = 255;
 /// Bytes of the reason that a dead hold keeps.
 pub const REASON_MAX_BYTES: usize = 1000;
+
+/// What the two headers of a fired message take, about: names, lengths, and two times.
+const FIRED_HEADERS_BYTES: usize = 2 * 6 + HEADER_DUE.len() + HEADER_PUBLISHED_AT.len() + 2 * 14;
+/// What the header of a hold takes beside its value.
+const HOLD_HEADER_BYTES: usize = 6 + HEADER_HOLD.len();
 
 const FORMAT: u8 = 1;
 const KIND_HELD: u8 = 1;
@@ -225,10 +230,8 @@ impl Hold {
 
     /// The message's record in its topic, fired at that time.
     pub fn fire(&self, fired_at: Timestamp) -> Record {
-        let mut headers = Headers::builder();
-        for (name, value) in self.message.headers.iter() {
-            headers.push(name, value);
-        }
+        let mut headers = HeadersBuilder::with_capacity(self.message.headers.encoded().len() + FIRED_HEADERS_BYTES);
+        headers.push_all(&self.message.headers);
         headers.push(HEADER_DUE, self.due.as_millis().to_string().as_bytes());
         headers.push(HEADER_PUBLISHED_AT, self.published_at.as_millis().to_string().as_bytes());
         Record {
@@ -329,7 +332,7 @@ impl HoldEnd {
         let how = match how {
             1 => Ending::Fired { partition },
             2 => Ending::Withdrawn,
-            3 => Ending::Dead { reason: reason.into() },
+            3 => Ending::Dead { reason },
             _ => return Err(MalformedHold::Garbled),
         };
         Ok(Self { how, at, due, published_at, topic, fingerprint })
@@ -352,10 +355,12 @@ impl HoldRecord {
             Self::Ended { id, end } => (describe_end(KIND_ENDED, id, end), None),
             Self::CarriedEnd { id, end } => (describe_end(KIND_CARRIED_END, id, end), None),
         };
-        let mut headers = Headers::builder();
+        let own = message.map(|message| &message.headers);
+        let own_bytes = own.map_or(0, |headers| headers.encoded().len());
+        let mut headers = HeadersBuilder::with_capacity(HOLD_HEADER_BYTES + description.len() + own_bytes);
         headers.push(HEADER_HOLD, &description);
-        for (name, value) in message.iter().flat_map(|message| message.headers.iter()) {
-            headers.push(name, value);
+        if let Some(own) = own {
+            headers.push_all(own);
         }
         Record {
             key: message.and_then(|message| message.key.clone()),
@@ -386,7 +391,7 @@ impl HoldRecord {
                         let mut fixed = take(&mut bytes, 9)?;
                         let (due, has_key) = (Timestamp::from_millis(fixed.get_i64_le()), fixed.get_u8() == 1);
                         let key = take_long(&mut bytes)?;
-                        Ok(Self::Moved { id, due, key: has_key.then(|| key.into()) })
+                        Ok(Self::Moved { id, due, key: has_key.then_some(key) })
                     }
                     KIND_ENDED => Ok(Self::Ended { id, end: HoldEnd::read(&mut bytes)? }),
                     KIND_CARRIED_END => Ok(Self::CarriedEnd { id, end: HoldEnd::read(&mut bytes)? }),
@@ -421,7 +426,7 @@ fn begin(kind: u8, id: &HoldId) -> Vec<u8> {
 fn read_beginning(bytes: &mut Bytes) -> Result<(u8, HoldId), MalformedHold> {
     let mut start = take(bytes, 2)?;
     match (start.get_u8(), start.get_u8()) {
-        (FORMAT, kind) => Ok((kind, HoldId(take_short(bytes)?.into()))),
+        (FORMAT, kind) => Ok((kind, HoldId(take_short(bytes)?))),
         (other, _) => Err(MalformedHold::OtherFormat(other)),
     }
 }
@@ -431,14 +436,14 @@ fn read_description(bytes: &mut Bytes) -> Result<(u8, Hold), MalformedHold> {
     let (kind, id) = read_beginning(bytes)?;
     let mut start = take(bytes, 5)?;
     let (flags, topic) = (start.get_u8(), TopicNumber(start.get_u32_le()));
-    let topic_name = take_short(bytes)?.into();
+    let topic_name = take_short(bytes)?;
     let mut fixed = take(bytes, 8 * 3 + 1)?;
     let due = Timestamp::from_millis(fixed.get_i64_le());
     let published_at = Timestamp::from_millis(fixed.get_i64_le());
     let version = fixed.get_u64_le();
     let mut moves = Vec::new();
     for _ in 0..fixed.get_u8() {
-        let key = take_long(bytes)?.into();
+        let key = take_long(bytes)?;
         let mut fixed = take(bytes, 16)?;
         moves.push(Move { key, due: Timestamp::from_millis(fixed.get_i64_le()), version: fixed.get_u64_le() });
     }
@@ -467,18 +472,18 @@ fn take(bytes: &mut Bytes, count: usize) -> Result<Bytes, MalformedHold> {
     if bytes.len() < count { Err(MalformedHold::Garbled) } else { Ok(bytes.split_to(count)) }
 }
 
-fn take_short(bytes: &mut Bytes) -> Result<String, MalformedHold> {
+fn take_short(bytes: &mut Bytes) -> Result<Arc<str>, MalformedHold> {
     let len = take(bytes, 1)?.get_u8();
-    text(take(bytes, len.into())?)
+    text(&take(bytes, len.into())?).map(Arc::from)
 }
 
-fn take_long(bytes: &mut Bytes) -> Result<String, MalformedHold> {
+fn take_long(bytes: &mut Bytes) -> Result<Box<str>, MalformedHold> {
     let len = take(bytes, 2)?.get_u16_le();
-    text(take(bytes, len.into())?)
+    text(&take(bytes, len.into())?).map(Box::from)
 }
 
-fn text(bytes: Bytes) -> Result<String, MalformedHold> {
-    String::from_utf8(bytes.into()).map_err(|_| MalformedHold::Garbled)
+fn text(bytes: &[u8]) -> Result<&str, MalformedHold> {
+    std::str::from_utf8(bytes).map_err(|_| MalformedHold::Garbled)
 }
 
 #[cfg(test)]

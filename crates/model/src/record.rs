@@ -140,6 +140,12 @@ impl HeadersBuilder {
         self
     }
 
+    /// Adds all pairs of others.
+    pub fn push_all(&mut self, headers: &Headers) -> &mut Self {
+        self.buffer.put_slice(&headers.0);
+        self
+    }
+
     pub fn take(&mut self) -> Headers {
         if self.buffer.is_empty() { Headers::EMPTY } else { Headers(self.buffer.split().freeze()) }
     }

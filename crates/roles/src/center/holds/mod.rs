@@ -15,5 +15,13 @@ pub mod unsaved;
 pub mod wheel;
 pub mod window;
 
+use std::collections::HashMap;
+
+use whimbrel_model::HoldId;
+
+/// What is kept by a hold's id. Each fold and each decision looks here several times; the hash is seeded at random, so that nobody
+/// can choose ids that meet.
+pub(crate) type IdMap<V> = HashMap<HoldId, V, foldhash::fast::RandomState>;
+
 #[cfg(test)]
 mod testing;

@@ -19,15 +19,16 @@ mod folding;
 mod looking;
 mod saving;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use whimbrel_model::ports::{
     Applied, Ask, At, CountQuery, DueCursor, HoldQuery, HoldsError, Known, LogError, ReadBatch, TimersError, Told,
     Write,
 };
-use whimbrel_model::{Hold, HoldEnd, HoldId, HoldRecord, Timestamp};
+use whimbrel_model::{Hold, HoldEnd, HoldId, Timestamp};
 
+use super::IdMap;
 use super::clock::{OwnerClock, Reading};
 use super::settings::HoldsSettings;
 use super::unsaved::Unsaved;
@@ -222,7 +223,7 @@ pub struct Shard {
 
     under_way: Option<UnderWay>,
     /// Holds that a commit under way decides upon, with what the store has of those that only it knew.
-    deciding: HashMap<HoldId, Option<Arc<Hold>>>,
+    deciding: IdMap<Option<Arc<Hold>>>,
     commit_again_at: Option<Timestamp>,
     /// Holds that can never be written, with the reason.
     doomed: Vec<(Arc<Hold>, Box<str>)>,
@@ -283,7 +284,7 @@ impl Shard {
             filling: None,
             fill_again_at: None,
             under_way: None,
-            deciding: HashMap::new(),
+            deciding: IdMap::default(),
             commit_again_at: None,
             doomed: Vec::new(),
             postponed: Vec::new(),
@@ -475,6 +476,3 @@ enum Judged {
     AskAgain,
     Fallen,
 }
-
-/// The parts of a record that the fold needs.
-type Folded = (u64, HoldRecord);

@@ -4,11 +4,14 @@
 //! `active` gathers, and are let go when the store has them. Whoever looks for an id looks here before the store, so it does not
 //! matter whether a read of the store saw the sealed ones already.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use whimbrel_model::ports::{Change, DueCursor, Known, Row};
 use whimbrel_model::{Hold, HoldId, Timestamp};
+
+use super::IdMap;
 
 #[derive(Debug, Clone)]
 struct Unit {
@@ -41,9 +44,9 @@ fn bytes_of(state: &Known) -> usize {
 
 #[derive(Debug, Default)]
 pub struct Unsaved {
-    active: HashMap<HoldId, Unit>,
+    active: IdMap<Unit>,
     active_bytes: usize,
-    sealed: Option<HashMap<HoldId, Unit>>,
+    sealed: Option<IdMap<Unit>>,
     sealed_bytes: usize,
     /// Pending ones among both that are not in the window, by due time.
     far: BTreeSet<(Timestamp, HoldId)>,
@@ -57,25 +60,25 @@ impl Unsaved {
 
     /// From now on the id is so. `stored` is the row that the store has for an id that is not here yet.
     pub fn set(&mut self, id: HoldId, state: Known, stored: Option<Row>) {
-        self.forget_far(&id);
-        let was = match self.active.get(&id) {
-            Some(unit) => {
-                self.active_bytes -= bytes_of(&unit.state);
-                unit.was
-            }
-            None => match self.sealed.as_ref().and_then(|sealed| sealed.get(&id)) {
-                Some(unit) => row_of_state(&unit.state),
-                None => stored,
-            },
-        };
         self.active_bytes += bytes_of(&state);
-        self.active.insert(id, Unit { state, was });
-    }
-
-    fn forget_far(&mut self, id: &HoldId) {
-        if let Some(Known::Pending(hold)) = self.get(id) {
-            let due = hold.due;
-            self.far.remove(&(due, id.clone()));
+        let earlier = match self.active.entry(id) {
+            Entry::Occupied(mut entry) => {
+                let earlier = std::mem::replace(&mut entry.get_mut().state, state);
+                self.active_bytes -= bytes_of(&earlier);
+                Some(earlier)
+            }
+            Entry::Vacant(entry) => {
+                let sealed = self.sealed.as_ref().and_then(|sealed| sealed.get(entry.key()));
+                let was = sealed.map_or(stored, |unit| row_of_state(&unit.state));
+                let earlier = sealed.map(|unit| unit.state.clone());
+                entry.insert(Unit { state, was });
+                earlier
+            }
+        };
+        if let Some(Known::Pending(hold)) = earlier
+            && !self.far.is_empty()
+        {
+            self.far.remove(&(hold.due, hold.id.clone()));
         }
     }
 

@@ -4,18 +4,18 @@
 //! bytes: beyond, its latest part is let go and the horizon comes nearer. An entry of the wheel dies on its version: only the
 //! one that says what the hold says now counts.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use whimbrel_model::ports::DueCursor;
 use whimbrel_model::{Hold, HoldId, Timestamp};
 
+use super::IdMap;
 use super::wheel::Wheel;
 
 #[derive(Debug)]
 pub struct Window {
     wheel: Wheel<(HoldId, u64)>,
-    holds: HashMap<HoldId, Arc<Hold>>,
+    holds: IdMap<Arc<Hold>>,
     bytes: usize,
     bytes_max: usize,
     horizon: DueCursor,
@@ -35,7 +35,7 @@ impl Window {
     pub fn new(now: Timestamp, bytes_max: usize) -> Self {
         Self {
             wheel: Wheel::new(now.as_millis()),
-            holds: HashMap::new(),
+            holds: IdMap::default(),
             bytes: 0,
             bytes_max,
             horizon: before(Timestamp::from_millis(i64::MIN)),
@@ -83,10 +83,10 @@ impl Window {
         }
     }
 
-    pub fn remove(&mut self, id: &HoldId) {
-        if let Some(hold) = self.holds.remove(id) {
-            self.bytes -= hold.size();
-        }
+    pub fn remove(&mut self, id: &HoldId) -> Option<Arc<Hold>> {
+        let hold = self.holds.remove(id)?;
+        self.bytes -= hold.size();
+        Some(hold)
     }
 
     /// The next hold that is due. It stays known until it is removed.

@@ -1,21 +1,24 @@
 //! Folding: the records of the shard, one after the other, into memory.
 
-use std::collections::HashMap;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use whimbrel_model::hold::MalformedHold;
 use whimbrel_model::ports::{At, Known, LogError, ReadBatch, Row, TimersError};
-use whimbrel_model::{Ending, Hold, HoldId, HoldRecord, Timestamp};
+use whimbrel_model::{Ending, Hold, HoldId, HoldRecord, StoredRecord, Timestamp};
 
+use super::super::IdMap;
 use super::super::settings::RETRY_AFTER;
 use super::super::unsaved::row_of;
-use super::{Effect, Folded, Judged, Shard, Token, after};
+use super::{Effect, Judged, Shard, Token, after};
 
-/// A page of records that waits for what the store knows of some of their ids.
+/// A page of records on its way into memory. It waits where the store must be asked about some of its ids.
 #[derive(Debug)]
 pub(super) struct Page {
-    records: Vec<Folded>,
+    records: VecDeque<StoredRecord>,
     next: u64,
+    /// What the store has of ids that memory did not know when it was asked.
+    known: IdMap<Option<Known>>,
     /// The call that asks for them, with the number of saves when it was made.
     asked: Option<(Token, u64, Vec<HoldId>)>,
 }
@@ -37,11 +40,6 @@ impl Resolved {
     }
 }
 
-/// Nothing can be known of its id yet.
-fn is_new(record: &HoldRecord) -> bool {
-    matches!(record, HoldRecord::Held(hold) if hold.fresh)
-}
-
 impl Shard {
     pub(super) fn read_on(&mut self, effects: &mut Vec<Effect>) {
         let is_full = self.unsaved.bytes_in_all() > self.settings.unsaved_bytes && self.unsaved.is_sealed();
@@ -56,19 +54,8 @@ impl Shard {
         self.is_reading = false;
         match read {
             Ok(batch) => {
-                let mut records = Vec::with_capacity(batch.records.len());
-                for stored in &batch.records {
-                    match HoldRecord::of(&stored.record, stored.offset) {
-                        Ok(record) => records.push((stored.offset, record)),
-                        Err(MalformedHold::OtherFormat(format)) => {
-                            let why = format!("the record at offset {} has format {format}", stored.offset);
-                            effects.push(Effect::Resign { why });
-                            return;
-                        }
-                        Err(error) => effects.push(Effect::Report { offset: stored.offset, why: error.to_string() }),
-                    }
-                }
-                self.page = Some(Page { records, next: batch.next, asked: None });
+                let (records, next) = (batch.records.into(), batch.next);
+                self.page = Some(Page { records, next, known: IdMap::default(), asked: None });
                 self.fold_page(effects);
             }
             // The store is behind the kept log, or the log is not the one that was folded.
@@ -92,25 +79,45 @@ impl Shard {
         Some(Resolved::from_store(Some(Known::Pending(Arc::clone(from_store)))))
     }
 
+    /// Folds the page record by record, each against what is known at that moment, until the store must be asked about one. What was
+    /// folded up to there counts: a checkpoint meanwhile has exactly that.
     fn fold_page(&mut self, effects: &mut Vec<Effect>) {
-        let Some(page) = &self.page else { return };
-        let mut unknown: Vec<HoldId> = Vec::new();
-        for (_, record) in &page.records {
-            if !is_new(record) && self.resolve(record.id()).is_none() {
-                unknown.push(record.id().clone());
+        let Some(mut page) = self.page.take() else { return };
+        while let Some(stored) = page.records.front() {
+            let offset = stored.offset;
+            match HoldRecord::of(&stored.record, offset) {
+                Ok(record) => {
+                    if !self.fold_one(offset, record, &page.known) {
+                        return self.ask_for_page(page, effects);
+                    }
+                }
+                Err(MalformedHold::OtherFormat(format)) => {
+                    let why = format!("the record at offset {offset} has format {format}");
+                    effects.push(Effect::Resign { why });
+                    return;
+                }
+                Err(error) => effects.push(Effect::Report { offset, why: error.to_string() }),
             }
+            self.folded = offset + 1;
+            page.records.pop_front();
         }
-        if !unknown.is_empty() {
-            unknown.sort_unstable();
-            unknown.dedup();
-            let token = self.token();
-            if let Some(page) = &mut self.page {
-                page.asked = Some((token, self.saves, unknown.clone()));
-            }
-            effects.push(Effect::Get { token, ids: unknown });
-            return;
-        }
-        self.fold_with(HashMap::new(), effects);
+        self.folded = page.next.max(self.folded);
+        self.folded_on(effects);
+    }
+
+    /// Asks the store about every id of the rest of the page that memory does not know.
+    fn ask_for_page(&mut self, mut page: Page, effects: &mut Vec<Effect>) {
+        let records = page.records.iter().filter_map(|stored| HoldRecord::of(&stored.record, stored.offset).ok());
+        let old = records.filter(|record| !matches!(record, HoldRecord::Held(hold) if hold.fresh));
+        let mut ids: Vec<HoldId> =
+            old.map(|record| record.id().clone()).filter(|id| self.resolve(id).is_none()).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let token = self.token();
+        page.known.clear();
+        page.asked = Some((token, self.saves, ids.clone()));
+        self.page = Some(page);
+        effects.push(Effect::Get { token, ids });
     }
 
     /// The store answered about the ids of the page, if the call was for that.
@@ -125,8 +132,8 @@ impl Shard {
         match found {
             Ok(at) => match self.judge(at.applied, saves) {
                 Judged::Sound => {
-                    let known = ids.into_iter().zip(at.found.iter().cloned()).collect();
-                    self.fold_with(known, effects);
+                    page_known(&mut self.page, ids, &at.found);
+                    self.fold_page(effects);
                 }
                 Judged::AskAgain => self.fold_page(effects),
                 Judged::Fallen => self.has_fallen = true,
@@ -150,53 +157,54 @@ impl Shard {
         }
     }
 
-    /// Folds the page with what the store has of the ids that memory did not know when the page came.
-    fn fold_with(&mut self, mut known: HashMap<HoldId, Option<Known>>, effects: &mut Vec<Effect>) {
-        let Some(page) = self.page.take() else { return };
-        // Memory may have let go of an id since, by a checkpoint, and may while the page is folded, by the window's bound. What is
-        // not known now must be asked for, or an ended hold would be taken for a new one.
-        for (_, record) in &page.records {
-            let id = record.id();
-            if is_new(record) || self.unsaved.get(id).is_some() || known.contains_key(id) {
-                continue;
-            }
-            let Some(resolved) = self.resolve(id) else {
-                self.page = Some(page);
-                return self.fold_page(effects);
-            };
-            known.insert(id.clone(), resolved.state);
-        }
-        for (offset, record) in page.records {
-            let resolved = match self.unsaved.get(record.id()) {
-                Some(state) => Resolved { state: Some(state.clone()), stored: None },
-                None => Resolved::from_store(known.get(record.id()).cloned().flatten()),
-            };
-            self.fold_one(offset, record, resolved);
-        }
-        self.folded = page.next.max(self.folded);
-        self.folded_on(effects);
+    /// What is known of an id: by memory, or by what the store had for this page.
+    fn look_up(&self, id: &HoldId, known: &IdMap<Option<Known>>) -> Option<Resolved> {
+        self.resolve(id).or_else(|| known.get(id).cloned().map(Resolved::from_store))
     }
 
-    fn fold_one(&mut self, offset: u64, record: HoldRecord, now: Resolved) {
-        let stored = now.stored;
+    /// Folds a record; false where the store must be asked about its id first.
+    fn fold_one(&mut self, offset: u64, record: HoldRecord, known: &IdMap<Option<Known>>) -> bool {
         match record {
-            // A second one of an id that is known is ignored.
-            HoldRecord::Held(hold) if now.state.is_none() => self.set_pending(hold.compact().into(), stored),
-            HoldRecord::Held(_) => {}
-            HoldRecord::Moved { due, key, .. } => {
-                if let Some(Known::Pending(hold)) = now.state {
-                    self.set_pending(hold.moved(due, key.as_deref(), offset).into(), stored);
+            HoldRecord::Held(hold) => {
+                let now = match hold.fresh {
+                    // Only a repeat of the very record could be known.
+                    true => Resolved { state: self.unsaved.get(&hold.id).cloned(), stored: None },
+                    false => match self.look_up(&hold.id, known) {
+                        Some(now) => now,
+                        None => return false,
+                    },
+                };
+                // A second one of an id that is known is ignored.
+                if now.state.is_none() {
+                    self.set_pending(hold.compact().into(), now.stored);
                 }
             }
-            HoldRecord::Carried(hold) => self.set_pending(hold.compact().into(), stored),
+            HoldRecord::Moved { id, due, key } => {
+                let Some(now) = self.look_up(&id, known) else { return false };
+                if let Some(Known::Pending(hold)) = now.state {
+                    self.set_pending(hold.moved(due, key.as_deref(), offset).into(), now.stored);
+                }
+            }
+            HoldRecord::Carried(hold) => {
+                let Some(now) = self.look_up(&hold.id, known) else { return false };
+                self.set_pending(hold.compact().into(), now.stored);
+            }
             HoldRecord::Ended { id, end } | HoldRecord::CarriedEnd { id, end } => {
+                // Nearly all that end come from the window. What is unsaved too knows its row itself.
+                let stored = match self.window.remove(&id) {
+                    Some(hold) => Some(row_of(&hold)),
+                    None => match self.look_up(&id, known) {
+                        Some(now) => now.stored,
+                        None => return false,
+                    },
+                };
                 if matches!(end.how, Ending::Fired { .. }) {
                     self.clock.no_lower_than(end.at, self.wall);
                 }
-                self.window.remove(&id);
                 self.unsaved.set(id, Known::Ended(end), stored);
             }
         }
+        true
     }
 
     fn set_pending(&mut self, hold: Arc<Hold>, stored: Option<Row>) {
@@ -225,5 +233,11 @@ impl Shard {
         self.is_ready_now();
         self.commit_is_folded();
         self.commands_folded(effects);
+    }
+}
+
+fn page_known(page: &mut Option<Page>, ids: Vec<HoldId>, found: &[Option<Known>]) {
+    if let Some(page) = page {
+        page.known = ids.into_iter().zip(found.iter().cloned()).collect();
     }
 }
