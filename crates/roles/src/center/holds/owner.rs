@@ -111,16 +111,13 @@ pub(crate) async fn own(
 
 impl Owner {
     async fn run(&mut self, questions: &mut mpsc::Receiver<Question>, stop: &CancellationToken) -> Option<String> {
-        let started = tokio::select! {
-            started = self.start(true) => started,
-            () = stop.cancelled() => return None,
-        };
         let mut alarm = match Alarm::new() {
             Ok(alarm) => alarm,
             Err(error) => return Some(format!("no timer could be had: {error}")),
         };
-        let mut inputs = match started {
-            Ok(input) => vec![input],
+        let mut inputs = match self.start(true, questions, stop).await {
+            Ok(Some(input)) => vec![input],
+            Ok(None) => return None,
             Err(why) => return Some(why),
         };
         loop {
@@ -134,12 +131,9 @@ impl Owner {
                         Effect::StartOver | Effect::OpenAnew => {
                             let anew = matches!(effect, Effect::OpenAnew);
                             self.drop_calls().await;
-                            let started = tokio::select! {
-                                started = self.start(anew) => started,
-                                () = stop.cancelled() => return None,
-                            };
-                            match started {
-                                Ok(input) => self.calls.push(Box::pin(std::future::ready(input))),
+                            match self.start(anew, questions, stop).await {
+                                Ok(Some(input)) => self.calls.push(Box::pin(std::future::ready(input))),
+                                Ok(None) => return None,
                                 Err(why) => return Some(why),
                             }
                         }
@@ -196,38 +190,36 @@ impl Owner {
         }
     }
 
-    /// Opens the fence where that is due, checks the ownership after it, and finds where store and log are. What does not answer is
-    /// tried again as long as the ownership stands.
-    async fn start(&mut self, anew: bool) -> Result<Input, String> {
-        let name = shard_name(self.number);
+    /// Finds where store and log are, under a fence opened anew where that is due; `None` where it is told to stop. Questions are taken
+    /// in meanwhile: who waits for too long hears that nothing was done.
+    async fn start(
+        &mut self,
+        anew: bool,
+        questions: &mut mpsc::Receiver<Question>,
+        stop: &CancellationToken,
+    ) -> Result<Option<Input>, String> {
+        let fence = self.fence.take().filter(|_| !anew);
+        let (tools, membership) = (Arc::clone(&self.tools), Arc::clone(&self.membership));
+        let starting = find_start(tools, self.number, self.partition, self.epoch, membership, fence);
+        tokio::pin!(starting);
         loop {
-            if !self.membership.stands() {
-                return Err("the session is lost".to_owned());
-            }
-            match self.try_start(&name, anew || self.fence.is_none()).await {
-                Ok(input) => return Ok(input),
-                Err(Trouble::Over(why)) => return Err(why),
-                Err(Trouble::Passing(why)) => {
-                    tracing::warn!(shard = self.number, %why, "the shard of holds cannot be taken yet; it is tried again");
-                    tokio::time::sleep(RETRY_AFTER).await;
+            let input = tokio::select! {
+                biased;
+                () = stop.cancelled() => return Ok(None),
+                started = &mut starting => {
+                    let (fence, input) = started?;
+                    self.fence = Some(fence);
+                    return Ok(Some(input));
+                }
+                Some(question) = questions.recv() => self.asked(question),
+                () = tokio::time::sleep(RETRY_AFTER) => Input::Tick,
+            };
+            for effect in self.shard.step(self.tools.reading(), input) {
+                if let Effect::Answer { ask, told } = effect {
+                    self.answer(ask, told);
                 }
             }
         }
-    }
-
-    async fn try_start(&mut self, name: &str, anew: bool) -> Result<Input, Trouble> {
-        if anew {
-            self.fence = Some(self.tools.log.fence(name, self.epoch).await?);
-            let is_owner = self.membership.owns(name, self.epoch).await;
-            if !is_owner.map_err(|error| Trouble::Passing(error.to_string()))? {
-                return Err(Trouble::Over("another node owns the shard".to_owned()));
-            }
-        }
-        let Some(applied) = self.tools.timers.open(self.number, self.epoch).await? else {
-            return Err(Trouble::Over("a newer owner has the shard's store".to_owned()));
-        };
-        let bounds = self.tools.log.bounds(self.partition).await?;
-        Ok(Input::Started { applied, first: bounds.first, end: bounds.next })
     }
 
     fn perform(&mut self, effect: Effect) {
@@ -349,6 +341,50 @@ impl Owner {
             let _ = question.reply.send(Err(DeskError::NotHere));
         }
         self.tools.figures.forget_shard(self.number);
+    }
+}
+
+/// Opens the fence where there is none, checks the ownership after it, and finds where store and log are. What does not answer is
+/// tried again as long as the ownership stands.
+async fn find_start(
+    tools: Arc<Tools>,
+    number: u32,
+    partition: PartitionId,
+    epoch: u64,
+    membership: Arc<dyn Membership>,
+    fence: Option<Fence>,
+) -> Result<(Fence, Input), String> {
+    let name = shard_name(number);
+    let try_once = async || -> Result<(Fence, Input), Trouble> {
+        let fence = match &fence {
+            Some(fence) => fence.clone(),
+            None => {
+                let opened = tools.log.fence(&name, epoch).await?;
+                let is_owner = membership.owns(&name, epoch).await;
+                if !is_owner.map_err(|error| Trouble::Passing(error.to_string()))? {
+                    return Err(Trouble::Over("another node owns the shard".to_owned()));
+                }
+                opened
+            }
+        };
+        let Some(applied) = tools.timers.open(number, epoch).await? else {
+            return Err(Trouble::Over("a newer owner has the shard's store".to_owned()));
+        };
+        let bounds = tools.log.bounds(partition).await?;
+        Ok((fence, Input::Started { applied, first: bounds.first, end: bounds.next }))
+    };
+    loop {
+        if !membership.stands() {
+            return Err("the session is lost".to_owned());
+        }
+        match try_once().await {
+            Ok(started) => return Ok(started),
+            Err(Trouble::Over(why)) => return Err(why),
+            Err(Trouble::Passing(why)) => {
+                tracing::warn!(shard = number, %why, "the shard of holds cannot be taken yet; it is tried again");
+                tokio::time::sleep(RETRY_AFTER).await;
+            }
+        }
     }
 }
 
