@@ -105,7 +105,8 @@ impl Reader {
                 let mut arrived = std::pin::pin!(arrivals.notified());
                 arrived.as_mut().enable();
                 let batch = stand.take(&reading.limits)?;
-                if !batch.records.is_empty() {
+                // Also where nothing but markers was passed: whoever waits for the log's end to be read has waited for that.
+                if !batch.records.is_empty() || batch.next > reading.from {
                     return Ok(Ok(batch));
                 }
                 let now = Instant::now();

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdkafka::ClientConfig;
 use rdkafka::producer::{BaseProducer, BaseRecord, FutureProducer, FutureRecord, Producer};
@@ -159,6 +159,26 @@ async fn what_an_aborted_transaction_wrote_is_passed_over_to_the_end() {
     assert_eq!(read.iter().map(|each| &each.record.value[..]).collect::<Vec<_>>(), [b"seen"]);
     // The marker comes moments after the answer, on a cluster perhaps behind the record that follows.
     assert!(read[0].offset >= 10, "ten records lie before it, which nobody sees");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_who_waits_is_told_at_once_that_what_was_open_will_never_be_seen() {
+    needs_kafka!();
+    let log = connect(settings()).await;
+    let spec = new_topic(&log, 1).await;
+    let partition = PartitionId::new(spec.number, 0);
+    let stranger = Stranger::begin(&spec.name);
+    stranger.write("never to be seen");
+    let waiting = tokio::spawn({
+        let log = log.clone();
+        let limits = ReadLimits { max_records: 10, max_bytes: 1000, wait: PATIENCE };
+        async move { log.read(partition, 0, limits).await }
+    });
+    tokio::task::block_in_place(|| stranger.abort());
+    let aborted_at = Instant::now();
+    let passed = waiting.await.expect("the reader ends by itself").expect("the partition can be read");
+    assert_eq!((passed.records.len(), passed.next), (0, log.bounds(partition).await.expect("it has an end").next));
+    assert!(aborted_at.elapsed() < PATIENCE / 2, "it waited for something to see");
 }
 
 /// Somebody else's transaction.
