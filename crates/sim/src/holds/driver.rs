@@ -193,7 +193,7 @@ impl Driver {
 
     fn tick_all(&mut self) -> Check {
         for node in 0..NODES {
-            if self.world.nodes[node].owner.is_some() && !self.world.is_starting(node) {
+            if self.world.nodes[node].owner.is_some() {
                 self.world.tick(node)?;
             }
         }
@@ -324,9 +324,7 @@ impl Driver {
     }
 
     fn ask(&mut self) -> Check {
-        let askable: Vec<usize> = (0..NODES)
-            .filter(|node| self.world.nodes[*node].owner.is_some() && !self.world.is_starting(*node))
-            .collect();
+        let askable: Vec<usize> = (0..NODES).filter(|node| self.world.nodes[*node].owner.is_some()).collect();
         if askable.is_empty() {
             return Ok(());
         }

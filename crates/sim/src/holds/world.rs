@@ -306,8 +306,10 @@ impl World {
         let reading = self.nodes[node].reading(self.time);
         self.truth.latest_clock = self.truth.latest_clock.max(reading.wall);
         let Some(owner) = &mut self.nodes[node].owner else { return Ok(()) };
+        let is_starting = owner.start.is_some();
         let effects = owner.shard.step(reading, input);
-        for effect in effects {
+        // Until store and log are found, it only answers.
+        for effect in effects.into_iter().filter(|effect| !is_starting || matches!(effect, Effect::Answer { .. })) {
             let Some(owner) = &mut self.nodes[node].owner else { return Ok(()) };
             match effect {
                 Effect::StartOver | Effect::OpenAnew => {
