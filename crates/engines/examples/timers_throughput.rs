@@ -29,6 +29,8 @@ const START_MS: i64 = 1_800_000_000_000;
 const QUESTIONS: u64 = 50_000;
 /// How long the store may catch up before its memory is looked at.
 const SETTLE: Duration = Duration::from_secs(5);
+/// Holds of the burst, at most.
+const BURST_MAX: u64 = 1_000_000;
 const STEADY_SECONDS: u64 = 10;
 const STEADY_PER_SECOND: u64 = 20_000;
 
@@ -43,19 +45,21 @@ async fn main() {
     println!("{rows} holds of {PAYLOAD_BYTES} bytes in {SHARDS} shards, {} MB resident", resident_mb());
     let mut owners = open(&folder).await;
     // Spread over an hour; the burst below has a second of its own.
-    let filled = Instant::now();
+    let filled = Spent::now();
     each(&mut owners, |owner| {
         owner.fill(0, rows / u64::from(SHARDS), |n| START_MS + 60_000 + (n * 7919 % 3_600_000) as i64)
     })
     .await;
-    report("put", rows, filled.elapsed());
+    filled.report("put", rows);
     tokio::time::sleep(SETTLE).await;
-    println!("{} MB resident {SETTLE:?} later, CPU so far {:.1}s", resident_mb(), cpu_seconds());
+    filled.report("put and settled", rows);
     questions(&owners, rows).await;
     owners = open_again(owners, &folder).await;
     questions(&owners, rows).await;
+    let spent = Spent::now();
     steady(&mut owners, rows).await;
-    burst(&mut owners, rows).await;
+    spent.report("steady: put, read and end of each", STEADY_SECONDS * STEADY_PER_SECOND);
+    burst(&mut owners, rows.min(BURST_MAX)).await;
     println!("{} MB resident at the end", resident_mb());
 }
 
@@ -72,9 +76,11 @@ async fn open(folder: &Path) -> Vec<Owner> {
 async fn open_again(owners: Vec<Owner>, folder: &Path) -> Vec<Owner> {
     let applied: Vec<_> = owners.iter().map(|owner| owner.applied).collect();
     drop(owners);
-    let began = Instant::now();
+    let closed = resident_mb();
+    let (began, cpu) = (Instant::now(), cpu_seconds());
     let mut owners = open(folder).await;
-    println!("opened again in {:.0?}, {} MB resident", began.elapsed(), resident_mb());
+    let (took, cpu) = (began.elapsed(), cpu_seconds() - cpu);
+    println!("opened again in {took:.0?}, CPU {cpu:.2}s; closed {closed} MB resident, then {} MB", resident_mb());
     owners.iter_mut().zip(applied).for_each(|(owner, applied)| owner.applied = applied);
     owners
 }
@@ -127,11 +133,10 @@ async fn steady(owners: &mut [Owner], rows: u64) {
             tokio::time::sleep_until((began + Duration::from_secs(second)).into()).await;
             let page = owner.page(after.take(), i64::MAX, per_shard as usize).await;
             after = page.last().map(|hold| DueCursor { due: hold.due, id: hold.id.clone() });
-            let new =
-                (0..per_shard / 2).map(|n| put(owner.shard, first + second * per_shard + n, START_MS + 4_000_000));
-            let changes = new.chain(page.iter().take(per_shard as usize / 2).map(|hold| end(hold))).collect();
+            let new = (0..per_shard).map(|n| put(owner.shard, first + second * per_shard + n, START_MS + 4_000_000));
+            let changes = new.chain(page.iter().map(|hold| end(hold))).collect();
             let began = Instant::now();
-            owner.write(changes, page.get(per_shard as usize / 2).map_or(START_MS, |hold| hold.due.as_millis())).await;
+            owner.write(changes, page.last().map_or(START_MS, |hold| hold.due.as_millis())).await;
             times.push(began.elapsed());
         }
         (owner, times)
@@ -139,13 +144,13 @@ async fn steady(owners: &mut [Owner], rows: u64) {
     .await;
 }
 
-/// As many holds again, all due in one second: read in due order and ended.
+/// More holds, all due in one second: read in due order and ended.
 async fn burst(owners: &mut [Owner], rows: u64) {
     let (first, count) = (1 << 40, rows / u64::from(SHARDS));
-    let began = Instant::now();
+    let spent = Spent::now();
     each(owners, move |owner| owner.fill(first, count, |n| START_MS + (n % 1000) as i64)).await;
-    report("put for the burst", rows, began.elapsed());
-    let began = Instant::now();
+    spent.report("put for the burst", rows);
+    let spent = Spent::now();
     each(owners, |owner| async move {
         let (mut after, mut read) = (None, 0);
         loop {
@@ -158,8 +163,8 @@ async fn burst(owners: &mut [Owner], rows: u64) {
         owner
     })
     .await;
-    report("read of the burst", rows, began.elapsed());
-    let began = Instant::now();
+    spent.report("read of the burst", rows);
+    let spent = Spent::now();
     each(owners, |mut owner| async move {
         let (mut after, mut slowest) = (None, Duration::ZERO);
         loop {
@@ -173,7 +178,7 @@ async fn burst(owners: &mut [Owner], rows: u64) {
         (owner, vec![slowest])
     })
     .await;
-    report("read and end of the burst", rows, began.elapsed());
+    spent.report("read and end of the burst", rows);
     let began = Instant::now();
     owners[0].page(None, START_MS + 60_000, PAGE).await;
     println!("first page after the burst in {:.1?}", began.elapsed());
@@ -251,13 +256,23 @@ fn end(hold: &Hold) -> Change {
     Change::End { id: hold.id.clone(), end, was: Some(Row { due: hold.due, topic: hold.topic }) }
 }
 
-fn report(what: &str, rows: u64, took: Duration) {
-    let rate = rows as f64 / took.as_secs_f64();
-    println!(
-        "{what}: {rows} in {took:.2?}, {rate:.0}/s, {} MB resident, CPU so far {:.1}s",
-        resident_mb(),
-        cpu_seconds()
-    );
+/// What something took.
+struct Spent {
+    began: Instant,
+    cpu_seconds: f64,
+}
+
+impl Spent {
+    fn now() -> Self {
+        Self { began: Instant::now(), cpu_seconds: cpu_seconds() }
+    }
+
+    fn report(&self, what: &str, rows: u64) {
+        let took = self.began.elapsed();
+        let rate = rows as f64 / took.as_secs_f64();
+        let cpu = (cpu_seconds() - self.cpu_seconds) * 1e6 / rows as f64;
+        println!("{what}: {rows} in {took:.2?}, {rate:.0}/s, {cpu:.1}µs of CPU each, {} MB resident", resident_mb());
+    }
 }
 
 fn percentiles(what: &str, mut times: Vec<Duration>) {

@@ -1,9 +1,11 @@
 //! Keyspaces by slices of time, dropped whole: what is forgotten after a time costs no tombstones and no scans.
 
 use std::collections::BTreeMap;
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use fjall::compaction::Leveled;
+use fjall::config::{BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry, PartitioningPolicy, PinningPolicy};
 use fjall::{Database, Keyspace, KeyspaceCreateOptions};
 use whimbrel_model::Timestamp;
 
@@ -13,8 +15,25 @@ const SLICES_PER_WINDOW: i64 = 2;
 /// Bytes of a keyspace's writes that are not in its tables yet. There are a handful of keyspaces.
 const MEMTABLE_BYTES: u64 = 8 << 20;
 
+/// Bytes of a table. A merge takes several: with smaller ones it is over sooner, and the first level is smaller, which is rewritten
+/// most often.
+const TABLE_BYTES: u64 = 16 << 20;
+
+/// Bits of a filter for each key: one lookup in a hundred for a key that is not there reads a block in vain.
+const FILTER_BITS_PER_KEY: f32 = 10.0;
+
+/// A keyspace whose memory does not grow with its size: filters and indexes of tables are in parts, which are read when they are
+/// needed and stay in the cache or not, as all blocks.
 pub(super) fn small_keyspace() -> KeyspaceCreateOptions {
-    KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE_BYTES)
+    let filter = FilterPolicyEntry::Bloom(BloomConstructionPolicy::BitsPerKey(FILTER_BITS_PER_KEY));
+    KeyspaceCreateOptions::default()
+        .max_memtable_size(MEMTABLE_BYTES)
+        .filter_policy(FilterPolicy::all(filter))
+        .index_block_pinning_policy(PinningPolicy::disabled())
+        .filter_block_pinning_policy(PinningPolicy::disabled())
+        .index_block_partitioning_policy(PartitioningPolicy::all(true))
+        .filter_block_partitioning_policy(PartitioningPolicy::all(true))
+        .compaction_strategy(Arc::new(Leveled::default().with_table_target_size(TABLE_BYTES)))
 }
 
 pub(super) struct Slices {

@@ -2,14 +2,14 @@
 //!
 //! A write is one batch of the LSM over all its keyspaces, which the LSM's one journal takes whole or not at all and has synced
 //! before it answers: done means durable, so the log may be trimmed behind it. Reads take where the shard is and what they
-//! find from one snapshot. Holds are kept in due order with their payloads, by id, and by topic; ends in slices of time that are
-//! dropped whole; counts by the minute are kept with every write. [`keys`] has the formats, [`line`] says why a hold that fires
-//! is not deleted from what is in due order.
+//! find from one snapshot. Holds are kept in due order with their payloads, and by id; ends in slices of time that are dropped
+//! whole; counts by topic and minute are kept with every write, and lead to what a topic has. [`keys`] has the formats, [`line`]
+//! says why a hold that fires is deleted from neither.
 //!
 //! Nothing here is kept in memory by the number of holds: writes that are not in tables yet, blocks of tables that were read,
-//! and the index and filter blocks among them are bounded below, whatever the store holds.
+//! and the index and filter blocks among them are bounded below, whatever the store holds. [`writer`] says why one thread writes.
 //!
-//! All but small questions for ids run on threads that may block: a write waits for the disk, and for the LSM where it must
+//! Everything but a question for one id runs on threads that may block: a write waits for the disk, and for the LSM where it must
 //! catch up.
 
 mod erase;
@@ -17,13 +17,17 @@ mod keys;
 mod line;
 mod read;
 mod write;
+mod writer;
+
+#[cfg(test)]
+mod merged;
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fjall::compaction::filter::Factory;
-use fjall::config::{BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry};
+use fjall::config::{BlockSizePolicy, FilterPolicy};
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable};
 use whimbrel_model::ports::{
     Applied, CountQuery, DueCursor, HoldQuery, Known, PortFuture, Timers, TimersError, TimersRead, Write,
@@ -32,19 +36,21 @@ use whimbrel_model::{Hold, HoldEnd, HoldId, Timestamp};
 
 use super::slices::{Slices, small_keyspace};
 use erase::Eraser;
-use keys::{MINUTE, Place, ShardState};
-use line::{BelowTheLine, Lines};
+use keys::{Place, ShardState};
+use line::{BelowTheLine, Lines, TimeIn};
+use writer::Writer;
 
 /// Memory that the LSM may use for blocks of its tables.
 const CACHE_BYTES: u64 = 32 << 20;
 /// Bytes of rows that are not in tables yet. The LSM stops writers when four such heaps wait for its worker.
 const ROWS_MEMTABLE_BYTES: u64 = 16 << 20;
-/// The LSM's journal, which a start reads again: what is beyond is in tables.
-const JOURNAL_BYTES_MAX: u64 = 128 << 20;
-/// Threads of the LSM that write tables and merge them: one can flush while the other merges.
-const WORKERS: usize = 2;
-/// Shards that are written at the same time; more of them take turns.
-const WRITE_LOCKS: usize = 64;
+/// Bytes of a block of rows: scans read many rows at once, a question for an id reads one block for its row.
+const ROWS_BLOCK_BYTES: u32 = 16 << 10;
+/// The LSM's journal, which a start reads again: what is beyond is in tables. The LSM allows no less; it keeps two to three times as
+/// much for moments.
+const JOURNAL_BYTES_MAX: u64 = 64 << 20;
+/// Threads of the LSM that write tables and merge them. Of two, one would spin while the other merges.
+const WORKERS: usize = 1;
 /// Ids of a question that is answered on the caller's thread: handing it over would cost as much again.
 const GET_INLINE_MAX: usize = 1;
 
@@ -63,6 +69,7 @@ impl Default for TimerSettings {
 /// Timers in an LSM of the data folder.
 pub struct LsmTimers {
     inner: Arc<Inner>,
+    writer: Writer,
     eraser: Eraser,
 }
 
@@ -71,42 +78,35 @@ struct Inner {
     database: Database,
     shards: Keyspace,
     rows: Keyspace,
-    late: Keyspace,
     ids: Keyspace,
-    topics: Keyspace,
+    late: Keyspace,
+    late_ids: Keyspace,
     counts: Keyspace,
     lines: Arc<Lines>,
     ends: Slices,
     dead: Slices,
-    /// A shard is written by one at a time: a write reads where the shard is and what it counts, and then commits.
-    write_locks: [Mutex<()>; WRITE_LOCKS],
 }
 
 fn unavailable(error: fjall::Error) -> TimersError {
     TimersError::Unavailable(error.to_string())
 }
 
-/// A keyspace that is only read in order, so that filters would be built for nobody.
-fn ordered_keyspace() -> KeyspaceCreateOptions {
-    small_keyspace().filter_policy(FilterPolicy::disabled())
-}
-
-/// Every lookup by id comes here first, for ids that are not there too.
-fn filtered_keyspace() -> KeyspaceCreateOptions {
-    let filter = FilterPolicyEntry::Bloom(BloomConstructionPolicy::BitsPerKey(10.0));
-    small_keyspace().filter_policy(FilterPolicy::all(filter))
+/// Read in order, and by keys that are known to be there: filters would be built for nobody.
+fn rows_keyspace() -> KeyspaceCreateOptions {
+    let options = small_keyspace().max_memtable_size(ROWS_MEMTABLE_BYTES).filter_policy(FilterPolicy::disabled());
+    options.data_block_size_policy(BlockSizePolicy::all(ROWS_BLOCK_BYTES))
 }
 
 /// What merges of tables may leave out, by keyspace.
 fn filters(lines: &Arc<Lines>) -> CompactionFilters {
     let lines = Arc::clone(lines);
     Arc::new(move |keyspace| {
-        let span_ms = match keyspace {
-            "rows" => 0,
-            "topics" => MINUTE.as_millis() as i64,
+        let time_in = match keyspace {
+            "rows" => TimeIn::Key,
+            "ids" => TimeIn::Value,
             _ => return None,
         };
-        Some(Arc::new(BelowTheLine { lines: Arc::clone(&lines), span_ms }))
+        Some(Arc::new(BelowTheLine { lines: Arc::clone(&lines), time_in }))
     })
 }
 
@@ -122,22 +122,21 @@ impl LsmTimers {
             |name, options: fn() -> KeyspaceCreateOptions| database.keyspace(name, options).map_err(unavailable);
         let inner = Inner {
             shards: keyspace("shards", small_keyspace)?,
-            rows: keyspace("rows", || small_keyspace().max_memtable_size(ROWS_MEMTABLE_BYTES))?,
+            rows: keyspace("rows", rows_keyspace)?,
+            ids: keyspace("ids", small_keyspace)?,
             late: keyspace("late", small_keyspace)?,
-            ids: keyspace("ids", filtered_keyspace)?,
-            topics: keyspace("topics", ordered_keyspace)?,
+            late_ids: keyspace("late_ids", small_keyspace)?,
             counts: keyspace("counts", small_keyspace)?,
             ends: Slices::open(&database, "ends", settings.remember).map_err(unavailable)?,
             dead: Slices::open(&database, "dead", settings.remember).map_err(unavailable)?,
             lines,
-            write_locks: std::array::from_fn(|_| Mutex::new(())),
             settings,
             database,
         };
         inner.note_lines()?;
         let inner = Arc::new(inner);
-        let eraser = Eraser::start(Arc::clone(&inner))?;
-        Ok(Self { inner, eraser })
+        let (writer, eraser) = (Writer::start(Arc::clone(&inner))?, Eraser::start(Arc::clone(&inner))?);
+        Ok(Self { inner, writer, eraser })
     }
 
     /// Runs where blocking harms nobody.
@@ -152,11 +151,6 @@ impl LsmTimers {
 }
 
 impl Inner {
-    fn write_lock(&self, shard: u32) -> MutexGuard<'_, ()> {
-        // It guards no data, only the turn.
-        self.write_locks[shard as usize % WRITE_LOCKS].lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Where the shard is, in what is read.
     fn state(&self, reader: &impl Readable, shard: u32) -> Result<Option<ShardState>, TimersError> {
         let Some(value) = reader.get(&self.shards, shard.to_be_bytes()).map_err(unavailable)? else { return Ok(None) };
@@ -176,8 +170,8 @@ impl Inner {
         Ok(())
     }
 
+    /// For the writer's thread alone, as every write.
     fn open_shard(&self, shard: u32, epoch: u64) -> Result<Option<u64>, TimersError> {
-        let _turn = self.write_lock(shard);
         let known = self.state(&self.database.snapshot(), shard)?;
         let state = known.unwrap_or(ShardState::UNKNOWN);
         if epoch < state.epoch {
@@ -194,12 +188,12 @@ impl Inner {
 
 impl Timers for LsmTimers {
     fn open(&self, shard: u32, epoch: u64) -> PortFuture<'_, Result<Option<u64>, TimersError>> {
-        Box::pin(self.apart(move |inner| inner.open_shard(shard, epoch)))
+        Box::pin(self.writer.write(move |inner| inner.open_shard(shard, epoch)))
     }
 
     fn apply(&self, shard: u32, write: Write) -> PortFuture<'_, Result<Applied, TimersError>> {
         Box::pin(async move {
-            let (applied, chore) = self.apart(move |inner| inner.apply(shard, write)).await?;
+            let (applied, chore) = self.writer.write(move |inner| inner.apply(shard, write)).await?;
             if let Some(chore) = chore {
                 self.eraser.take(chore);
             }

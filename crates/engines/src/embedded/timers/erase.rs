@@ -12,9 +12,8 @@ use std::thread::JoinHandle;
 use fjall::{AbstractTree, Database, Keyspace};
 use whimbrel_model::Timestamp;
 use whimbrel_model::ports::TimersError;
-use whimbrel_model::ports::timers::bucket_start;
 
-use super::keys::{MINUTE, Place};
+use super::keys::Place;
 use super::{Inner, unavailable};
 
 /// Keys that are deleted in one batch.
@@ -97,16 +96,11 @@ fn run(inner: &Inner, asked: &Receiver<Chore>, stop: &AtomicBool) {
 }
 
 fn drop_below(inner: &Inner, place: Place, below: Timestamp) -> fjall::Result<()> {
-    for keyspace in [&inner.rows, &inner.topics] {
-        // A key of a topic begins with its minute, and the minute that the line is in stays whole.
-        let below = bucket_start(below, MINUTE);
-        keyspace.tree.drop_range(place.prefix().to_vec()..place.by_due(below, ""))?;
-    }
-    Ok(())
+    Ok(inner.rows.tree.drop_range(place.prefix().to_vec()..place.by_due(below, ""))?)
 }
 
 fn erase(inner: &Inner, place: Place, stop: &AtomicBool) -> fjall::Result<()> {
-    for keyspace in [&inner.rows, &inner.late, &inner.ids, &inner.topics, &inner.counts] {
+    for keyspace in [&inner.rows, &inner.ids, &inner.late, &inner.late_ids, &inner.counts] {
         if !erase_prefix(&inner.database, keyspace, &place.prefix(), stop)? {
             return Ok(());
         }

@@ -5,13 +5,16 @@
 //! shards   shard                                      -> format, epoch, applied, generation, floor, line, now
 //!          shard, generation                          -> nothing: that generation is to be erased
 //! rows     shard, generation, due, id                 -> the hold, with its payload
-//! late     shard, generation, due, id                 -> the same, of holds that were put below the line
-//! ids      shard, generation, id                      -> due
-//! topics   shard, generation, minute, topic, due, id  -> nothing, of rows
-//! counts   shard, generation, topic, minute           -> how many are due in it
+//! ids      shard, generation, id                      -> due, of rows and of garbage
+//! late     shard, generation, due, id                 -> the hold, of holds that were put below the line
+//! late_ids shard, generation, id                      -> due, of late ones
+//! counts   shard, generation, topic, minute           -> how many are due in it, and in which of its seconds there were any
 //! ends-*   shard, generation, id                      -> applied, the end
 //! dead-*   shard, generation, due, id                 -> nothing
 //! ```
+//!
+//! What a topic has is found through its counts: only the seconds in which it has something are looked through. So a hold costs
+//! two keys and not three.
 //!
 //! Numbers in keys are big endian, and times have their sign turned, so that the order of bytes is the order of numbers. An id
 //! stands last in its key, so it needs no length.
@@ -19,10 +22,9 @@
 use std::time::Duration;
 
 use whimbrel_model::ports::DueCursor;
-use whimbrel_model::ports::timers::bucket_start;
 use whimbrel_model::{HoldId, Timestamp, TopicNumber};
 
-const FORMAT: u8 = 1;
+const FORMAT: u8 = 2;
 /// What counts are kept by.
 pub(super) const MINUTE: Duration = Duration::from_secs(60);
 const SIGN: u64 = 1 << 63;
@@ -122,22 +124,6 @@ impl Place {
         key
     }
 
-    pub fn by_topic(self, topic: TopicNumber, due: Timestamp, id: &str) -> Vec<u8> {
-        let mut key = self.key(20 + id.len());
-        key.extend_from_slice(&sortable(bucket_start(due, MINUTE)));
-        key.extend_from_slice(&topic.0.to_be_bytes());
-        key.extend_from_slice(&sortable(due));
-        key.extend_from_slice(id.as_bytes());
-        key
-    }
-
-    /// After everything of a topic that is due in a minute.
-    pub fn end_of_minute(self, topic: TopicNumber, minute: Timestamp) -> Vec<u8> {
-        let mut key = self.by_due(minute, "");
-        key.extend_from_slice(&topic.0.saturating_add(1).to_be_bytes());
-        key
-    }
-
     pub fn count(self, topic: TopicNumber, minute: Timestamp) -> Vec<u8> {
         let mut key = self.key(12);
         key.extend_from_slice(&topic.0.to_be_bytes());
@@ -146,15 +132,51 @@ impl Place {
     }
 }
 
+/// What a topic has in a minute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Minute {
+    pub count: u64,
+    /// A bit for each second in which there was any since there was none in the whole minute.
+    pub seconds: u64,
+}
+
+impl Minute {
+    pub const EMPTY: Self = Self { count: 0, seconds: 0 };
+
+    pub fn encode(self) -> Vec<u8> {
+        [self.count.to_le_bytes(), self.seconds.to_le_bytes()].concat()
+    }
+
+    pub fn decode(value: &[u8]) -> Option<Self> {
+        let (count, rest) = value.split_first_chunk()?;
+        let seconds = rest.try_into().ok()?;
+        Some(Self { count: u64::from_le_bytes(*count), seconds: u64::from_le_bytes(seconds) })
+    }
+
+    /// Stretches of seconds, in milliseconds of the minute, that may have some: from, to.
+    pub fn stretches(self) -> impl Iterator<Item = (i64, i64)> {
+        let mut seconds = self.seconds;
+        std::iter::from_fn(move || {
+            if seconds == 0 {
+                return None;
+            }
+            let first = seconds.trailing_zeros();
+            let len = (seconds >> first).trailing_ones();
+            seconds = seconds.checked_shr(first + len).map_or(0, |rest| rest << (first + len));
+            Some((i64::from(first) * 1000, i64::from(first + len) * 1000))
+        })
+    }
+}
+
+/// The bit of the second of its minute that a time is in.
+pub(super) fn second_of(time: Timestamp) -> u64 {
+    1 << time.as_millis().rem_euclid(60_000).div_euclid(1000)
+}
+
 /// The place in due order that a key of [`Place::by_due`] ends with.
 pub(super) fn due_of(key: &[u8]) -> Option<DueCursor> {
     let (due, id) = key.get(8..)?.split_first_chunk::<8>()?;
     Some(DueCursor { due: unsortable(*due), id: HoldId::new(std::str::from_utf8(id).ok()?) })
-}
-
-/// The place in due order that a key of [`Place::by_topic`] ends with.
-pub(super) fn due_in_topic(key: &[u8]) -> Option<DueCursor> {
-    due_of(key.get(12..)?)
 }
 
 /// The minute that a key of [`Place::count`] ends with.
@@ -192,10 +214,20 @@ pub(super) mod tests {
     fn a_key_tells_its_due_time_and_id() {
         let expected = Some(DueCursor { due: at(-7), id: HoldId::new("order-1") });
         assert_eq!(due_of(&PLACE.by_due(at(-7), "order-1")), expected);
-        assert_eq!(due_in_topic(&PLACE.by_topic(TopicNumber(1), at(-7), "order-1")), expected);
         assert_eq!(due_of(&PLACE.prefix()), None);
         assert_eq!(minute_of(&PLACE.count(TopicNumber(1), at(60_000))), Some(at(60_000)));
         assert_eq!(Place::of_prefix(PLACE.prefix()), PLACE);
+    }
+
+    #[test]
+    fn a_minute_tells_in_which_seconds_there_may_be_some() {
+        let seconds = [at(0), at(59_999), at(-1), at(3_000), at(4_999)].map(second_of);
+        let minute = Minute { count: 4, seconds: seconds.into_iter().fold(0, |all, bit| all | bit) };
+        assert_eq!(minute.stretches().collect::<Vec<_>>(), [(0, 1_000), (3_000, 5_000), (59_000, 60_000)]);
+        assert_eq!(Minute { count: 1, seconds: u64::MAX }.stretches().count(), 1);
+        assert_eq!(Minute::EMPTY.stretches().count(), 0);
+        assert_eq!(Minute::decode(&minute.encode()), Some(minute));
+        assert_eq!(Minute::decode(b"short"), None);
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! The line of a shard: a time below which everything has come due and ended, but for a few that were put there late.
 //!
-//! Nearly every hold ends when its time has come, in due order. Deleting each of them from what is kept in due order would cost
-//! more than all the rest of its end, so below the line nothing is deleted and nothing is read: what lies there is garbage, which
-//! merges of tables leave out and which goes by whole tables where it fills them. The line only rises (an emptied shard
-//! begins anew, in the next generation). A hold that is put below it is kept apart, in a keyspace for late ones.
+//! Nearly every hold ends when its time has come, in due order. Deleting each of them by its time and by its id would make three
+//! keys of the one that its end is, so below the line nothing is deleted and nothing is read: what lies there is garbage, which
+//! merges of tables leave out and which goes by whole tables where it fills them. An id that points below the line is garbage
+//! too. The line only rises (an emptied shard begins anew, in the next generation). A hold that is put below it is kept apart,
+//! in keyspaces for late ones.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -49,11 +50,18 @@ impl Lines {
     }
 }
 
-/// Leaves out what lies below the lines when tables are merged. Keys begin with their place and a time.
+/// Where an entry has the time that decides. Its key begins with its place in either case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TimeIn {
+    /// After the place.
+    Key,
+    Value,
+}
+
+/// Leaves out what lies below the lines when tables are merged.
 pub(super) struct BelowTheLine {
     pub lines: Arc<Lines>,
-    /// What the keys' times stand for: a key may go when its time and all that follow it for so long are below the line.
-    pub span_ms: i64,
+    pub time_in: TimeIn,
 }
 
 impl Factory for BelowTheLine {
@@ -62,64 +70,75 @@ impl Factory for BelowTheLine {
     }
 
     fn make_filter(&self, _: &Context) -> Box<dyn CompactionFilter> {
-        Box::new(Sieve { lines: self.lines.copy(), span_ms: self.span_ms })
+        Box::new(Sieve { lines: self.lines.copy(), time_in: self.time_in })
     }
 }
 
 struct Sieve {
     lines: HashMap<u32, Line>,
-    span_ms: i64,
+    time_in: TimeIn,
 }
 
 impl Sieve {
-    fn is_garbage(&self, key: &[u8]) -> bool {
+    fn is_garbage(&self, key: &[u8], value: &[u8]) -> bool {
         let Some((prefix, rest)) = key.split_first_chunk() else { return false };
-        let (place, Some(time)) = (Place::of_prefix(*prefix), rest.first_chunk()) else { return false };
-        let last = unsortable(*time).as_millis().saturating_add(self.span_ms);
+        let time = match self.time_in {
+            TimeIn::Key => rest.first_chunk(),
+            TimeIn::Value => value.first_chunk(),
+        };
+        let (place, Some(time)) = (Place::of_prefix(*prefix), time) else { return false };
         self.lines.get(&place.shard).is_some_and(|line| {
-            place.generation < line.generation || (place.generation == line.generation && last < line.below.as_millis())
+            let is_below = place.generation == line.generation && unsortable(*time) < line.below;
+            place.generation < line.generation || is_below
         })
     }
 }
 
 impl CompactionFilter for Sieve {
     fn filter_item(&mut self, item: ItemAccessor<'_>, _: &Context) -> CompactionFilterResult {
-        // Without a tombstone: an older value of the same key that shows through lies below the line as well.
-        Ok(if self.is_garbage(item.key()) { Verdict::Destroy } else { Verdict::Keep })
+        let is_garbage = match self.time_in {
+            TimeIn::Key => self.is_garbage(item.key(), &[]),
+            TimeIn::Value => self.is_garbage(item.key(), &item.value()?),
+        };
+        // Without a tombstone. An older value of the same key that shows through is a row below the line as well, or tells where
+        // a hold was before it moved, where it has no row any more.
+        Ok(if is_garbage { Verdict::Destroy } else { Verdict::Keep })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::embedded::timers::keys::sortable;
     use crate::embedded::timers::keys::tests::at;
+    use whimbrel_model::HoldId;
 
     const PLACE: Place = Place { shard: 3, generation: 9 };
 
-    fn sieve(span_ms: i64) -> Sieve {
+    fn sieve(time_in: TimeIn) -> Sieve {
         let lines = Lines::default();
         lines.note(PLACE, at(100));
-        Sieve { lines: lines.copy(), span_ms }
+        Sieve { lines: lines.copy(), time_in }
     }
 
     #[test]
     fn what_is_due_below_the_line_is_garbage_and_nothing_else() {
-        let sieve = sieve(0);
-        assert!(sieve.is_garbage(&PLACE.by_due(at(99), "a")));
-        assert!(!sieve.is_garbage(&PLACE.by_due(at(100), "a")));
-        assert!(!sieve.is_garbage(&Place { shard: 4, ..PLACE }.by_due(at(0), "a")), "a shard without a line");
-        assert!(
-            !sieve.is_garbage(&Place { generation: 10, ..PLACE }.by_due(at(0), "a")),
-            "a line that is not known yet"
-        );
-        assert!(sieve.is_garbage(&Place { generation: 8, ..PLACE }.by_due(at(500), "a")), "what was emptied");
-        assert!(!sieve.is_garbage(b"short"));
+        let sieve = sieve(TimeIn::Key);
+        let is_garbage = |place: Place, due| sieve.is_garbage(&place.by_due(at(due), "a"), b"");
+        assert!(is_garbage(PLACE, 99));
+        assert!(!is_garbage(PLACE, 100));
+        assert!(!is_garbage(Place { shard: 4, ..PLACE }, 0), "a shard without a line");
+        assert!(!is_garbage(Place { generation: 10, ..PLACE }, 0), "a line that is not known yet");
+        assert!(is_garbage(Place { generation: 8, ..PLACE }, 500), "what was emptied");
+        assert!(!sieve.is_garbage(b"short", b""));
     }
 
     #[test]
-    fn a_key_of_a_while_stays_until_all_of_it_is_below_the_line() {
-        assert!(!sieve(50).is_garbage(&PLACE.by_due(at(50), "a")));
-        assert!(sieve(50).is_garbage(&PLACE.by_due(at(49), "a")));
+    fn an_id_is_garbage_by_the_time_that_it_points_to() {
+        let (sieve, key) = (sieve(TimeIn::Value), PLACE.by_id(&HoldId::new("a")));
+        assert!(sieve.is_garbage(&key, &sortable(at(99))));
+        assert!(!sieve.is_garbage(&key, &sortable(at(100))));
+        assert!(!sieve.is_garbage(&key, b"short"));
     }
 
     #[test]

@@ -9,12 +9,13 @@ use whimbrel_model::ports::timers::bucket_start;
 use whimbrel_model::ports::{At, CountQuery, DueCursor, HoldQuery, Known, TimersError};
 use whimbrel_model::{Ending, Hold, HoldEnd, HoldId, Timestamp, TopicNumber};
 
-use super::keys::{ALL_TOPICS, MINUTE, Place, ShardState, due_in_topic, due_of, minute_of, unsortable};
-use super::write::decode_count;
+use super::keys::{ALL_TOPICS, MINUTE, Minute, Place, ShardState, due_of, minute_of, unsortable};
 use super::{Inner, unavailable};
 
 /// No hold is due then.
 const END_OF_TIME: Timestamp = Timestamp::from_millis(i64::MAX);
+
+const START_OF_TIME: Timestamp = Timestamp::from_millis(i64::MIN);
 
 type Read<T> = Result<At<T>, TimersError>;
 
@@ -75,7 +76,7 @@ impl Inner {
         let mut found = BTreeMap::new();
         // What is dead has no floor.
         let stretch = Stretch {
-            from: query.from.unwrap_or(Timestamp::from_millis(i64::MIN)),
+            from: query.from.unwrap_or(START_OF_TIME),
             to: query.to.unwrap_or(END_OF_TIME),
             after: query.after.as_ref(),
         };
@@ -103,11 +104,11 @@ impl Inner {
     pub fn count(&self, shard: u32, query: &CountQuery) -> Read<Vec<(Timestamp, u64)>> {
         let view = self.view(shard)?;
         let topic = query.topic.unwrap_or(ALL_TOPICS);
-        let from = query.from.unwrap_or(Timestamp::from_millis(i64::MIN));
+        let from = query.from.unwrap_or(START_OF_TIME);
         let mut counts = BTreeMap::new();
         for counted in view.minutes(topic, from, query.to.unwrap_or(END_OF_TIME)) {
-            let (minute, count) = counted?;
-            *counts.entry(bucket_start(minute, query.bucket)).or_insert(0) += count;
+            let (minute, counted) = counted?;
+            *counts.entry(bucket_start(minute, query.bucket)).or_insert(0) += counted.count;
         }
         Ok(At { applied: view.state.applied, found: counts.into_iter().collect() })
     }
@@ -144,7 +145,7 @@ impl View<'_> {
     /// Late ones are due below the line, all others at or after it: the former come first.
     fn late_and_others<'a>(&self, stretch: Stretch<'a>) -> (Stretch<'a>, Stretch<'a>) {
         let line = self.state.line;
-        (stretch.within(Timestamp::from_millis(i64::MIN), line), stretch.within(line, END_OF_TIME))
+        (stretch.within(START_OF_TIME, line), stretch.within(line, END_OF_TIME))
     }
 
     fn range(&self, keyspace: &Keyspace, stretch: Stretch<'_>) -> impl Iterator<Item = Guard> + use<> {
@@ -185,17 +186,18 @@ impl View<'_> {
         holds.truncate(limit);
         let first = others.after.map_or(others.from, |after| after.due.max(others.from));
         for counted in self.minutes(topic, first, others.to) {
-            let (minute, _) = counted?;
-            if holds.len() == limit {
-                break;
-            }
-            let keys = others.within(minute, END_OF_TIME).keys(|due, id| self.place.by_topic(topic, due, id));
-            let Some((first, end)) = keys else { continue };
-            let range = first..end.min(self.place.end_of_minute(topic, minute));
-            for entry in self.snapshot.range(&self.inner.topics, range).take(limit - holds.len()) {
-                let key = entry.key().map_err(unavailable)?;
-                let place = due_in_topic(&key).ok_or_else(|| damaged("a hold of a topic"))?;
-                holds.push(Arc::new(self.row(place.due, &place.id)?));
+            let (minute, counted) = counted?;
+            for (from, to) in counted.stretches() {
+                let [from, to] = [from, to].map(|ms| Timestamp::from_millis(minute.as_millis().saturating_add(ms)));
+                for entry in self.range(&self.inner.rows, others.within(from, to)) {
+                    if holds.len() == limit {
+                        return Ok(holds);
+                    }
+                    let hold = decode_row(&entry.value().map_err(unavailable)?)?;
+                    if hold.topic == topic {
+                        holds.push(Arc::new(hold));
+                    }
+                }
             }
         }
         Ok(holds)
@@ -207,28 +209,41 @@ impl View<'_> {
         topic: TopicNumber,
         from: Timestamp,
         to: Timestamp,
-    ) -> impl Iterator<Item = Result<(Timestamp, u64), TimersError>> + use<> {
+    ) -> impl Iterator<Item = Result<(Timestamp, Minute), TimersError>> + use<> {
         let (first, end) = (self.place.count(topic, bucket_start(from, MINUTE)), self.place.count(topic, to));
         let range = (first < end).then(|| self.snapshot.range(&self.inner.counts, first..end));
         range.into_iter().flatten().map(|entry| {
             let (key, value) = entry.into_inner().map_err(unavailable)?;
-            Ok((minute_of(&key).ok_or_else(|| damaged("a count"))?, decode_count(&value)?))
+            minute_of(&key).zip(Minute::decode(&value)).ok_or_else(|| damaged("a count"))
         })
     }
 
-    /// The row that another index points to.
-    fn row(&self, due: Timestamp, id: &HoldId) -> Result<Hold, TimersError> {
-        let rows = if due < self.state.line { &self.inner.late } else { &self.inner.rows };
+    /// The row, due at or after `from`, that an entry of an index by id points to. Where there is none, the entry is garbage.
+    fn pending(
+        &self,
+        ids: &Keyspace,
+        rows: &Keyspace,
+        from: Timestamp,
+        id: &HoldId,
+    ) -> Result<Option<Known>, TimersError> {
+        let Some(due) = self.snapshot.get(ids, self.place.by_id(id)).map_err(unavailable)? else { return Ok(None) };
+        let due = unsortable(<[u8; 8]>::try_from(&due[..]).map_err(|_| damaged("where a hold is"))?);
+        if due < from {
+            return Ok(None);
+        }
         let row = self.snapshot.get(rows, self.place.by_due(due, id.as_str())).map_err(unavailable)?;
-        decode_row(&row.ok_or_else(|| TimersError::Damaged(format!("the hold {id:?} has no row")))?)
+        row.map(|row| Ok(Known::Pending(Arc::new(decode_row(&row)?)))).transpose()
     }
 
     fn known(&self, id: &HoldId) -> Result<Option<Known>, TimersError> {
-        let key = self.place.by_id(id);
-        if let Some(due) = self.snapshot.get(&self.inner.ids, &key).map_err(unavailable)? {
-            let due = <[u8; 8]>::try_from(&due[..]).map_err(|_| damaged("where a hold is"))?;
-            return Ok(Some(Known::Pending(Arc::new(self.row(unsortable(due), id)?))));
+        let inner = self.inner;
+        if let Some(pending) = self.pending(&inner.ids, &inner.rows, self.state.line, id)? {
+            return Ok(Some(pending));
         }
+        if let Some(pending) = self.pending(&inner.late_ids, &inner.late, START_OF_TIME, id)? {
+            return Ok(Some(pending));
+        }
+        let key = self.place.by_id(id);
         let mut latest: Option<(u64, Bytes)> = None;
         // Listed after the snapshot was taken: a slice that it can see something in is among them.
         for slice in self.inner.ends.newest_first() {

@@ -8,19 +8,26 @@ use whimbrel_model::ports::{Applied, Change, Row, TimersError, Write};
 use whimbrel_model::{Ending, Hold, HoldEnd, HoldId, Timestamp, TopicNumber};
 
 use super::erase::Chore;
-use super::keys::{ALL_TOPICS, MINUTE, Place, ShardState, sortable};
+use super::keys::{ALL_TOPICS, MINUTE, Minute, Place, ShardState, second_of, sortable};
 use super::{Inner, unavailable};
 
-/// Keys that one change writes: its old and its new ones in three indexes, for the capacity of a batch.
-const KEYS_PER_CHANGE: usize = 6;
+/// Keys that most changes write, for the capacity of a batch.
+const KEYS_PER_CHANGE: usize = 2;
 
-/// By topic and minute, how many more are due then.
-type Counted = BTreeMap<(TopicNumber, Timestamp), i64>;
+/// By topic and minute, what has changed there.
+type Counted = BTreeMap<(TopicNumber, Timestamp), Counts>;
+
+/// How many more are due in a minute, and in which of its seconds there are new ones.
+#[derive(Default)]
+struct Counts {
+    more: i64,
+    seconds: u64,
+}
 
 impl Inner {
-    /// Writes, and tells what there is to tidy up afterwards.
+    /// Writes, and tells what there is to tidy up afterwards. For the writer's thread alone: a write reads where the shard is and
+    /// what it counts, and then commits.
     pub fn apply(&self, shard: u32, write: Write) -> Result<(Applied, Option<Chore>), TimersError> {
-        let _turn = self.write_lock(shard);
         let before = self.state(&self.database.snapshot(), shard)?.unwrap_or(ShardState::UNKNOWN);
         if write.epoch < before.epoch {
             return Ok((Applied::OlderEpoch, None));
@@ -99,11 +106,12 @@ impl Pen<'_> {
             self.remove_ordered(id, was);
         }
         if was != Some(row) {
-            self.batch.insert(&inner.ids, place.by_id(&hold.id), sortable(hold.due));
-            self.counts(row, 1);
-            if !is_late {
-                self.batch.insert(&inner.topics, place.by_topic(row.topic, row.due, id), []);
+            if let Some(was) = was.filter(|was| self.is_late(*was) != is_late) {
+                self.remove_id(&hold.id, was);
             }
+            let ids = if is_late { &inner.late_ids } else { &inner.ids };
+            self.batch.insert(ids, place.by_id(&hold.id), sortable(hold.due));
+            self.counts(row, 1);
         }
         let rows = if is_late { &inner.late } else { &inner.rows };
         self.batch.insert(rows, place.by_due(hold.due, id), hold.encode());
@@ -113,7 +121,7 @@ impl Pen<'_> {
         let (inner, place, state) = (self.inner, self.place, self.state);
         if let Some(was) = was {
             self.remove_ordered(id.as_str(), was);
-            self.batch.remove(&inner.ids, place.by_id(id));
+            self.remove_id(id, was);
         }
         if inner.is_forgotten(end, &state) {
             return Ok(());
@@ -143,41 +151,51 @@ impl Pen<'_> {
             self.batch.remove(&inner.late, key);
         } else if was.due >= self.state.line {
             self.batch.remove(&inner.rows, key);
-            self.batch.remove(&inner.topics, place.by_topic(was.topic, was.due, id));
+        }
+    }
+
+    fn remove_id(&mut self, id: &HoldId, was: Row) {
+        if self.is_late(was) {
+            self.batch.remove(&self.inner.late_ids, self.place.by_id(id));
+        } else if was.due >= self.state.line {
+            self.batch.remove(&self.inner.ids, self.place.by_id(id));
         }
     }
 
     fn counts(&mut self, row: Row, by: i64) {
         let minute = bucket_start(row.due, MINUTE);
         for topic in [row.topic, ALL_TOPICS] {
-            *self.counted.entry((topic, minute)).or_insert(0) += by;
+            let counts = self.counted.entry((topic, minute)).or_default();
+            counts.more += by;
+            if by > 0 {
+                counts.seconds |= second_of(row.due);
+            }
         }
     }
 
     fn count(&mut self) -> Result<(), TimersError> {
         let (counts, place) = (&self.inner.counts, self.place);
-        for ((topic, minute), by) in std::mem::take(&mut self.counted) {
-            if by == 0 {
+        for ((topic, minute), Counts { more, seconds }) in std::mem::take(&mut self.counted) {
+            if more == 0 && seconds == 0 {
                 continue;
             }
             let key = place.count(topic, minute);
-            let before = counts.get(&key).map_err(unavailable)?.map_or(Ok(0), |value| decode_count(&value))?;
-            let Some(now) = before.checked_add_signed(by) else {
-                return Err(TimersError::Damaged(format!("{before} holds are due in {minute} and {by} more would be")));
+            let before = counts.get(&key).map_err(unavailable)?;
+            let before = before.map_or(Some(Minute::EMPTY), |value| Minute::decode(&value));
+            let before = before.ok_or_else(|| TimersError::Damaged("a count cannot be read".to_owned()))?;
+            let Some(count) = before.count.checked_add_signed(more) else {
+                let before = before.count;
+                return Err(TimersError::Damaged(format!("{before} are due in {minute} and {more} more would be")));
             };
-            if now == 0 {
+            if count == 0 {
                 self.batch.remove(counts, key);
             } else {
-                self.batch.insert(counts, key, now.to_le_bytes());
+                let now = Minute { count, seconds: before.seconds | seconds };
+                self.batch.insert(counts, key, now.encode());
             }
         }
         Ok(())
     }
-}
-
-pub(super) fn decode_count(value: &[u8]) -> Result<u64, TimersError> {
-    let bytes = value.try_into().map_err(|_| TimersError::Damaged("a count cannot be read".to_owned()))?;
-    Ok(u64::from_le_bytes(bytes))
 }
 
 /// An end with the offset of its write: of two ends of one id in different slices the later written counts.
