@@ -184,20 +184,6 @@ impl History {
         Err(self.contradiction("the topic does not have what must be there"))
     }
 
-    /// Whether a message that stands in its topic now may do so.
-    pub fn may_be_in_topic(&self, found: Found, now: i64) -> Result<(), Contradiction> {
-        let mut reached = Vec::new();
-        for possible in &self.possible {
-            self.explore(possible.clone(), &[], now, &mut reached);
-        }
-        let may =
-            |standing: &Standing| matches!(standing, Standing::Fired { due, .. } if due.with(found.due).is_some());
-        if reached.iter().any(|possible| may(&possible.standing)) {
-            return Ok(());
-        }
-        Err(self.contradiction(&format!("at {now} the topic has {found:?}")))
-    }
-
     /// When it is due, where it is certain that it is pending and when.
     pub fn certainly_due(&self) -> Option<i64> {
         let mut dues = self.possible.iter().map(|possible| match &possible.standing {
@@ -402,7 +388,7 @@ mod tests {
     #[test]
     fn an_early_fire_is_found_by_every_witness() {
         assert!(held(100).settled(&[Found { due: 100, fired_at: 99 }], 200).is_err());
-        assert!(held(100).may_be_in_topic(Found { due: 100, fired_at: 101 }, 99).is_err());
+        assert!(held(100).settled(&[Found { due: 100, fired_at: 101 }], 99).is_err());
         assert!(held(100).asked(&[(Command::Look, Some(Answer::AlreadyFired { at: 98, due: None }))], 90, 99).is_err());
     }
 
