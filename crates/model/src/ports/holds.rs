@@ -65,12 +65,13 @@ pub struct HoldView {
 }
 
 impl HoldView {
+    /// The key is copied: sharing it would keep the message's body in memory.
     pub fn of(hold: &Hold) -> Self {
         Self {
             id: hold.id.clone(),
             topic: hold.topic,
             topic_name: Arc::clone(&hold.topic_name),
-            key: hold.message.key.clone(),
+            key: hold.message.key.as_deref().map(Bytes::copy_from_slice),
             due: hold.due,
             published_at: hold.published_at,
             version: hold.version,

@@ -17,9 +17,9 @@ use super::{Effect, Judged, Shard, Token};
 #[derive(Debug)]
 pub(super) struct Looking {
     pub(super) waiting: Waiting,
-    /// Where the next page begins, and what was gathered before it.
+    /// Where the next page begins, and what was gathered before it: without the messages, which may be large.
     query: HoldQuery,
-    gathered: Vec<Arc<Hold>>,
+    gathered: Vec<HoldView>,
     asked_after: u64,
 }
 
@@ -115,26 +115,28 @@ impl Shard {
             }
         }
         holds.sort_unstable_by(|a, b| (a.due, &a.id).cmp(&(b.due, &b.id)));
-        looking.gathered.append(&mut holds);
-        let limit = query.limit;
+        looking.gathered.extend(holds.iter().map(|hold| HoldView::of(hold)));
+        // What has changed since its page was read is in its new place, or gone. Where all are withdrawn, what was only moved must go
+        // too, and its new place may have been passed already.
+        let is_sweep = matches!(looking.waiting.what, Ask::WithdrawTopic { .. });
+        looking.gathered.retain(|view| match self.unsaved.get(&view.id) {
+            Some(Known::Pending(now)) => is_sweep || now.version == view.version,
+            Some(Known::Ended(_)) => false,
+            None => true,
+        });
+        // A list that is shorter than asked for says that there is no more.
+        let limit = looking.query.limit;
         if looking.gathered.len() < limit
             && let Some(last) = last
         {
             looking.query.after = Some(last);
             return self.ask_for(looking, effects);
         }
-        // What has changed since its page was read is in its new place, or gone.
-        looking.gathered.retain(|hold| match self.unsaved.get(&hold.id) {
-            Some(Known::Pending(now)) => now.version == hold.version,
-            Some(Known::Ended(_)) => false,
-            None => true,
-        });
         looking.gathered.truncate(limit);
-        if let Ask::WithdrawTopic { .. } = looking.waiting.what {
+        if is_sweep {
             return self.sweep(looking.waiting, looking.gathered, effects);
         }
-        let views = looking.gathered.iter().map(|hold| HoldView::of(hold)).collect();
-        self.answer(looking.waiting, Ok(Told::Listed(views)), effects);
+        self.answer(looking.waiting, Ok(Told::Listed(looking.gathered)), effects);
     }
 
     pub(super) fn listed_dead(
@@ -190,7 +192,7 @@ impl Shard {
     }
 
     /// A page of the topic's holds: each is withdrawn by a command of its own, and then the next page is looked for.
-    fn sweep(&mut self, waiting: Waiting, holds: Vec<Arc<Hold>>, effects: &mut Vec<Effect>) {
+    fn sweep(&mut self, waiting: Waiting, holds: Vec<HoldView>, effects: &mut Vec<Effect>) {
         let ask = waiting.ask;
         if holds.is_empty() {
             let sweep = self.sweeps.remove(&ask).unwrap_or_default();
