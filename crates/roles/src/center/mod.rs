@@ -6,9 +6,11 @@
 pub mod holds;
 
 use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt as _;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
@@ -131,7 +133,9 @@ impl Duties for Center {
         let running = Arc::clone(&self.running);
         self.running().insert(shard, Running { epoch, questions, stop, ended });
         self.runtime.spawn(async move {
-            let why = own(tools, shard, partition, epoch, membership, asked, ends).await;
+            // An owner that panics must not leave a shard that is owned and answers nobody: it is taken anew from store and log.
+            let owning = AssertUnwindSafe(own(tools, shard, partition, epoch, membership, asked, ends)).catch_unwind();
+            let why = owning.await.unwrap_or_else(|_| Some("its owner panicked".to_owned()));
             if let Some(why) = why {
                 let detail = format!("shard {shard} of the holds was given up: {why}");
                 tracing::warn!(shard, epoch, %why, "a shard of the holds was given up");
