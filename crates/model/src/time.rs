@@ -38,7 +38,14 @@ impl Timestamp {
 
     /// Parses RFC 3339. Offsets other than `Z` are accepted and turned into UTC; anything finer than a millisecond is cut.
     pub fn parse(input: &str) -> Result<Self, TimeError> {
-        parse_rfc3339(input).ok_or_else(|| TimeError { input: shortened(input) })
+        let parsed = parse_rfc3339(input).map(|(time, _)| time);
+        parsed.ok_or_else(|| TimeError { input: shortened(input) })
+    }
+
+    /// Parses a time before which something must not happen: anything finer than a millisecond is rounded up.
+    pub fn parse_no_earlier(input: &str) -> Result<Self, TimeError> {
+        let parsed = parse_rfc3339(input).map(|(time, is_cut)| Self(time.0 + i64::from(is_cut)));
+        parsed.ok_or_else(|| TimeError { input: shortened(input) })
     }
 }
 
@@ -52,7 +59,8 @@ impl fmt::Display for Timestamp {
     }
 }
 
-fn parse_rfc3339(input: &str) -> Option<Timestamp> {
+/// The time to the millisecond, and whether something finer was cut.
+fn parse_rfc3339(input: &str) -> Option<(Timestamp, bool)> {
     let bytes = input.as_bytes();
     if !input.is_ascii() || bytes.len() < 20 {
         return None;
@@ -76,7 +84,7 @@ fn parse_rfc3339(input: &str) -> Option<Timestamp> {
         return None;
     }
     let mut rest = &bytes[19..];
-    let mut ms = 0;
+    let (mut ms, mut is_cut) = (0, false);
     if rest[0] == b'.' {
         let digits = rest[1..].iter().take_while(|b| b.is_ascii_digit()).count();
         if digits == 0 {
@@ -86,6 +94,7 @@ fn parse_rfc3339(input: &str) -> Option<Timestamp> {
             let digit = if place < digits { i64::from(rest[1 + place] - b'0') } else { 0 };
             ms = ms * 10 + digit;
         }
+        is_cut = rest[1..=digits].iter().skip(3).any(|digit| *digit != b'0');
         rest = &rest[1 + digits..];
     }
     let offset_minutes = match rest {
@@ -102,7 +111,7 @@ fn parse_rfc3339(input: &str) -> Option<Timestamp> {
     };
     let local =
         days_from_civil(year, month, day) * MS_PER_DAY + hour * 3_600_000 + minute * 60_000 + second * 1000 + ms;
-    Some(Timestamp(local - offset_minutes * 60_000))
+    Some((Timestamp(local - offset_minutes * 60_000), is_cut))
 }
 
 /// Days since the epoch of a date of the proleptic Gregorian calendar, counting years from March so that the leap day is last.
@@ -207,6 +216,15 @@ fn shortened(input: &str) -> String {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_time_that_must_not_be_early_is_rounded_up() {
+        let ms = |text: &str| Timestamp::parse_no_earlier(text).unwrap().as_millis();
+        assert_eq!(ms("1970-01-01T00:00:00.123Z"), 123);
+        assert_eq!(ms("1970-01-01T00:00:00.1230Z"), 123);
+        assert_eq!(ms("1970-01-01T00:00:00.1230001Z"), 124);
+        assert_eq!(ms("1970-01-01T00:00:00.9999Z"), 1000);
+    }
 
     #[test]
     fn known_times_are_read_and_written() {

@@ -49,9 +49,9 @@ impl Later {
             (Some(delay), None) => {
                 Self::After(parse_duration(delay).map_err(|error| Problem::new(Code::BadDuration, error.to_string()))?)
             }
-            (None, Some(at)) => {
-                Self::At(Timestamp::parse(at).map_err(|error| Problem::new(Code::BadTime, error.to_string()))?)
-            }
+            (None, Some(at)) => Self::At(
+                Timestamp::parse_no_earlier(at).map_err(|error| Problem::new(Code::BadTime, error.to_string()))?,
+            ),
         };
         later.check_distance(now)?;
         Ok(Some(later))

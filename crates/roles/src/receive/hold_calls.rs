@@ -45,7 +45,8 @@ impl Extension {
         let to = match (by, until) {
             (Some(by), None) => NewDue::By(signed_millis(by)?),
             (None, Some(until)) => {
-                let until = Timestamp::parse(until).map_err(|error| Problem::new(Code::BadTime, error.to_string()))?;
+                let until = Timestamp::parse_no_earlier(until)
+                    .map_err(|error| Problem::new(Code::BadTime, error.to_string()))?;
                 if is_too_far(until, now) {
                     return Err(Problem::new(Code::BadTime, TOO_FAR));
                 }

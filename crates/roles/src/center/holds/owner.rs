@@ -9,6 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt as _;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
@@ -150,6 +151,14 @@ impl Owner {
                 inputs.push(self.asked(question));
             }
             if !inputs.is_empty() {
+                // And many questions must not keep the calls waiting. One at a time, and first: what comes after it counts no more
+                // where it makes the shard start over, and questions do.
+                if let Some(input) = self.poll_calls() {
+                    inputs.insert(0, input);
+                }
+                if stop.is_cancelled() {
+                    return None;
+                }
                 continue;
             }
             tokio::select! {
@@ -164,6 +173,16 @@ impl Owner {
                 () = alarm.after(wake) => inputs.push(Input::Tick),
             }
         }
+    }
+
+    /// What became of a call, where one has ended.
+    fn poll_calls(&mut self) -> Option<Input> {
+        if let Some(Some(input)) = self.calls.next().now_or_never() {
+            return Some(input);
+        }
+        let input = under_way(&mut self.applying).now_or_never()?;
+        self.applying = None;
+        Some(input)
     }
 
     /// How long nothing is to do; at least a millisecond where the last look found nothing.

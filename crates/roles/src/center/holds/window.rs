@@ -119,10 +119,10 @@ impl Window {
         self.wheel.next().map(Timestamp::from_millis)
     }
 
-    /// Lets go of the latest holds until the window is within its bound; those are returned.
+    /// Lets go of the latest holds until the window is within its bound, or has one only; those are returned.
     pub fn shrink(&mut self) -> Vec<Arc<Hold>> {
         let mut gone = Vec::new();
-        while self.bytes > self.bytes_max {
+        while self.bytes > self.bytes_max && self.holds.len() > 1 {
             let Some((from, entries)) = self.wheel.pop_latest() else { break };
             for (due, (id, version)) in entries {
                 if self.holds.get(&id).is_some_and(|hold| hold.version == version && hold.due.as_millis() == due)
