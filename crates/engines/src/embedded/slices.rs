@@ -13,7 +13,7 @@ use whimbrel_model::Timestamp;
 const SLICES_PER_WINDOW: i64 = 2;
 
 /// Bytes of a keyspace's writes that are not in its tables yet. There are a handful of keyspaces.
-const MEMTABLE_BYTES: u64 = 8 << 20;
+pub(super) const MEMTABLE_BYTES: u64 = 8 << 20;
 
 /// Bytes of a table. A merge takes several: with smaller ones it is over sooner, and the first level is smaller, which is rewritten
 /// most often.

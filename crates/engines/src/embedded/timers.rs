@@ -34,7 +34,7 @@ use whimbrel_model::ports::{
 };
 use whimbrel_model::{Hold, HoldEnd, HoldId, Timestamp};
 
-use super::slices::{Slices, small_keyspace};
+use super::slices::{MEMTABLE_BYTES, Slices, small_keyspace};
 use erase::Eraser;
 use keys::{Place, ShardState};
 use line::{BelowTheLine, Lines, TimeIn};

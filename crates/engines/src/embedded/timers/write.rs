@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use fjall::{OwnedWriteBatch as WriteBatch, PersistMode};
+use fjall::{AbstractTree, OwnedWriteBatch as WriteBatch, PersistMode};
 use whimbrel_model::ports::timers::bucket_start;
 use whimbrel_model::ports::{Applied, Change, Row, TimersError, Write};
 use whimbrel_model::{Ending, Hold, HoldEnd, HoldId, Timestamp, TopicNumber};
 
 use super::erase::Chore;
 use super::keys::{ALL_TOPICS, MINUTE, Minute, Place, ShardState, second_of, sortable};
-use super::{Inner, unavailable};
+use super::{Inner, MEMTABLE_BYTES, ROWS_MEMTABLE_BYTES, unavailable};
 
 /// Keys that most changes write, for the capacity of a batch.
 const KEYS_PER_CHANGE: usize = 2;
@@ -55,12 +55,28 @@ impl Inner {
             batch.insert(&self.shards, emptied.prefix(), []);
         }
         batch.commit().map_err(unavailable)?;
+        self.seal_what_is_full()?;
         self.ends.drop_before(state.now).map_err(unavailable)?;
         self.dead.drop_before(state.now).map_err(unavailable)?;
         // Merges may leave out what is below the line only now that the line is on disk.
         let has_risen = self.lines.note(place, state.line);
         let chore = emptied.map(Chore::Erase).or(has_risen.then_some(Chore::Drop { place, below: state.line }));
         Ok((Applied::Done, chore))
+    }
+
+    /// Seals heaps of writes that have reached their bound. The LSM leaves that to its worker, which may be merging for a while, and
+    /// would let them grow meanwhile; when too many are sealed and not in tables yet, it holds the next write back.
+    fn seal_what_is_full(&self) -> Result<(), TimersError> {
+        let ends = self.ends.newest_first();
+        for (keyspace, max) in [(&self.rows, ROWS_MEMTABLE_BYTES), (&self.ids, MEMTABLE_BYTES)]
+            .into_iter()
+            .chain(ends.iter().map(|slice| (slice, MEMTABLE_BYTES)))
+        {
+            if keyspace.tree.active_memtable().size() > max {
+                keyspace.rotate_memtable().map_err(unavailable)?;
+            }
+        }
+        Ok(())
     }
 }
 
