@@ -134,14 +134,20 @@ async fn questions(owners: &[Owner], holds: u64) {
         let mut took = Vec::new();
         for chunk in numbers.chunks(100) {
             let began = Instant::now();
-            let found = owner.timers.get(owner.shard, chunk.iter().map(|n| id(*n)).collect()).await.expect("it answers");
+            let found =
+                owner.timers.get(owner.shard, chunk.iter().map(|n| id(*n)).collect()).await.expect("it answers");
             assert!(found.found.iter().all(Option::is_some));
             took.push(began.elapsed());
         }
         took
     }))
     .await;
-    report("get, 100 ids to a question", 5_000 * u64::from(SHARDS), began.elapsed(), each.into_iter().flatten().collect());
+    report(
+        "get, 100 ids to a question",
+        5_000 * u64::from(SHARDS),
+        began.elapsed(),
+        each.into_iter().flatten().collect(),
+    );
 }
 
 async fn pages(owners: &[Owner]) {

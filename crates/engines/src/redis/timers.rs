@@ -21,6 +21,8 @@ use crate::embedded::TimerSettings;
 
 /// Bytes that one step of a list reads from Redis: what is longer is read in several.
 const LIST_STEP_BYTES: usize = 8 << 20;
+/// Bytes that a list returns at once, about.
+const LIST_BYTES: usize = 1 << 20;
 /// How often a list begins again because the store moved between its steps; then it is read in one, however large.
 const LIST_TRIES: usize = 3;
 
@@ -134,7 +136,7 @@ impl RedisTimers {
             tries += 1;
             let step_bytes = if tries > LIST_TRIES { usize::MAX >> 12 } else { LIST_STEP_BYTES };
             let mut rest = query.clone();
-            let (mut listed, mut began_at) = (Vec::new(), None);
+            let (mut listed, mut began_at, mut bytes) = (Vec::new(), None, 0);
             loop {
                 let stretch = Stretch::listed(&rest);
                 let page = self.page(shard, index, query.topic.is_some(), &stretch, rest.limit, step_bytes).await?;
@@ -144,12 +146,14 @@ impl RedisTimers {
                 began_at = Some(page.applied);
                 let count = page.found.len();
                 for (id, body) in page.found {
+                    bytes += body.len();
                     let (place, item) = read(id, body)?;
                     rest.after = Some(place);
                     listed.push(item);
                 }
                 rest.limit -= count.min(rest.limit);
-                if count == 0 || rest.limit == 0 || tries > LIST_TRIES {
+                // Who asks goes on until there are no more.
+                if count == 0 || rest.limit == 0 || bytes >= LIST_BYTES || tries > LIST_TRIES {
                     return Ok(At { applied: page.applied, found: listed });
                 }
             }

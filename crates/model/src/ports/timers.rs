@@ -148,7 +148,8 @@ pub trait Timers: Send + Sync {
     /// What is known of each id, in the order of the question.
     fn get(&self, shard: u32, ids: Vec<HoldId>) -> TimersRead<'_, Vec<Option<Known>>>;
 
-    /// Pending holds in due order by topic and range.
+    /// Pending holds in due order by topic and range; fewer than asked for where they are large. An empty page says that there are no
+    /// more.
     fn list(&self, shard: u32, query: HoldQuery) -> TimersRead<'_, Vec<Arc<Hold>>>;
 
     /// Holds that ended as dead and are remembered, in the order of (due, id), by the same query.

@@ -103,7 +103,7 @@ fn a_withdrawal_in_doubt_was_answered_as_if_it_had_asked_to_fire() {
     // Nobody knows of the withdrawal. It is void, and in the same millisecond the hold fires.
     scene.answer(0, "commit", CommitFault::UnknownAtLarge);
     scene.deliver(0, "commit");
-    scene.run_but(0, &["end"]);
+    scene.run_but(0, &["end", "get"]);
     assert_eq!(scene.world.truth.fired, 1);
     scene.run(0);
     let told = scene.answer_to(question);

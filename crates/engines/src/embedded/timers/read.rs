@@ -12,6 +12,8 @@ use whimbrel_model::{Ending, Hold, HoldEnd, HoldId, Timestamp, TopicNumber};
 use super::keys::{ALL_TOPICS, MINUTE, Minute, Place, ShardState, due_of, minute_of, unsortable};
 use super::{Inner, unavailable};
 
+/// Bytes of holds that a list returns at once, but for one: who asks goes on until there are no more.
+const LIST_BYTES: usize = 1 << 20;
 /// No hold is due then.
 const END_OF_TIME: Timestamp = Timestamp::from_millis(i64::MAX);
 
@@ -59,7 +61,7 @@ impl Inner {
         let view = self.view(shard)?;
         let stretch = view.stretch(query.from, query.to, query.after.as_ref());
         let found = match query.topic {
-            None => view.rows(stretch, query.limit, usize::MAX)?,
+            None => view.rows(stretch, query.limit, LIST_BYTES)?,
             Some(topic) => view.rows_of_topic(topic, stretch, query.limit)?,
         };
         Ok(At { applied: view.state.applied, found })
@@ -175,26 +177,30 @@ impl View<'_> {
         limit: usize,
     ) -> Result<Vec<Arc<Hold>>, TimersError> {
         let (late, others) = self.late_and_others(stretch);
-        let mut holds = Vec::new();
+        let (mut holds, mut bytes) = (Vec::new(), 0);
         // They are few, and have no index by topic.
         for entry in self.range(&self.inner.late, late) {
+            if holds.len() == limit || bytes > LIST_BYTES {
+                return Ok(holds);
+            }
             let hold = decode_row(&entry.value().map_err(unavailable)?)?;
             if hold.topic == topic {
+                bytes += hold.size();
                 holds.push(Arc::new(hold));
             }
         }
-        holds.truncate(limit);
         let first = others.after.map_or(others.from, |after| after.due.max(others.from));
         for counted in self.minutes(topic, first, others.to) {
             let (minute, counted) = counted?;
             for (from, to) in counted.stretches() {
                 let [from, to] = [from, to].map(|ms| Timestamp::from_millis(minute.as_millis().saturating_add(ms)));
                 for entry in self.range(&self.inner.rows, others.within(from, to)) {
-                    if holds.len() == limit {
+                    if holds.len() == limit || bytes > LIST_BYTES {
                         return Ok(holds);
                     }
                     let hold = decode_row(&entry.value().map_err(unavailable)?)?;
                     if hold.topic == topic {
+                        bytes += hold.size();
                         holds.push(Arc::new(hold));
                     }
                 }

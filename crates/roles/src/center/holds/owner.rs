@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use whimbrel_model::ports::{
     Ask, Fence, HoldsError, Log, LogError, Membership, ReadBatch, ReadLimits, Timers, TimersError, Told,
@@ -29,6 +29,11 @@ use crate::topics::Registry;
 
 /// How long a read waits at the tail before it is begun anew.
 const READ_WAIT: Duration = Duration::from_secs(10);
+/// Where records come faster than this, one by one, a read waits as long for a few to gather: waking up for each costs more than
+/// folding it.
+const GATHER: Duration = Duration::from_millis(1);
+/// How often a shard's figures are noted.
+const FIGURES_EVERY: Duration = Duration::from_millis(100);
 /// Questions that are taken in at once.
 const ASKS_AT_ONCE: usize = 256;
 /// Alarms ring this much later than asked, so that the wall clock is surely there: a hair early would cost a millisecond.
@@ -79,6 +84,10 @@ struct Owner {
     applying: Option<Call>,
     replies: HashMap<AskId, oneshot::Sender<Result<Told, DeskError>>>,
     next_ask: AskId,
+    /// Told when a read must not wait for more to gather.
+    urgent: Arc<Notify>,
+    last_read: Option<Instant>,
+    figures_at: Instant,
 }
 
 /// Owns the shard until it is told to stop, or can go on no longer: then with the reason.
@@ -103,6 +112,9 @@ pub(crate) async fn own(
         applying: None,
         replies: HashMap::new(),
         next_ask: 0,
+        urgent: Arc::default(),
+        last_read: None,
+        figures_at: Instant::now(),
         tools,
     };
     let ended = owner.run(&mut questions, &stop).await;
@@ -142,7 +154,13 @@ impl Owner {
                     }
                 }
             }
-            self.tools.figures.of_shard(self.number, self.shard.figures());
+            if self.shard.is_urgent() {
+                self.urgent.notify_one();
+            }
+            if self.figures_at.elapsed() >= FIGURES_EVERY {
+                self.figures_at = Instant::now();
+                self.tools.figures.of_shard(self.number, self.shard.figures());
+            }
             let wake = self.until_wake(was_idle);
             // Questions are taken in whatever else happens: many calls must not keep them waiting.
             while inputs.len() < ASKS_AT_ONCE
@@ -245,10 +263,18 @@ impl Owner {
         let tools = Arc::clone(&self.tools);
         let (number, partition) = (self.number, self.partition);
         let call: Call = match effect {
-            Effect::Read { from } => Box::pin(async move {
-                let limits = ReadLimits { max_records: PAGE_HOLDS, max_bytes: PAGE_BYTES, wait: READ_WAIT };
-                Input::Read(read(&*tools.log, partition, from, limits).await)
-            }),
+            Effect::Read { from } => {
+                let (urgent, last_read) = (Arc::clone(&self.urgent), self.last_read.replace(Instant::now()));
+                let is_crowd = last_read.is_some_and(|last| last.elapsed() < GATHER);
+                let gathers = is_crowd && !self.shard.is_urgent();
+                Box::pin(async move {
+                    if gathers {
+                        let _ = tokio::time::timeout(GATHER, urgent.notified()).await;
+                    }
+                    let limits = ReadLimits { max_records: PAGE_HOLDS, max_bytes: PAGE_BYTES, wait: READ_WAIT };
+                    Input::Read(read(&*tools.log, partition, from, limits).await)
+                })
+            }
             Effect::End { token } => Box::pin(async move {
                 Input::End { token, end: tools.log.bounds(partition).await.map(|bounds| bounds.next) }
             }),

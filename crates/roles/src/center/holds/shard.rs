@@ -309,6 +309,11 @@ impl Shard {
         self.phase == Phase::Ready
     }
 
+    /// Whether somebody waits for the log to be folded: a commit, a question, or the shard itself.
+    pub fn is_urgent(&self) -> bool {
+        self.phase != Phase::Ready || self.under_way.is_some() || !self.to_fold.is_empty()
+    }
+
     pub fn now(&self) -> Timestamp {
         self.clock.now()
     }

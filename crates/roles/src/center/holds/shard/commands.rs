@@ -1,8 +1,7 @@
 //! Commands and questions on their way to an answer.
 //!
-//! A command about a hold that memory knows as pending is decided at once, under the fence. Everything else first folds to the
-//! end as it is when the question comes, then asks the store where memory does not know. What meets a commit under way about
-//! the same hold waits for its outcome.
+//! A command about a hold that memory or the store knows as pending is decided at once, under the fence. Every other answer follows
+//! a fold to the end as it is when the question comes. What meets a commit under way about the same hold waits for its outcome.
 
 use std::mem::take;
 use std::sync::Arc;
@@ -108,14 +107,14 @@ impl Shard {
                 self.blocked.push(waiting);
                 continue;
             }
-            match self.resolve(id).map(|resolved| resolved.state) {
+            // What the store has as pending, and memory does not know otherwise, can be decided upon at once.
+            match self.state_for(&waiting) {
                 Some(state) => match self.judge_command(&waiting, state.as_ref()) {
                     Verdict::Answer(told) => self.answer(waiting, told, effects),
                     Verdict::Commit(_) => self.decidable.push_back(waiting),
                     Verdict::FoldFirst => to_end.push(waiting),
                 },
-                None if waiting.is_folded => to_get.push(waiting),
-                None => to_end.push(waiting),
+                None => to_get.push(waiting),
             }
         }
         if !to_end.is_empty() {

@@ -9,6 +9,7 @@ use whimbrel_model::ports::{
 };
 use whimbrel_model::{Ending, Hold, HoldEnd, HoldId, Timestamp, TopicNumber};
 
+use super::super::IdMap;
 use super::super::settings::PAGE_HOLDS;
 use super::commands::{AskId, Waiting};
 use super::{Effect, Judged, Shard, Token};
@@ -124,6 +125,7 @@ impl Shard {
             Some(Known::Ended(_)) => false,
             None => true,
         });
+        keep_newest(&mut looking.gathered);
         // A list that is shorter than asked for says that there is no more.
         let limit = looking.query.limit;
         if looking.gathered.len() < limit
@@ -243,6 +245,18 @@ impl Shard {
             // It makes progress, however long it takes.
             self.arrived.extend(sweep.waiting.take().map(|waiting| Waiting { expires_at, is_folded: true, ..waiting }));
         }
+    }
+}
+
+/// A hold that was moved and saved between two pages is in both: its newest view counts.
+fn keep_newest(views: &mut Vec<HoldView>) {
+    let mut newest = IdMap::default();
+    for view in &*views {
+        let version = newest.entry(view.id.clone()).or_insert(view.version);
+        *version = view.version.max(*version);
+    }
+    if newest.len() < views.len() {
+        views.retain(|view| newest.get(&view.id) == Some(&view.version) && newest.remove(&view.id).is_some());
     }
 }
 
