@@ -58,7 +58,7 @@ impl Owner {
     async fn write(&mut self, reset: bool, changes: Vec<Change>) -> Duration {
         let (expected, applied) = (self.applied, self.applied + 1);
         let (floor, now) = (Timestamp::from_millis(0), Timestamp::from_millis(START_MS));
-        let write = Write { epoch: 1, expected, reset, changes, applied, floor, now };
+        let write = Write { epoch: 1, expected, reset, changes, applied, floor, now, synced: false };
         let began = Instant::now();
         assert_eq!(self.timers.apply(self.shard, write).await, Ok(Applied::Done));
         self.applied = applied;

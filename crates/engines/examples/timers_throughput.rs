@@ -218,7 +218,8 @@ impl Owner {
         // Time has come as far as everything that ended.
         let (floor, now) = (Timestamp::from_millis(floor), Timestamp::from_millis(floor));
         let applied = self.applied + changes.len() as u64;
-        let write = Write { epoch: 1, expected: self.applied, reset: false, changes, applied, floor, now };
+        let write =
+            Write { epoch: 1, expected: self.applied, reset: false, changes, applied, floor, now, synced: false };
         assert_eq!(self.timers.apply(self.shard, write).await, Ok(Applied::Done));
         self.applied = applied;
     }

@@ -181,6 +181,8 @@ impl Inner {
             let mut batch = self.database.batch().durability(Some(PersistMode::SyncData));
             batch.insert(&self.shards, shard.to_be_bytes(), ShardState { epoch, ..state }.encode());
             batch.commit().map_err(unavailable)?;
+        } else {
+            self.database.persist(PersistMode::SyncData).map_err(unavailable)?;
         }
         Ok(Some(state.applied))
     }

@@ -115,7 +115,16 @@ fn redis_cli(arguments: &[&str]) {
 
 fn write(expected: u64) -> Write {
     let zero = Timestamp::from_millis(0);
-    Write { epoch: 1, expected, reset: false, changes: Vec::new(), applied: expected + 1, floor: zero, now: zero }
+    Write {
+        epoch: 1,
+        expected,
+        reset: false,
+        changes: Vec::new(),
+        applied: expected + 1,
+        floor: zero,
+        now: zero,
+        synced: false,
+    }
 }
 
 /// Writes on, as an owner does: what is not known to be done is found out by the next try.

@@ -14,7 +14,7 @@ const PATIENCE_MAX: Duration = Duration::from_secs(3);
 
 fn empty_write(expected: u64, applied: u64) -> Write {
     let zero = Timestamp::from_millis(0);
-    Write { epoch: 1, expected, reset: false, changes: Vec::new(), applied, floor: zero, now: zero }
+    Write { epoch: 1, expected, reset: false, changes: Vec::new(), applied, floor: zero, now: zero, synced: false }
 }
 
 fn claim() -> Claim {

@@ -33,7 +33,7 @@ fn hold(id: &str) -> Arc<Hold> {
 
 fn put(id: &str, expected: u64, applied: u64) -> Write {
     let changes = vec![Change::Put { hold: hold(id), was: None }];
-    Write { epoch: EPOCH, expected, reset: false, changes, applied, floor: at(0), now: at(0) }
+    Write { epoch: EPOCH, expected, reset: false, changes, applied, floor: at(0), now: at(0), synced: false }
 }
 
 /// Where every read says that the store is.

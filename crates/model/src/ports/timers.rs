@@ -52,6 +52,9 @@ pub struct Write {
     pub floor: Timestamp,
     /// For forgetting old ends.
     pub now: Timestamp,
+    /// Whether this write, and all before it, must be on disk when it answers, where the engine has a disk of its own: so that the log
+    /// may be trimmed behind it. Others survive a crash of the process, and may be lost with the machine's power.
+    pub synced: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,7 +132,8 @@ pub type TimersRead<'a, T> = PortFuture<'a, Result<At<T>, TimersError>>;
 /// A dropped read did nothing. A dropped write may have happened.
 pub trait Timers: Send + Sync {
     /// Takes the shard for an epoch, so that writes of older ones are refused from now on, and answers with where the store
-    /// is: zero for a shard that it does not know. An older epoch than the store's is answered with `None`.
+    /// is: zero for a shard that it does not know. An older epoch than the store's is answered with `None`. What is there then is synced
+    /// as a synced write would be.
     fn open(&self, shard: u32, epoch: u64) -> PortFuture<'_, Result<Option<u64>, TimersError>>;
 
     fn apply(&self, shard: u32, write: Write) -> PortFuture<'_, Result<Applied, TimersError>>;

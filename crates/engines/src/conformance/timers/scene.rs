@@ -63,7 +63,16 @@ impl Shard {
             changes.push(change);
         }
         let (floor, applied) = (after.floor(), self.applied + 10);
-        Write { epoch: self.epoch, expected: self.applied, reset: false, changes, applied, floor, now: self.now }
+        Write {
+            epoch: self.epoch,
+            expected: self.applied,
+            reset: false,
+            changes,
+            applied,
+            floor,
+            now: self.now,
+            synced: false,
+        }
     }
 
     /// The write that empties the shard and has these steps, to that offset.
@@ -138,8 +147,19 @@ impl Shard {
         found
     }
 
-    pub async fn list(&self, query: HoldQuery) -> Vec<Arc<Hold>> {
-        self.here(self.timers.list(self.number, query).await)
+    /// Page by page, as far as asked for: a page may be short where its holds are large.
+    pub async fn list(&self, mut query: HoldQuery) -> Vec<Arc<Hold>> {
+        let mut listed: Vec<Arc<Hold>> = Vec::new();
+        loop {
+            let page = self.here(self.timers.list(self.number, query.clone()).await);
+            let Some(last) = page.last() else { return listed };
+            query.after = Some(DueCursor { due: last.due, id: last.id.clone() });
+            query.limit = query.limit.saturating_sub(page.len());
+            listed.extend(page);
+            if query.limit == 0 {
+                return listed;
+            }
+        }
     }
 
     pub async fn dead(&self, query: HoldQuery) -> Vec<(HoldId, HoldEnd)> {

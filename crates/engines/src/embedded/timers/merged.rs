@@ -28,7 +28,16 @@ impl Scene {
     /// Writes, with everything below `floor` over and past.
     fn write(&mut self, changes: Vec<Change>, floor: i64) {
         let (expected, applied) = (self.applied, self.applied + 1);
-        let write = Write { epoch: 1, expected, reset: false, changes, applied, floor: at(floor), now: at(floor) };
+        let write = Write {
+            epoch: 1,
+            expected,
+            reset: false,
+            changes,
+            applied,
+            floor: at(floor),
+            now: at(floor),
+            synced: false,
+        };
         assert_eq!(self.inner().apply(SHARD, write).unwrap().0, Applied::Done);
         self.applied = applied;
     }

@@ -39,7 +39,9 @@ impl Inner {
         let line_before = if write.reset { ShardState::UNKNOWN.line } else { before.line };
         let place = Place { shard, generation: state.generation };
         let keys = write.changes.len() * KEYS_PER_CHANGE + 2;
-        let batch = WriteBatch::with_capacity(self.database.clone(), keys).durability(Some(PersistMode::SyncData));
+        // What is not synced survives the process: the log is what survives the machine.
+        let durability = if write.synced { PersistMode::SyncData } else { PersistMode::Buffer };
+        let batch = WriteBatch::with_capacity(self.database.clone(), keys).durability(Some(durability));
         let mut pen = Pen { inner: self, batch, place, line_before, state, counted: Counted::new() };
         for change in &write.changes {
             match change {

@@ -37,6 +37,9 @@ pub struct HoldsSettings {
 pub const PAGE_HOLDS: usize = 1_000;
 /// Bytes of such a page.
 pub const PAGE_BYTES: usize = 1 << 20;
+/// A checkpoint is synced to the disk so often, or every one where the log is trimmed as often: only behind a synced one is it
+/// trimmed. Syncs of the store and of the log's journal hold each other up, so there are few.
+pub const SYNC_EVERY: Duration = Duration::from_secs(60);
 /// A store that does not answer is asked again after this.
 pub const RETRY_AFTER: Duration = Duration::from_millis(250);
 /// A hold is due at most so far from now: two years, and a day for leap years.

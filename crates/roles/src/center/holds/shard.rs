@@ -204,6 +204,10 @@ pub struct Shard {
     /// Where the store was left, and how often that has changed.
     saved: u64,
     saves: u64,
+    /// Up to where a checkpoint is on disk for sure, whether the one under way will be, and when the next one shall.
+    synced: u64,
+    saving_synced: bool,
+    sync_at: Timestamp,
     unsaved: Unsaved,
     /// The checkpoint under way: up to where.
     saving: Option<u64>,
@@ -272,6 +276,9 @@ impl Shard {
             page_again_at: now,
             saved: 0,
             saves: 0,
+            synced: 0,
+            saving_synced: false,
+            sync_at: now,
             unsaved: Unsaved::default(),
             saving: None,
             must_reset: false,
@@ -405,6 +412,7 @@ impl Shard {
     fn started(&mut self, applied: u64, first: u64, end: u64) {
         self.saved = applied;
         self.saves += 1;
+        self.synced = applied;
         // A store from before the kept log, or from beyond it, is not of this log any more.
         if applied < first || applied > end || self.must_reset {
             self.must_reset = true;

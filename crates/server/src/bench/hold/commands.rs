@@ -19,6 +19,7 @@ const STRIDE: usize = 7919;
 impl Bench {
     pub fn run_commands(&mut self) -> Result<(), Failure> {
         let ids = self.fill_with_ids(self.pending)?;
+        self.come_to_rest()?;
         let pending = whole(ids.len() as f64);
         let id_of = |number: usize| &ids[number.wrapping_mul(STRIDE) % ids.len()];
         if self.runs(HoldRound::Extend) {

@@ -1,6 +1,8 @@
 //! Filling a server with pending holds, as fast as it takes them.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use whimbrel_client::HoldFilter;
 
 use super::super::load::{Pace, Requests};
 use super::super::stage;
@@ -52,5 +54,19 @@ impl Bench {
             }
             Ok(ids)
         })
+    }
+
+    /// Waits until the owners know everything that was held, and the store has come to rest.
+    pub fn come_to_rest(&mut self) -> Result<(), Failure> {
+        self.stage.say("waiting for the server to come to rest");
+        let client = self.stage.client()?;
+        let began = Instant::now();
+        while let Err(error) = self.stage.runtime.block_on(client.count_holds(&HoldFilter::default())) {
+            if began.elapsed() > FILL_WAIT {
+                return Err(error.into());
+            }
+        }
+        self.settled_bytes();
+        Ok(())
     }
 }

@@ -56,7 +56,7 @@ impl Bench {
         Ok(bytes)
     }
 
-    fn settled_bytes(&self) -> Option<u64> {
+    pub(super) fn settled_bytes(&self) -> Option<u64> {
         let server = self.stage.server.as_ref()?;
         let settled_for = if self.stage.is_quick { LOOK_INTERVAL } else { SETTLED_FOR };
         let began = Instant::now();

@@ -2,7 +2,7 @@
 //! and so is the outcome of every hold whose `held` may still come again.
 //!
 //! The stretch is walked page by page beside everything else; each page takes its turn in the commits. It ends where the store was
-//! when the walk began, so the trim is always behind a checkpoint.
+//! synced before the walk began, so the trim is always behind a checkpoint that is on disk.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -85,11 +85,11 @@ impl Shard {
     }
 
     pub(super) fn cut_found(&mut self, cut: Result<(u64, u64), LogError>, effects: &mut Vec<Effect>) {
-        let saved = self.saved;
+        let synced = self.synced;
         let Some(carry) = &mut self.carry else { return };
         match cut {
-            Ok((first, cut)) if cut.min(saved) >= first + STRETCH_MIN => {
-                carry.cut = cut.min(saved);
+            Ok((first, cut)) if cut.min(synced) >= first + STRETCH_MIN => {
+                carry.cut = cut.min(synced);
                 carry.walked = first;
                 carry.stage = Stage::Reading;
                 effects.push(Effect::Walk { from: first, upto: carry.cut });

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use whimbrel_model::ports::{Applied, At, DueCursor, TimersError, Write};
 use whimbrel_model::{Hold, Timestamp};
 
-use super::super::settings::RETRY_AFTER;
+use super::super::settings::{RETRY_AFTER, SYNC_EVERY};
 use super::super::window::{before, place_of};
 use super::{Effect, Judged, Phase, Shard, Token, after};
 
@@ -40,6 +40,7 @@ impl Shard {
         // What was sealed before and could not be written is written with what came after it.
         self.unsaved.unseal();
         self.saving = Some(self.folded);
+        self.saving_synced = now >= self.sync_at || self.settings.trim_interval <= SYNC_EVERY;
         effects.push(Effect::Apply(Write {
             epoch: self.epoch,
             expected: self.saved,
@@ -48,6 +49,7 @@ impl Shard {
             applied: self.folded,
             floor: self.floor(),
             now,
+            synced: self.saving_synced,
         }));
     }
 
@@ -61,7 +63,7 @@ impl Shard {
         self.unsaved.unseal();
         let floor = self.floor();
         let (epoch, expected, applied, now) = (self.epoch, self.saved, self.folded, self.clock.now());
-        Some(Write { epoch, expected, reset: false, changes: self.unsaved.seal(), applied, floor, now })
+        Some(Write { epoch, expected, reset: false, changes: self.unsaved.seal(), applied, floor, now, synced: true })
     }
 
     /// Nothing that is pending is due below this: it is in the window, on the wheel or on its way, or beyond the horizon. Stores drop
@@ -91,6 +93,10 @@ impl Shard {
     fn is_saved(&mut self, upto: u64) {
         self.saved = upto;
         self.saves += 1;
+        if self.saving_synced {
+            self.synced = upto;
+            self.sync_at = after(self.clock.now(), SYNC_EVERY);
+        }
         self.must_reset = false;
         self.unsaved.saved();
         self.is_ready_now();
