@@ -9,6 +9,7 @@
 //!   holds/            what is pending and what became of it, beside the log (an LSM)
 //! ```
 
+mod background;
 mod catalogue;
 mod coordination;
 mod log;

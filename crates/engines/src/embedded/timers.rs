@@ -34,6 +34,7 @@ use whimbrel_model::ports::{
 };
 use whimbrel_model::{Hold, HoldEnd, HoldId, Timestamp};
 
+use super::background::yields;
 use super::slices::{MEMTABLE_BYTES, Slices, small_keyspace};
 use erase::Eraser;
 use keys::{Place, ShardState};
@@ -136,6 +137,9 @@ impl LsmTimers {
         inner.note_lines()?;
         let inner = Arc::new(inner);
         let (writer, eraser) = (Writer::start(Arc::clone(&inner))?, Eraser::start(Arc::clone(&inner))?);
+        // The LSM's threads have this name.
+        yields("fjall:worker");
+        yields(Writer::THREAD);
         Ok(Self { inner, writer, eraser })
     }
 

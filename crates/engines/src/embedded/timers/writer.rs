@@ -24,9 +24,11 @@ pub(super) struct Writer {
 }
 
 impl Writer {
+    pub const THREAD: &str = "holds-writer";
+
     pub fn start(inner: Arc<Inner>) -> Result<Self, TimersError> {
         let (works, mut asked) = mpsc::channel::<Work>(WRITES_WAITING_MAX);
-        let thread = std::thread::Builder::new().name("holds-writer".to_owned()).spawn(move || {
+        let thread = std::thread::Builder::new().name(Self::THREAD.to_owned()).spawn(move || {
             while let Some(work) = asked.blocking_recv() {
                 work(&inner);
             }

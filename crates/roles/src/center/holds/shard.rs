@@ -250,6 +250,8 @@ pub struct Shard {
     carry_at: Timestamp,
 }
 
+/// Turns in which checkpoints of shards are made within their interval.
+const TURNS: u64 = 16;
 /// Every so often, commands that waited for too long are answered.
 const EXPIRE_EVERY_MS: i64 = 250;
 
@@ -421,7 +423,9 @@ impl Shard {
             self.folded = applied;
         }
         self.phase = Phase::Folding { goal: end };
-        self.last_saved_at = self.clock.now();
+        // Shards that were taken together make their checkpoints one after the other, not all at once.
+        let turn = self.settings.checkpoint_interval * (self.epoch % TURNS) as u32 / TURNS as u32;
+        self.last_saved_at = self.clock.now().saturating_sub(turn);
         self.is_ready_now();
     }
 

@@ -56,8 +56,8 @@ impl Bench {
         })
     }
 
-    /// Waits until the owners know everything that was held, and the store has come to rest.
-    pub fn come_to_rest(&mut self) -> Result<(), Failure> {
+    /// Waits until the owners know everything that was held, and the memory has come to rest: how much it is, where that can be told.
+    pub fn come_to_rest(&mut self) -> Result<Option<u64>, Failure> {
         self.stage.say("waiting for the server to come to rest");
         let client = self.stage.client()?;
         let began = Instant::now();
@@ -66,7 +66,6 @@ impl Bench {
                 return Err(error.into());
             }
         }
-        self.settled_bytes();
-        Ok(())
+        Ok(self.settled_bytes())
     }
 }

@@ -45,8 +45,7 @@ impl Bench {
     fn fill_and_look(&mut self, present: u32, wanted: u32) -> Result<Option<u64>, Failure> {
         let (held, took) = self.fill(TOPIC_FAR, wanted.saturating_sub(present), &format!("\"delay\":\"{FAR}\""))?;
         let per_second = held as f64 / took.as_secs_f64().max(1e-9);
-        self.stage.say("waiting for the server to come to rest");
-        let bytes = self.settled_bytes();
+        let bytes = self.come_to_rest()?;
         if let Some(bytes) = bytes {
             let mb = bytes as f64 / 1e6;
             let name = format!("resident, {} pending", whole(f64::from(wanted)));
