@@ -1,7 +1,7 @@
 //! The `Timers` port on an LSM beside the log.
 //!
-//! A write is one batch of the LSM over all its keyspaces, which the LSM's one journal takes whole or not at all and has synced
-//! before it answers: done means durable, so the log may be trimmed behind it. Reads take where the shard is and what they
+//! A write is one batch of the LSM over all its keyspaces, which the LSM's one journal takes whole or not at all. It survives the
+//! process, and the machine too where it is asked to be synced: behind those the log may be trimmed. Reads take where the shard is and what they
 //! find from one snapshot. Holds are kept in due order with their payloads, and by id; ends in slices of time that are dropped
 //! whole; counts by topic and minute are kept with every write, and lead to what a topic has. [`keys`] has the formats, [`line`]
 //! says why a hold that fires is deleted from neither.
@@ -134,6 +134,8 @@ impl LsmTimers {
             settings,
             database,
         };
+        // What an earlier process left may be in no more than the machine's memory.
+        inner.database.persist(PersistMode::SyncData).map_err(unavailable)?;
         inner.note_lines()?;
         let inner = Arc::new(inner);
         let (writer, eraser) = (Writer::start(Arc::clone(&inner))?, Eraser::start(Arc::clone(&inner))?);

@@ -60,8 +60,9 @@ impl Inner {
         self.seal_what_is_full()?;
         self.ends.drop_before(state.now).map_err(unavailable)?;
         self.dead.drop_before(state.now).map_err(unavailable)?;
-        // Merges may leave out what is below the line only now that the line is on disk.
-        let has_risen = self.lines.note(place, state.line);
+        // Merges may leave out what is below the line only when the line is on disk: were the power cut before, the store would be where
+        // those holds are pending, without their rows.
+        let has_risen = write.synced && self.lines.note(place, state.line);
         let chore = emptied.map(Chore::Erase).or(has_risen.then_some(Chore::Drop { place, below: state.line }));
         Ok((Applied::Done, chore))
     }
