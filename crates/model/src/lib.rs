@@ -13,6 +13,7 @@ pub mod name;
 pub mod partitioner;
 pub mod ports;
 pub mod record;
+pub mod subscription;
 pub mod time;
 pub mod topic;
 
@@ -22,5 +23,6 @@ pub use hold::{Ending, HOLDS_TOPIC, HeldMessage, Hold, HoldEnd, HoldId, HoldReco
 pub use id::{IdMint, MessageId, MintedPlace};
 pub use name::{NameError, check_brought_id, check_topic_name};
 pub use record::{Headers, HeadersBuilder, Record, StoredRecord};
+pub use subscription::{StoredSubscription, SubscriptionNumber, SubscriptionSpec};
 pub use time::{DurationError, TimeError, Timestamp, format_duration, parse_duration};
 pub use topic::{PartitionId, Retention, TopicNumber, TopicSpec};

@@ -3,6 +3,8 @@
 
 /// Characters of a topic's or subscription's name.
 pub const NAME_MAX_CHARS: usize = 200;
+/// Characters of a name of the system's own, made of a user's name and what it is for: as long as Kafka takes.
+pub const SYSTEM_NAME_MAX_CHARS: usize = 249;
 /// Characters of an id that a publisher brings.
 pub const BROUGHT_ID_MAX_CHARS: usize = 128;
 /// Characters of an `Idempotency-Key`.

@@ -1,6 +1,6 @@
 //! What topics, subscriptions and brought message ids may be called.
 
-use crate::limits::{BROUGHT_ID_MAX_CHARS, NAME_MAX_CHARS};
+use crate::limits::{BROUGHT_ID_MAX_CHARS, NAME_MAX_CHARS, SYSTEM_NAME_MAX_CHARS};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
@@ -34,7 +34,8 @@ pub fn check_any_topic_name(name: &str) -> Result<(), NameError> {
     if !name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-')) {
         return Err(NameError::BadCharacter);
     }
-    if name.len() > NAME_MAX_CHARS { Err(NameError::TooLong) } else { Ok(()) }
+    let most = if name.starts_with('_') { SYSTEM_NAME_MAX_CHARS } else { NAME_MAX_CHARS };
+    if name.len() > most { Err(NameError::TooLong) } else { Ok(()) }
 }
 
 /// An id that a publisher brings: 1–128 of `A-Za-z0-9_-`.

@@ -1,20 +1,31 @@
 //! The ports: what engines promise to roles. Each is a small trait that states atomicity, ordering, durability and what
 //! happens on cancellation; every engine of a port passes the same conformance suite.
 
+pub mod callbacks;
 pub mod catalogue;
 pub mod coordination;
+pub mod dispatch;
 pub mod holds;
 pub mod log;
+pub mod notebook;
+pub mod progress;
 pub mod receipts;
 pub mod timers;
 
+pub use callbacks::{Call, CallFailure, CallOutcome, CallTarget, Callbacks, Called};
 pub use catalogue::{Catalogue, CatalogueError, Versioned};
 pub use coordination::{Coordination, CoordinationError, Member, Membership, Node, Owner, Picture};
+pub use dispatch::{
+    DeadLetter, Dispatch, DispatchAsk, DispatchError, DispatchTold, LastError, MessageStanding, PartitionStanding,
+    Pulled, ReplayStanding, Standing, SubscriptionStatus,
+};
 pub use holds::{Ask, HoldView, Holds, HoldsError, NewDue, Told};
 pub use log::{
     AppendOutcome, Bounds, CommitOutcome, Entry, Fence, Log, LogError, LogTopics, PartitionStatus, ReadBatch,
     ReadLimits, TopicStatus,
 };
+pub use notebook::{ANSWER_KEPT_BYTES, AfterFailure, AttemptNote, AttemptOutcome, MinuteRow, Notebook, Spread};
+pub use progress::{Progress, ProgressError, ProgressPlace, ProgressRow};
 pub use receipts::{Answer, Begun, Claim, ClaimKind, Receipts, ReceiptsError};
 pub use timers::{
     Applied, At, Change, CountQuery, DueCursor, HoldQuery, Known, Row, Timers, TimersError, TimersRead, Write,
