@@ -8,7 +8,10 @@
 
 use std::sync::Arc;
 
-use whimbrel_model::ports::{Ask, HoldsError, Membership, PortFuture, Told};
+use whimbrel_model::ports::{
+    Ask, DispatchAsk, DispatchError, DispatchTold, HoldsError, Membership, MinuteRow, PortFuture, Told,
+};
+use whimbrel_model::{SubscriptionNumber, Timestamp, TopicNumber};
 
 pub mod assign;
 pub mod clocks;
@@ -24,6 +27,7 @@ pub mod sight;
 mod tenure;
 #[cfg(test)]
 mod testing;
+mod together;
 pub mod wire;
 
 pub use clocks::{AskClock, ClocksApart};
@@ -32,6 +36,7 @@ pub use peers::{BadInternalKey, PeerSettings, Peers};
 pub use router::{OWNER_WAIT_DEFAULT, Router};
 pub use service::{OwnersDoor, service};
 pub use sight::{Sight, View};
+pub use together::Together;
 
 /// The role of members that own shards.
 pub const CENTER_ROLE: &str = "center";
@@ -62,4 +67,30 @@ pub enum DeskError {
     NotHere,
     #[error(transparent)]
     Holds(#[from] HoldsError),
+}
+
+/// Where the owner of a subscription on this node takes questions. The owner of a shard owns the subscriptions of that shard.
+pub trait DispatchDesk: Send + Sync {
+    fn ask(
+        &self,
+        subscription: SubscriptionNumber,
+        ask: DispatchAsk,
+    ) -> PortFuture<'_, Result<DispatchTold, DispatchDeskError>>;
+
+    /// What this node counted of a topic, from a minute on to before another, in order.
+    fn minutes(
+        &self,
+        topic: TopicNumber,
+        from: Timestamp,
+        to: Timestamp,
+    ) -> PortFuture<'_, Vec<(Timestamp, MinuteRow)>>;
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DispatchDeskError {
+    /// The subscription's shard is not this node's. Nothing was done.
+    #[error("the subscription is not owned here")]
+    NotHere,
+    #[error(transparent)]
+    Dispatch(#[from] DispatchError),
 }
