@@ -232,7 +232,7 @@ impl Client {
         self.delete(&format!("/v1/topics/{}?holds=withdraw", escaped(topic))).await
     }
 
-    async fn delete(&self, path: &str) -> Result<(), ClientError> {
+    pub(crate) async fn delete(&self, path: &str) -> Result<(), ClientError> {
         let (status, body) = self.send(self.request(Method::DELETE, path), Bytes::new(), self.answer_wait).await?;
         if status.is_success() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! The Rust client of Whimbrel, over HTTP: publish, hold, read, tail, topics, a message by its id.
+//! The Rust client of Whimbrel, over HTTP: publish, hold, subscribe, pull, read, tail, topics, a message by its id.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), whimbrel_client::ClientError> {
@@ -20,6 +20,8 @@ mod hold;
 mod holds;
 mod message;
 mod sse;
+mod subscription;
+mod subscriptions;
 mod tail;
 mod topic;
 
@@ -27,5 +29,9 @@ pub use client::{Client, ReadFrom, TailFrom};
 pub use error::{ClientError, Problem};
 pub use hold::{Extension, HoldBucket, HoldCounts, HoldFilter, HoldInfo, HoldOutcome, HoldPage, NewDue};
 pub use message::{Accepted, Held, Message, NewMessage, Position, Published, ReadPage};
+pub use subscription::{
+    DeadLetterInfo, DeadLetterPage, EndpointSettings, PulledMessage, ReplayRange, RetrySettings, SeekTo, Settled,
+    SubscriptionInfo, SubscriptionSettings, TopicFigures,
+};
 pub use tail::Tail;
 pub use topic::{PartitionInfo, Rates, TopicInfo, TopicSettings};
