@@ -9,10 +9,11 @@ use tempfile::TempDir;
 use whimbrel_engines::conformance;
 use whimbrel_engines::conformance::catalogue::OpenCatalogue;
 use whimbrel_engines::conformance::log::{LogTraits, OpenLog};
+use whimbrel_engines::conformance::progress::OpenProgress;
 use whimbrel_engines::conformance::receipts::OpenReceipts;
 use whimbrel_engines::conformance::timers::OpenTimers;
 use whimbrel_engines::embedded::{
-    EmbeddedLog, FileCatalogue, LsmReceipts, LsmTimers, ReceiptSettings, TimerSettings, open_folder,
+    EmbeddedLog, FileCatalogue, LsmProgress, LsmReceipts, LsmTimers, ReceiptSettings, TimerSettings, open_folder,
 };
 use whimbrel_model::ports::{Begun, Claim, ClaimKind, Entry, PortFuture, Receipts};
 use whimbrel_model::record::{HEADER_FINGERPRINT, HEADER_ID, HEADER_IDEMPOTENCY_KEY, idempotency_header};
@@ -26,6 +27,7 @@ whimbrel_engines::conformance_suite!(log, Embedded);
 whimbrel_engines::conformance_suite!(catalogue, Embedded);
 whimbrel_engines::conformance_suite!(receipts, Embedded);
 whimbrel_engines::conformance_suite!(timers, Embedded);
+whimbrel_engines::conformance_suite!(progress, Embedded);
 
 struct Embedded;
 
@@ -131,6 +133,24 @@ impl conformance::timers::Factory for Embedded {
         Box::pin(async {
             drop(open.timers);
             open_timers(folder_of(open.store))
+        })
+    }
+}
+
+fn open_progress(store: Arc<TempDir>) -> OpenProgress {
+    let progress = LsmProgress::open(&store.path().join("progress")).unwrap();
+    OpenProgress { progress: Arc::new(progress), store }
+}
+
+impl conformance::progress::Factory for Embedded {
+    fn open(&self) -> PortFuture<'_, OpenProgress> {
+        Box::pin(async { open_progress(Arc::new(tempfile::tempdir().unwrap())) })
+    }
+
+    fn reopen(&self, open: OpenProgress) -> PortFuture<'_, OpenProgress> {
+        Box::pin(async {
+            drop(open.progress);
+            open_progress(folder_of(open.store))
         })
     }
 }

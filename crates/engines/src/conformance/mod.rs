@@ -8,6 +8,7 @@
 //! whimbrel_engines::conformance_suite!(catalogue, MyCatalogues);
 //! whimbrel_engines::conformance_suite!(receipts, MyReceipts);
 //! whimbrel_engines::conformance_suite!(timers, MyTimers);
+//! whimbrel_engines::conformance_suite!(progress, MyProgress);
 //! ```
 //!
 //! The expression makes a value that implements the `Factory` of the port's module; it is evaluated once per
@@ -18,6 +19,7 @@
 pub mod catalogue;
 pub mod coordination;
 pub mod log;
+pub mod progress;
 pub mod receipts;
 mod tests_from_properties;
 pub mod timers;

@@ -18,6 +18,9 @@ macro_rules! conformance_suite {
     (timers, $factory:expr) => {
         $crate::timers_properties! { conformance_tests, timers, $factory }
     };
+    (progress, $factory:expr) => {
+        $crate::progress_properties! { conformance_tests, progress, $factory }
+    };
 }
 
 /// Receives a port's list of properties and writes the tests.

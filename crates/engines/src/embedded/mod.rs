@@ -7,12 +7,14 @@
 //!   catalogue.json    topics with their numbers
 //!   receipts/         answers to idempotency keys and brought ids (an LSM)
 //!   holds/            what is pending and what became of it, beside the log (an LSM)
+//!   progress/         how far subscriptions have come (an LSM)
 //! ```
 
 mod background;
 mod catalogue;
 mod coordination;
 mod log;
+pub(crate) mod progress;
 pub(crate) mod receipts;
 mod records;
 mod slices;
@@ -22,6 +24,7 @@ mod topics;
 pub use catalogue::FileCatalogue;
 pub use coordination::InProcessCoordination;
 pub use log::{EmbeddedLog, record_bytes_max};
+pub use progress::LsmProgress;
 pub use receipts::{LsmReceipts, ReceiptSettings};
 pub use timers::{LsmTimers, TimerSettings};
 

@@ -155,6 +155,11 @@ pub trait Notebook: Send + Sync {
         from: Timestamp,
         to: Timestamp,
     ) -> PortFuture<'_, Vec<(Timestamp, MinuteRow)>>;
+
+    /// Writes what was taken in so far.
+    fn close(&self) -> PortFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
 }
 
 #[cfg(test)]

@@ -71,4 +71,9 @@ pub trait Progress: Send + Sync {
 
     /// Removes everything of a subscription that is no more. Its number is never used again.
     fn forget(&self, subscription: SubscriptionNumber) -> PortFuture<'_, Result<(), ProgressError>>;
+
+    /// Nobody will save any more: what was saved is made to survive the machine too.
+    fn close(&self) -> PortFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
 }

@@ -1,0 +1,112 @@
+//! How progress lies in the LSM, and how a row lies in any store.
+//!
+//! A key is the subscription's number, the line, the topic's number and the partition, big-endian, so that what belongs together lies
+//! together. A value begins with the number of its format: a row is then its run and the owner's bytes, an epoch is a number.
+
+use bytes::Bytes;
+use whimbrel_model::ports::{ProgressPlace, ProgressRow};
+use whimbrel_model::{PartitionId, SubscriptionNumber, TopicNumber};
+
+/// The format of values; part of what is on disk.
+const FORMAT: u8 = 1;
+const SUBSCRIPTION_BYTES: usize = 4;
+const PLACE_BYTES: usize = 12;
+/// Bytes of a value before the owner's.
+const HEAD_BYTES: usize = 5;
+
+pub fn subscription(subscription: SubscriptionNumber) -> [u8; SUBSCRIPTION_BYTES] {
+    subscription.0.to_be_bytes()
+}
+
+pub fn line(subscription: SubscriptionNumber, line: u32) -> [u8; SUBSCRIPTION_BYTES + 4] {
+    let mut key = [0; SUBSCRIPTION_BYTES + 4];
+    key[..SUBSCRIPTION_BYTES].copy_from_slice(&subscription.0.to_be_bytes());
+    key[SUBSCRIPTION_BYTES..].copy_from_slice(&line.to_be_bytes());
+    key
+}
+
+pub fn row(subscription: SubscriptionNumber, place: ProgressPlace) -> [u8; SUBSCRIPTION_BYTES + PLACE_BYTES] {
+    let mut key = [0; SUBSCRIPTION_BYTES + PLACE_BYTES];
+    key[..SUBSCRIPTION_BYTES].copy_from_slice(&subscription.0.to_be_bytes());
+    key[SUBSCRIPTION_BYTES..].copy_from_slice(&encode_place(place));
+    key
+}
+
+pub fn encode_place(place: ProgressPlace) -> [u8; PLACE_BYTES] {
+    let mut bytes = [0; PLACE_BYTES];
+    bytes[..4].copy_from_slice(&place.line.to_be_bytes());
+    bytes[4..8].copy_from_slice(&place.partition.topic.0.to_be_bytes());
+    bytes[8..].copy_from_slice(&place.partition.index.to_be_bytes());
+    bytes
+}
+
+pub fn decode_place(bytes: &[u8]) -> Option<ProgressPlace> {
+    let (line, rest) = bytes.split_first_chunk()?;
+    let (topic, rest) = rest.split_first_chunk()?;
+    let index = rest.try_into().ok()?;
+    let partition = PartitionId::new(TopicNumber(u32::from_be_bytes(*topic)), u32::from_be_bytes(index));
+    Some(ProgressPlace { line: u32::from_be_bytes(*line), partition })
+}
+
+pub fn encode_row(row: &ProgressRow) -> Vec<u8> {
+    let mut value = Vec::with_capacity(HEAD_BYTES + row.state.len());
+    value.push(FORMAT);
+    value.extend_from_slice(&row.run.to_be_bytes());
+    value.extend_from_slice(&row.state);
+    value
+}
+
+pub fn decode_run(value: &[u8]) -> Option<u32> {
+    let (head, _) = value.split_first_chunk::<HEAD_BYTES>()?;
+    let [FORMAT, run @ ..] = *head else { return None };
+    Some(u32::from_be_bytes(run))
+}
+
+/// A row of the LSM, from its key and its value.
+pub fn decode_row(key: &[u8], value: &[u8]) -> Option<ProgressRow> {
+    let place = decode_place(key.get(SUBSCRIPTION_BYTES..)?)?;
+    Some(ProgressRow { place, run: decode_run(value)?, state: Bytes::copy_from_slice(value.get(HEAD_BYTES..)?) })
+}
+
+pub fn encode_epoch(epoch: u64) -> [u8; 9] {
+    let mut value = [FORMAT; 9];
+    value[1..].copy_from_slice(&epoch.to_be_bytes());
+    value
+}
+
+pub fn decode_epoch(value: &[u8]) -> Option<u64> {
+    match value.split_first()? {
+        (&FORMAT, epoch) => Some(u64::from_be_bytes(epoch.try_into().ok()?)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_survives_and_a_broken_one_is_refused() {
+        let place = ProgressPlace { line: 3, partition: PartitionId::new(TopicNumber(4), 5) };
+        let saved = ProgressRow { place, run: 7, state: Bytes::from_static(b"bitmap") };
+        let (key, value) = (row(SubscriptionNumber(9), place), encode_row(&saved));
+        assert_eq!(decode_row(&key, &value), Some(saved));
+        assert!(key.starts_with(&line(SubscriptionNumber(9), 3)));
+        for len in 0..HEAD_BYTES {
+            assert_eq!(decode_row(&key, &value[..len]), None);
+        }
+        for len in 0..key.len() {
+            assert_eq!(decode_row(&key[..len], &value), None);
+        }
+        let newer = [&[FORMAT + 1], &value[1..]].concat();
+        assert_eq!(decode_row(&key, &newer), None, "a format that is not known");
+    }
+
+    #[test]
+    fn an_epoch_survives_and_a_broken_one_is_refused() {
+        assert_eq!(decode_epoch(&encode_epoch(u64::MAX - 1)), Some(u64::MAX - 1));
+        assert_eq!(decode_epoch(&[]), None);
+        assert_eq!(decode_epoch(&encode_epoch(1)[..8]), None);
+        assert_eq!(decode_epoch(&[FORMAT + 1, 0, 0, 0, 0, 0, 0, 0, 1]), None);
+    }
+}
