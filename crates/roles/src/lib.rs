@@ -10,4 +10,5 @@ pub mod figures;
 pub(crate) mod log_walk;
 pub mod owners;
 pub mod receive;
+pub mod subscriptions;
 pub mod topics;

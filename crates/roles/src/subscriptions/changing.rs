@@ -1,0 +1,348 @@
+//! Making a subscription, changing what it is, pausing, resuming, disabling, deleting.
+
+use std::sync::Arc;
+
+use whimbrel_model::ports::CatalogueError;
+use whimbrel_model::subscription::{
+    DEAD_TOPIC_PREFIX, RunState, SECRET_OVERLAP_DEFAULT, SigningSecret, StoredSubscription, dead_topic, retry_topic,
+    subscription_key,
+};
+use whimbrel_model::{EVENTS_TOPIC, Event, SubscriptionNumber, SubscriptionSpec, Timestamp};
+
+use super::error::SubscriptionError;
+use super::registry::{CONFLICT_TRIES, Changing, SUBSCRIPTIONS_MAX, Subscription, Subscriptions};
+use super::starts::{Truncation, start_at};
+use crate::topics::{Topic, TopicChange, TopicError};
+
+/// Topics of one subscription.
+pub const TOPICS_MAX: usize = 100;
+/// Secrets that sign at one time: the present one and its predecessor.
+const SECRETS_LIVE_MAX: usize = 2;
+
+/// What shall become of the secret that signs.
+#[derive(Clone, PartialEq, Eq)]
+pub enum SecretWish {
+    /// As it is; a new subscription has none.
+    Keep,
+    /// None. Nothing is signed any more.
+    Remove,
+    /// This one. Its predecessor signs beside it for a day.
+    Set(String),
+}
+
+/// What a `put` did.
+#[derive(Debug)]
+pub struct Made {
+    pub subscription: Arc<Subscription>,
+    pub created: bool,
+    /// Partitions in which what it should begin with is not kept any more.
+    pub truncated: Vec<Truncation>,
+}
+
+/// Whether a topic may be subscribed to: the users' own, dead letters, events.
+pub fn check_readable(topic: &str) -> Result<(), &'static str> {
+    let is_for_reading = !topic.starts_with('_') || topic == EVENTS_TOPIC || topic.starts_with(DEAD_TOPIC_PREFIX);
+    if is_for_reading { Ok(()) } else { Err("it is the system's own") }
+}
+
+impl Subscriptions {
+    /// Makes a subscription, or changes what it is: number, run, starts and progress stay. `spec.start` is for a new one, and for topics
+    /// that an old one did not have; its secrets are left aside for `secret`. Not to be cancelled midway: callers spawn it.
+    pub async fn put(&self, name: &str, spec: SubscriptionSpec, secret: SecretWish) -> Result<Made, SubscriptionError> {
+        let topics = self.resolve(name, &spec).await?;
+        let changing = self.changing().await;
+        for _ in 0..CONFLICT_TRIES {
+            let made = match self.entry(name).await? {
+                Some((stored, _)) if stored.deleting => return Err(SubscriptionError::Deleting(name.to_owned())),
+                Some((stored, version)) => {
+                    self.change(name, stored, version, &spec, &secret, &topics, &changing).await?
+                }
+                None => self.create(name, &spec, &secret, &topics, &changing).await?,
+            };
+            if let Some(made) = made {
+                return Ok(made);
+            }
+        }
+        Err(conflict(name))
+    }
+
+    /// The topics of a subscription, made where a first publish would make them.
+    async fn resolve(&self, name: &str, spec: &SubscriptionSpec) -> Result<Vec<Arc<Topic>>, SubscriptionError> {
+        let mut topics = Vec::with_capacity(spec.topics.len());
+        for topic in &spec.topics {
+            let unreadable = |why| SubscriptionError::Unreadable { topic: topic.clone(), why };
+            check_readable(topic).map_err(unreadable)?;
+            if *topic == dead_topic(name) {
+                return Err(unreadable("what fails would come back to it for ever"));
+            }
+            if topic.starts_with('_') {
+                topics.push(self.ports.registry.find(topic).await?);
+                continue;
+            }
+            drop(self.ports.registry.enter(topic).await?);
+            let found = self.ports.registry.get(topic);
+            topics.push(found.ok_or_else(|| TopicError::Unknown(topic.clone()))?);
+        }
+        Ok(topics)
+    }
+
+    async fn create(
+        &self,
+        name: &str,
+        spec: &SubscriptionSpec,
+        secret: &SecretWish,
+        topics: &[Arc<Topic>],
+        changing: &Changing<'_>,
+    ) -> Result<Option<Made>, SubscriptionError> {
+        if self.count() >= SUBSCRIPTIONS_MAX {
+            return Err(SubscriptionError::TooMany);
+        }
+        // Its own topics come first: an entry never names what is not there. They may be left from a making that was cut short.
+        for own in [retry_topic(name), dead_topic(name)] {
+            let one_partition = TopicChange { partitions: Some(1), ..TopicChange::default() };
+            self.ports.registry.put(&own, one_partition).await?;
+        }
+        let (mut starts, mut truncated) = (Vec::new(), Vec::new());
+        for topic in topics {
+            let (start, gone) = start_at(&*self.ports.log, topic, spec.start.into()).await?;
+            starts.push(start);
+            truncated.extend(gone);
+        }
+        let now = self.ports.clock.now();
+        let stored = StoredSubscription {
+            number: self.next_number().await?,
+            spec: SubscriptionSpec { secrets: secrets_after(&[], secret, now), ..spec.clone() },
+            state: RunState::Active,
+            run: 1,
+            last_run: 1,
+            starts,
+            replays: Vec::new(),
+            created_at_ms: now.as_millis(),
+            deleting: false,
+        };
+        let Some(subscription) = self.write(name, stored, None, changing).await? else { return Ok(None) };
+        self.report(Event::new("subscription_created", format!("subscription `{name}` was made")), name);
+        self.report_truncated("start_truncated", name, &truncated);
+        Ok(Some(Made { subscription, created: true, truncated }))
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "they are the entry and the wish, each of one use")]
+    async fn change(
+        &self,
+        name: &str,
+        stored: StoredSubscription,
+        version: u64,
+        spec: &SubscriptionSpec,
+        secret: &SecretWish,
+        topics: &[Arc<Topic>],
+        changing: &Changing<'_>,
+    ) -> Result<Option<Made>, SubscriptionError> {
+        let mut after = stored.clone();
+        let mut truncated = Vec::new();
+        for topic in topics {
+            // A topic that it has, or had before, goes on where it was.
+            if !after.starts.iter().any(|start| *start.topic == *topic.name) {
+                let (start, gone) = start_at(&*self.ports.log, topic, spec.start.into()).await?;
+                after.starts.push(start);
+                truncated.extend(gone);
+            }
+        }
+        let secrets = secrets_after(&stored.spec.secrets, secret, self.ports.clock.now());
+        // Where it began stays what it was: it is not applied again.
+        after.spec = SubscriptionSpec { secrets, start: stored.spec.start, ..spec.clone() };
+        if after == stored {
+            let subscription = Arc::new(Subscription { name: name.into(), stored, version });
+            return Ok(Some(Made { subscription, created: false, truncated }));
+        }
+        let Some(subscription) = self.write(name, after, Some(version), changing).await? else { return Ok(None) };
+        self.report(Event::new("subscription_changed", format!("subscription `{name}` was changed")), name);
+        self.report_truncated("start_truncated", name, &truncated);
+        Ok(Some(Made { subscription, created: false, truncated }))
+    }
+
+    /// Delivers nothing until it is resumed. One that the system disabled stays disabled.
+    pub async fn pause(&self, name: &str) -> Result<Arc<Subscription>, SubscriptionError> {
+        self.set_state(name, |state| matches!(state, RunState::Active).then_some(RunState::Paused)).await
+    }
+
+    /// Delivers again, also what the system disabled.
+    pub async fn resume(&self, name: &str) -> Result<Arc<Subscription>, SubscriptionError> {
+        self.set_state(name, |state| (*state != RunState::Active).then_some(RunState::Active)).await
+    }
+
+    /// The system itself ends its deliveries, until somebody resumes it.
+    pub async fn disable(
+        &self,
+        number: SubscriptionNumber,
+        reason: &str,
+    ) -> Result<Arc<Subscription>, SubscriptionError> {
+        let name = self.name_of(number)?;
+        let at_ms = self.ports.clock.now().as_millis();
+        let disabled = || RunState::Disabled { reason: reason.to_owned(), at_ms };
+        self.set_state(&name, |state| matches!(state, RunState::Active).then(disabled)).await
+    }
+
+    async fn set_state(
+        &self,
+        name: &str,
+        next: impl Fn(&RunState) -> Option<RunState>,
+    ) -> Result<Arc<Subscription>, SubscriptionError> {
+        let (subscription, changed) = self
+            .update(name, |stored| match next(&stored.state) {
+                Some(state) => {
+                    stored.state = state;
+                    Ok(true)
+                }
+                None => Ok(false),
+            })
+            .await?;
+        if changed {
+            let event = match &subscription.stored.state {
+                RunState::Active => Event::new("subscription_resumed", format!("subscription `{name}` was resumed")),
+                RunState::Paused => Event::new("subscription_paused", format!("subscription `{name}` was paused")),
+                RunState::Disabled { reason, .. } => {
+                    let detail = format!("subscription `{name}` was disabled until it is resumed: {reason}");
+                    Event::failure("subscription_disabled", detail).with("reason", reason)
+                }
+            };
+            self.report(event, name);
+        }
+        Ok(subscription)
+    }
+
+    /// Marks a subscription as being deleted: its owner ends. What belongs to it is then taken away, and at last
+    /// [`Subscriptions::finish_delete`]. One that is marked already is answered as it is.
+    pub async fn begin_delete(&self, name: &str) -> Result<Arc<Subscription>, SubscriptionError> {
+        let changing = self.changing().await;
+        for _ in 0..CONFLICT_TRIES {
+            let unknown = || SubscriptionError::Unknown(name.to_owned());
+            let (mut stored, version) = self.entry(name).await?.ok_or_else(unknown)?;
+            if stored.deleting {
+                return Ok(Arc::new(Subscription { name: name.into(), stored, version }));
+            }
+            stored.deleting = true;
+            if let Some(marked) = self.write(name, stored, Some(version), &changing).await? {
+                return Ok(marked);
+            }
+        }
+        Err(conflict(name))
+    }
+
+    /// Removes the entry of a subscription of which nothing else is left.
+    pub async fn finish_delete(&self, marked: &Subscription) -> Result<(), SubscriptionError> {
+        let changing = self.changing().await;
+        match self.erase(&marked.name, marked.version, &changing).await {
+            // Somebody else finished it.
+            Err(SubscriptionError::Catalogue(CatalogueError::Conflict { found: None, .. })) => return Ok(()),
+            outcome => outcome?,
+        }
+        let detail = format!("subscription `{}` was deleted", marked.name);
+        self.report(Event::new("subscription_deleted", detail), &marked.name);
+        Ok(())
+    }
+
+    /// Changes an entry that is not being deleted; `false` leaves it as it is. Answers with it, and whether it was changed.
+    pub(super) async fn update(
+        &self,
+        name: &str,
+        change: impl Fn(&mut StoredSubscription) -> Result<bool, SubscriptionError>,
+    ) -> Result<(Arc<Subscription>, bool), SubscriptionError> {
+        let changing = self.changing().await;
+        for _ in 0..CONFLICT_TRIES {
+            let (mut stored, version) = self.live_entry(name).await?;
+            if !change(&mut stored)? {
+                return Ok((Arc::new(Subscription { name: name.into(), stored, version }), false));
+            }
+            if let Some(subscription) = self.write(name, stored, Some(version), &changing).await? {
+                return Ok((subscription, true));
+            }
+        }
+        Err(conflict(name))
+    }
+
+    /// The entry of a subscription that is not being deleted.
+    pub(super) async fn live_entry(&self, name: &str) -> Result<(StoredSubscription, u64), SubscriptionError> {
+        let entry = self.entry(name).await?.filter(|(stored, _)| !stored.deleting);
+        entry.ok_or_else(|| SubscriptionError::Unknown(name.to_owned()))
+    }
+
+    pub(super) fn report_truncated(&self, kind: &'static str, name: &str, truncated: &[Truncation]) {
+        for Truncation { topic, partition, first } in truncated {
+            let detail = format!(
+                "`{name}` begins at offset {first} of `{topic}/{partition}`, the oldest that is kept: what was asked for is gone"
+            );
+            let event = Event::warning(kind, detail)
+                .with("topic", topic)
+                .with("partition", partition)
+                .with("first_offset", first);
+            self.report(event, name);
+        }
+    }
+}
+
+pub(super) fn conflict(name: &str) -> SubscriptionError {
+    CatalogueError::Conflict { key: subscription_key(name), found: None }.into()
+}
+
+/// The secrets after a wish, the newest first.
+fn secrets_after(before: &[SigningSecret], wish: &SecretWish, now: Timestamp) -> Vec<SigningSecret> {
+    let is_live = |each: &&SigningSecret| each.until_ms.is_none_or(|until| until > now.as_millis());
+    match wish {
+        SecretWish::Keep => before.to_vec(),
+        SecretWish::Remove => Vec::new(),
+        SecretWish::Set(secret) if before.first().is_some_and(|present| present.secret == *secret) => before.to_vec(),
+        SecretWish::Set(secret) => {
+            let ends = now.as_millis() + SECRET_OVERLAP_DEFAULT.as_millis() as i64;
+            let earlier =
+                before.iter().filter(is_live).filter(|each| each.secret != *secret).map(|each| SigningSecret {
+                    secret: each.secret.clone(),
+                    until_ms: Some(each.until_ms.map_or(ends, |until| until.min(ends))),
+                });
+            let new = SigningSecret { secret: secret.clone(), until_ms: None };
+            [new].into_iter().chain(earlier).take(SECRETS_LIVE_MAX).collect()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(before: &[SigningSecret], secret: &str, now_ms: i64) -> Vec<SigningSecret> {
+        secrets_after(before, &SecretWish::Set(secret.to_owned()), Timestamp::from_millis(now_ms))
+    }
+
+    fn signing(secrets: &[SigningSecret]) -> Vec<(&str, Option<i64>)> {
+        secrets.iter().map(|each| (each.secret.as_str(), each.until_ms)).collect()
+    }
+
+    #[test]
+    fn a_secret_signs_for_a_day_beside_its_successor() {
+        const DAY_MS: i64 = 86_400_000;
+        let first = set(&[], "a", 0);
+        let second = set(&first, "b", 1_000);
+        assert_eq!(signing(&second), [("b", None), ("a", Some(1_000 + DAY_MS))]);
+        assert_eq!(set(&second, "b", 2_000), second, "the same one again changes nothing");
+        let third = set(&second, "c", 1_000 + DAY_MS);
+        assert_eq!(signing(&third), [("c", None), ("b", Some(1_000 + 2 * DAY_MS))], "what was over is gone");
+    }
+
+    #[test]
+    fn at_most_two_secrets_sign_and_a_removal_ends_all() {
+        let secrets = set(&set(&set(&[], "a", 0), "b", 1), "c", 2);
+        assert_eq!(secrets.len(), 2);
+        assert_eq!(secrets[1].secret, "b");
+        assert!(secrets_after(&secrets, &SecretWish::Remove, Timestamp::from_millis(3)).is_empty());
+        assert_eq!(secrets_after(&secrets, &SecretWish::Keep, Timestamp::from_millis(3)), secrets);
+    }
+
+    #[test]
+    fn the_systems_own_topics_cannot_be_subscribed_to_but_for_events_and_dead_letters() {
+        for topic in ["orders", "_events", "_dead.billing"] {
+            assert!(check_readable(topic).is_ok(), "{topic}");
+        }
+        for topic in ["_holds", "_retry.billing", "_push", "_deadbeef"] {
+            assert!(check_readable(topic).is_err(), "{topic}");
+        }
+    }
+}

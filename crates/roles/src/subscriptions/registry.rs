@@ -1,0 +1,264 @@
+//! The registry itself: looks up, follows the catalogue, and writes one entry at a time.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tokio::sync::{Mutex, MutexGuard, watch};
+use tokio_util::sync::CancellationToken;
+use whimbrel_model::ports::{Catalogue, CatalogueError, Log, Versioned};
+use whimbrel_model::subscription::{LAST_SUBSCRIPTION_KEY, SUBSCRIPTION_PREFIX, StoredSubscription, subscription_key};
+use whimbrel_model::{Clock, Event, EventSink, SubscriptionNumber};
+
+use super::error::SubscriptionError;
+use crate::topics::Registry;
+
+/// Subscriptions that may exist at one time.
+pub const SUBSCRIPTIONS_MAX: usize = 3_000;
+/// Tries at a write that somebody else was faster at.
+pub(super) const CONFLICT_TRIES: usize = 16;
+/// Between two looks at a catalogue that keeps changing or cannot be reached.
+const RELOAD_PAUSE: Duration = Duration::from_millis(50);
+const WATCH_RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// What the registry works with.
+pub struct SubscriptionPorts {
+    pub catalogue: Arc<dyn Catalogue>,
+    pub log: Arc<dyn Log>,
+    pub registry: Arc<Registry>,
+    pub clock: Arc<dyn Clock>,
+    pub events: EventSink,
+}
+
+/// A subscription: an immutable picture of the catalogue's entry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Subscription {
+    pub name: Arc<str>,
+    pub stored: StoredSubscription,
+    /// The version of the catalogue's entry.
+    pub version: u64,
+}
+
+impl Subscription {
+    pub fn number(&self) -> SubscriptionNumber {
+        self.stored.number
+    }
+}
+
+pub struct Subscriptions {
+    pub(super) ports: SubscriptionPorts,
+    map: ArcSwap<Map>,
+    /// Whoever changes subscriptions in this process holds this, over catalogue and map.
+    changing: Mutex<()>,
+    changes: watch::Sender<u64>,
+}
+
+#[derive(Default, Clone)]
+struct Map {
+    by_name: HashMap<Arc<str>, Arc<Subscription>>,
+    by_number: HashMap<SubscriptionNumber, Arc<Subscription>>,
+}
+
+/// Held by whoever changes subscriptions.
+pub(super) type Changing<'a> = MutexGuard<'a, ()>;
+
+impl Subscriptions {
+    /// Reads the catalogue. An entry that cannot be read is left out and reported.
+    ///
+    /// Whoever opens it also runs [`Subscriptions::watch`].
+    pub async fn open(ports: SubscriptionPorts) -> Result<Self, SubscriptionError> {
+        let subscriptions =
+            Self { ports, map: ArcSwap::default(), changing: Mutex::new(()), changes: watch::Sender::new(0) };
+        let changing = subscriptions.changing.lock().await;
+        subscriptions.reload(&changing).await?;
+        drop(changing);
+        Ok(subscriptions)
+    }
+
+    pub fn get(&self, name: &str) -> Option<Arc<Subscription>> {
+        self.map.load().by_name.get(name).cloned()
+    }
+
+    pub fn by_number(&self, number: SubscriptionNumber) -> Option<Arc<Subscription>> {
+        self.map.load().by_number.get(&number).cloned()
+    }
+
+    /// All subscriptions, by name; those that are being deleted too.
+    pub fn all(&self) -> Vec<Arc<Subscription>> {
+        let mut all: Vec<_> = self.map.load().by_name.values().cloned().collect();
+        all.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+
+    /// Those that read a topic, by name.
+    pub fn reading(&self, topic: &str) -> Vec<Arc<Subscription>> {
+        let mut all = self.all();
+        all.retain(|each| !each.stored.deleting && each.stored.spec.topics.iter().any(|each| each == topic));
+        all
+    }
+
+    /// A number that grows whenever any subscription changed, came or went.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// Follows the catalogue until the shutdown.
+    pub async fn watch(&self, shutdown: CancellationToken) {
+        let mut seen = 0;
+        loop {
+            let changed = tokio::select! {
+                changed = self.ports.catalogue.changed(seen) => changed,
+                () = shutdown.cancelled() => return,
+            };
+            let outcome = match changed {
+                Ok(revision) => {
+                    let changing = self.changing().await;
+                    self.reload(&changing).await.map(|()| seen = revision)
+                }
+                Err(error) => Err(error.into()),
+            };
+            let pause = match outcome {
+                Ok(()) => RELOAD_PAUSE,
+                Err(error) => {
+                    tracing::warn!(%error, "subscriptions changed and could not be followed; trying again");
+                    WATCH_RETRY_AFTER
+                }
+            };
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = shutdown.cancelled() => return,
+            }
+        }
+    }
+
+    pub(super) async fn changing(&self) -> Changing<'_> {
+        self.changing.lock().await
+    }
+
+    async fn reload(&self, _changing: &Changing<'_>) -> Result<(), SubscriptionError> {
+        let entries = self.ports.catalogue.list(SUBSCRIPTION_PREFIX).await?;
+        let before = self.map.load_full();
+        let mut map = Map::default();
+        for (key, found) in &entries {
+            let name = key.strip_prefix(SUBSCRIPTION_PREFIX).unwrap_or(key);
+            if let Some(known) = before.by_name.get(name).filter(|known| known.version == found.version) {
+                map.put(Arc::clone(known));
+                continue;
+            }
+            match decode(key, found) {
+                Ok(stored) => map.put(Arc::new(Subscription { name: name.into(), stored, version: found.version })),
+                Err(error) => {
+                    tracing::error!(%error, "the subscription `{name}` is as it was before until this is mended");
+                    before.by_name.get(name).into_iter().for_each(|known| map.put(Arc::clone(known)));
+                }
+            }
+        }
+        if map.by_name != before.by_name {
+            self.map.store(Arc::new(map));
+            self.changes.send_modify(|count| *count += 1);
+        }
+        Ok(())
+    }
+
+    /// The entry as the catalogue has it now.
+    pub(super) async fn entry(&self, name: &str) -> Result<Option<(StoredSubscription, u64)>, SubscriptionError> {
+        let key = subscription_key(name);
+        let Some(found) = self.ports.catalogue.get(&key).await? else { return Ok(None) };
+        Ok(Some((decode(&key, &found)?, found.version)))
+    }
+
+    /// Writes the entry over that version (`None`: where there is none) and shows it. `None` where somebody else was faster.
+    pub(super) async fn write(
+        &self,
+        name: &str,
+        stored: StoredSubscription,
+        expected: Option<u64>,
+        _changing: &Changing<'_>,
+    ) -> Result<Option<Arc<Subscription>>, SubscriptionError> {
+        let value = serde_json::to_vec(&stored).expect("a subscription's entry is plain data");
+        let version = match self.ports.catalogue.put(&subscription_key(name), value, expected).await {
+            Ok(version) => version,
+            Err(CatalogueError::Conflict { .. }) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let subscription = Arc::new(Subscription { name: name.into(), stored, version });
+        let mut map = Map::clone(&self.map.load());
+        map.put(Arc::clone(&subscription));
+        self.map.store(Arc::new(map));
+        self.changes.send_modify(|count| *count += 1);
+        Ok(Some(subscription))
+    }
+
+    /// Removes an entry whose deletion is done.
+    pub(super) async fn erase(
+        &self,
+        name: &str,
+        version: u64,
+        _changing: &Changing<'_>,
+    ) -> Result<(), SubscriptionError> {
+        self.ports.catalogue.remove(&subscription_key(name), version).await?;
+        let mut map = Map::clone(&self.map.load());
+        map.remove(name);
+        self.map.store(Arc::new(map));
+        self.changes.send_modify(|count| *count += 1);
+        Ok(())
+    }
+
+    /// The next number that no subscription ever had.
+    pub(super) async fn next_number(&self) -> Result<SubscriptionNumber, SubscriptionError> {
+        let malformed =
+            || SubscriptionError::Malformed { key: LAST_SUBSCRIPTION_KEY.to_owned(), why: "no number".to_owned() };
+        let mut tries = 0;
+        loop {
+            let found = self.ports.catalogue.get(LAST_SUBSCRIPTION_KEY).await?;
+            let last = match &found {
+                None => 0,
+                Some(found) => std::str::from_utf8(&found.value)
+                    .ok()
+                    .and_then(|text| text.parse::<u32>().ok())
+                    .ok_or_else(malformed)?,
+            };
+            let next = last.checked_add(1).ok_or(SubscriptionError::TooMany)?;
+            let value = next.to_string().into_bytes();
+            match self.ports.catalogue.put(LAST_SUBSCRIPTION_KEY, value, found.map(|found| found.version)).await {
+                Ok(_) => return Ok(SubscriptionNumber(next)),
+                Err(CatalogueError::Conflict { .. }) if tries < CONFLICT_TRIES => tries += 1,
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    pub(super) fn name_of(&self, number: SubscriptionNumber) -> Result<Arc<str>, SubscriptionError> {
+        let known = self.by_number(number).map(|known| Arc::clone(&known.name));
+        known.ok_or_else(|| SubscriptionError::Unknown(format!("number {}", number.0)))
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.map.load().by_name.len()
+    }
+
+    pub(super) fn report(&self, event: Event, name: &str) {
+        (self.ports.events)(event.with("subscription", name));
+    }
+}
+
+impl Map {
+    fn put(&mut self, subscription: Arc<Subscription>) {
+        self.remove(&Arc::clone(&subscription.name));
+        self.by_number.insert(subscription.number(), Arc::clone(&subscription));
+        self.by_name.insert(Arc::clone(&subscription.name), subscription);
+    }
+
+    fn remove(&mut self, name: &str) {
+        if let Some(earlier) = self.by_name.remove(name) {
+            self.by_number.remove(&earlier.number());
+        }
+    }
+}
+
+fn decode(key: &str, found: &Versioned) -> Result<StoredSubscription, SubscriptionError> {
+    let malformed =
+        |error: serde_json::Error| SubscriptionError::Malformed { key: key.to_owned(), why: error.to_string() };
+    serde_json::from_slice(&found.value).map_err(malformed)
+}
