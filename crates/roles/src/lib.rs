@@ -10,5 +10,6 @@ pub mod figures;
 pub(crate) mod log_walk;
 pub mod owners;
 pub mod receive;
+pub mod stats;
 pub mod subscriptions;
 pub mod topics;
