@@ -105,6 +105,7 @@ enum Opened {
 impl Engines {
     /// Ends the engines: what was accepted is durable already, this makes the next start quick.
     pub async fn close(&self) {
+        self.timers.close().await;
         match &self.opened {
             Opened::Embedded(log) => log.close().await,
             #[cfg(feature = "kafka")]

@@ -7,15 +7,16 @@
 //! says why a hold that fires is deleted from neither.
 //!
 //! Nothing here is kept in memory by the number of holds: writes that are not in tables yet, blocks of tables that were read,
-//! and the index and filter blocks among them are bounded below, whatever the store holds. [`writer`] says why one thread writes.
+//! and the index and filter blocks among them are bounded below, whatever the store holds. [`writer`] says why one thread writes,
+//! [`reader`] why another answers.
 //!
-//! Everything but a question for one id runs on threads that may block: a write waits for the disk, and for the LSM where it must
-//! catch up.
+//! Everything runs on threads that may block: a write waits for the disk, and for the LSM where it must catch up, and so does a read.
 
 mod erase;
 mod keys;
 mod line;
 mod read;
+mod reader;
 mod write;
 mod writer;
 
@@ -24,11 +25,11 @@ mod merged;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fjall::compaction::filter::Factory;
 use fjall::config::{BlockSizePolicy, FilterPolicy};
-use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable};
+use fjall::{AbstractTree, Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable};
 use whimbrel_model::ports::{
     Applied, CountQuery, DueCursor, HoldQuery, Known, PortFuture, Timers, TimersError, TimersRead, Write,
 };
@@ -39,6 +40,7 @@ use super::slices::{MEMTABLE_BYTES, Slices, small_keyspace};
 use erase::Eraser;
 use keys::{Place, ShardState};
 use line::{BelowTheLine, Lines, TimeIn};
+use reader::Reader;
 use writer::Writer;
 
 /// Memory that the LSM may use for blocks of its tables.
@@ -50,10 +52,13 @@ const ROWS_BLOCK_BYTES: u32 = 16 << 10;
 /// The LSM's journal, which a start reads again: what is beyond is in tables. The LSM allows no less; it keeps two to three times as
 /// much for moments.
 const JOURNAL_BYTES_MAX: u64 = 64 << 20;
+/// How long a clean stop may take to bring everything into tables, and how often it looks.
+const FLUSH_WITHIN: Duration = Duration::from_secs(5);
+const FLUSH_POLL: Duration = Duration::from_millis(5);
 /// Threads of the LSM that write tables and merge them. Of two, one would spin while the other merges.
 const WORKERS: usize = 1;
-/// Ids of a question that is answered on the caller's thread: handing it over would cost as much again.
-const GET_INLINE_MAX: usize = 1;
+/// Ids of a question that is answered in turn with others; one for more gets a thread of its own.
+const GET_IN_TURN_MAX: usize = 64;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TimerSettings {
@@ -70,6 +75,7 @@ impl Default for TimerSettings {
 /// Timers in an LSM of the data folder.
 pub struct LsmTimers {
     inner: Arc<Inner>,
+    reader: Reader,
     writer: Writer,
     eraser: Eraser,
 }
@@ -138,11 +144,12 @@ impl LsmTimers {
         inner.database.persist(PersistMode::SyncData).map_err(unavailable)?;
         inner.note_lines()?;
         let inner = Arc::new(inner);
+        let reader = Reader::start(Arc::clone(&inner))?;
         let (writer, eraser) = (Writer::start(Arc::clone(&inner))?, Eraser::start(Arc::clone(&inner))?);
         // The LSM's threads have this name.
         yields("fjall:worker");
         yields(Writer::THREAD);
-        Ok(Self { inner, writer, eraser })
+        Ok(Self { inner, reader, writer, eraser })
     }
 
     /// Runs where blocking harms nobody.
@@ -172,6 +179,27 @@ impl Inner {
                 let place = Place { shard: u32::from_be_bytes(shard), generation: state.generation };
                 self.lines.note(place, state.line);
             }
+        }
+        Ok(())
+    }
+
+    fn keyspaces(&self) -> impl Iterator<Item = Keyspace> + use<> {
+        let fixed =
+            [&self.shards, &self.rows, &self.ids, &self.late, &self.late_ids, &self.counts].map(Keyspace::clone);
+        fixed.into_iter().chain(self.ends.newest_first()).chain(self.dead.newest_first())
+    }
+
+    /// Brings everything into tables, so that the next start finds no journal that it would have to read again, or a short one.
+    fn flush(&self) -> Result<(), TimersError> {
+        let began = Instant::now();
+        for keyspace in self.keyspaces() {
+            keyspace.rotate_memtable().map_err(unavailable)?;
+        }
+        // The LSM's worker may be merging; whoever stops the process does not wait for all of that.
+        while self.keyspaces().any(|keyspace| keyspace.tree.sealed_memtable_count() > 0)
+            && began.elapsed() < FLUSH_WITHIN
+        {
+            std::thread::sleep(FLUSH_POLL);
         }
         Ok(())
     }
@@ -222,8 +250,8 @@ impl Timers for LsmTimers {
 
     fn get(&self, shard: u32, ids: Vec<HoldId>) -> TimersRead<'_, Vec<Option<Known>>> {
         Box::pin(async move {
-            if ids.len() <= GET_INLINE_MAX {
-                return self.inner.get(shard, &ids);
+            if ids.len() <= GET_IN_TURN_MAX {
+                return self.reader.get(shard, ids).await;
             }
             self.apart(move |inner| inner.get(shard, &ids)).await
         })
@@ -239,5 +267,13 @@ impl Timers for LsmTimers {
 
     fn count(&self, shard: u32, query: CountQuery) -> TimersRead<'_, Vec<(Timestamp, u64)>> {
         Box::pin(self.apart(move |inner| inner.count(shard, &query)))
+    }
+
+    fn close(&self) -> PortFuture<'_, ()> {
+        Box::pin(async {
+            if let Err(error) = self.writer.write(Inner::flush).await {
+                tracing::warn!(%error, "the next start reads more of the holds' journal than it would need to");
+            }
+        })
     }
 }

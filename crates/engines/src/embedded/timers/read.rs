@@ -19,7 +19,7 @@ const END_OF_TIME: Timestamp = Timestamp::from_millis(i64::MAX);
 
 const START_OF_TIME: Timestamp = Timestamp::from_millis(i64::MIN);
 
-type Read<T> = Result<At<T>, TimersError>;
+pub(super) type Read<T> = Result<At<T>, TimersError>;
 
 /// A shard as it was at one moment.
 struct View<'a> {
