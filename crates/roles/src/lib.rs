@@ -13,3 +13,4 @@ pub mod receive;
 pub mod stats;
 pub mod subscriptions;
 pub mod topics;
+pub mod worker;

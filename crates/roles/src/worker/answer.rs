@@ -1,0 +1,92 @@
+//! What a subscriber answered: the status, when to come back, and the start of what it said.
+
+use std::time::{Duration, SystemTime};
+
+use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
+use http::header::RETRY_AFTER;
+use http_body::Body;
+use http_body_util::BodyExt;
+use whimbrel_model::ports::ANSWER_KEPT_BYTES;
+
+use super::limits::ANSWER_READ_BYTES_MAX;
+
+/// The start of a body that is being read. It stays where the reading was given up.
+pub(super) struct Reading {
+    keeps: usize,
+    kept: BytesMut,
+    /// Whether nothing is left to read: then its connection can be used again.
+    pub(super) is_whole: bool,
+}
+
+impl Reading {
+    /// Of a success nothing is kept.
+    pub(super) fn new(is_success: bool) -> Self {
+        Self { keeps: if is_success { 0 } else { ANSWER_KEPT_BYTES }, kept: BytesMut::new(), is_whole: false }
+    }
+
+    /// Reads to the end, or as far as a connection is worth. What goes wrong here does not change what the status said.
+    pub(super) async fn read(&mut self, mut body: impl Body<Data = Bytes> + Unpin) {
+        let mut read = 0;
+        while read <= ANSWER_READ_BYTES_MAX {
+            match body.frame().await {
+                None => {
+                    self.is_whole = true;
+                    return;
+                }
+                Some(Err(_)) => return,
+                Some(Ok(frame)) => {
+                    let Some(data) = frame.data_ref() else { continue };
+                    read += data.len();
+                    let room = self.keeps - self.kept.len();
+                    self.kept.extend_from_slice(&data[..data.len().min(room)]);
+                }
+            }
+        }
+    }
+
+    pub(super) fn into_kept(self) -> Bytes {
+        self.kept.freeze()
+    }
+}
+
+/// How long the subscriber wants to be left alone: seconds, or a time of HTTP. `None` where it says nothing that can be understood.
+pub(super) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
+        // Digits beyond all numbers are for ever.
+        return Some(Duration::from_secs(text.parse().unwrap_or(u32::MAX.into())));
+    }
+    let at = httpdate::parse_http_date(text).ok()?;
+    Some(at.duration_since(now).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderValue;
+
+    fn after(text: &'static str) -> Option<Duration> {
+        let headers = HeaderMap::from_iter([(RETRY_AFTER, HeaderValue::from_static(text))]);
+        // Sun, 06 Nov 1994 08:49:37 GMT.
+        retry_after(&headers, SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777))
+    }
+
+    #[test]
+    fn a_wish_to_be_left_alone_is_seconds_or_a_time() {
+        assert_eq!(after("120"), Some(Duration::from_secs(120)));
+        assert_eq!(after("0"), Some(Duration::ZERO));
+        assert_eq!(after("Sun, 06 Nov 1994 08:50:37 GMT"), Some(Duration::from_secs(60)));
+        assert_eq!(after("Sun, 06 Nov 1994 08:49:00 GMT"), Some(Duration::ZERO), "that time is over");
+        assert_eq!(after("99999999999999999999999"), Some(Duration::from_secs(u32::MAX.into())));
+    }
+
+    #[test]
+    fn a_wish_that_cannot_be_understood_is_none() {
+        assert_eq!(after(""), None);
+        assert_eq!(after("-5"), None);
+        assert_eq!(after("1.5"), None);
+        assert_eq!(after("tomorrow"), None);
+        assert_eq!(retry_after(&HeaderMap::new(), SystemTime::UNIX_EPOCH), None);
+    }
+}

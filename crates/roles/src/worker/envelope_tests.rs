@@ -1,0 +1,1 @@
+//! The three forms of a message.

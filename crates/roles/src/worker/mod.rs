@@ -1,0 +1,217 @@
+//! The role `worker`: makes the HTTP callbacks, and says how each went.
+//!
+//! A [`Worker`] is stateless: what it is given in a `Call` is all that it knows of a message, and it neither judges a status nor tries again.
+//! Each thread that calls it has connections of its own ([`thread`]), by target, so that no call waits for a lock or crosses threads.
+//!
+//! In the order of a call: [`prepared`] (once per target and thread), [`envelope`] and [`signature`], [`dial`] with its [`guard`],
+//! [`answer`].
+
+mod answer;
+mod dial;
+mod envelope;
+mod failure;
+pub mod figures;
+pub mod guard;
+mod limits;
+mod names;
+mod origin;
+mod own_callback;
+mod prepared;
+mod settings;
+mod signature;
+mod structured;
+mod thread;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HOST};
+use http::{Method, Request, Response, Uri};
+use http_body::Body;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use tokio::time::timeout_at;
+use whimbrel_model::Timestamp;
+use whimbrel_model::ports::{Call, CallFailure, CallOutcome, Callbacks, Called, PortFuture};
+
+use answer::{Reading, retry_after};
+use dial::Dialer;
+use failure::Failure;
+use figures::WorkerFigures;
+use limits::{STALE_CONNECTIONS_MAX, SUCCESS_BODY_WITHIN};
+use origin::Sender;
+use own_callback::OwnWay;
+use prepared::{Destination, Prepared};
+
+pub use figures::NAMES as METRIC_NAMES;
+pub use guard::{AddressGuard, BadRule, Forbidden};
+pub use origin::{BadUrl, check_url, host_of};
+pub use settings::{WorkerError, WorkerSettings};
+pub use signature::{BadSecret, check_secret};
+
+/// Makes callbacks from this process. Cloning shares it.
+#[derive(Clone)]
+pub struct Worker {
+    core: Arc<WorkerCore>,
+}
+
+/// What the threads of a worker share.
+struct WorkerCore {
+    dialer: Dialer,
+    in_flight: AtomicU64,
+    figures: WorkerFigures,
+}
+
+impl Worker {
+    /// A recorder of metrics must be installed before, or nothing is counted.
+    pub fn new(settings: WorkerSettings) -> Result<Self, WorkerError> {
+        let dialer = Dialer::new(settings.guard, &settings.extra_roots_pem).map_err(WorkerError)?;
+        let core = WorkerCore { dialer, in_flight: AtomicU64::new(0), figures: WorkerFigures::new() };
+        Ok(Self { core: Arc::new(core) })
+    }
+
+    /// Calls under way on all threads.
+    pub fn in_flight(&self) -> u64 {
+        self.core.in_flight.load(Ordering::Relaxed)
+    }
+}
+
+impl Callbacks for Worker {
+    fn call(&self, call: Call) -> PortFuture<'_, Called> {
+        Box::pin(async move {
+            let began = Instant::now();
+            let _flight = Flight::begin(&self.core);
+            let outcome = match exchange(&self.core, &call, began).await {
+                Ok(answered) => answered,
+                Err(Failure { why, detail }) => CallOutcome::Failed { why, detail },
+            };
+            let called = Called { outcome, took: began.elapsed() };
+            self.core.figures.ended(&called);
+            called
+        })
+    }
+}
+
+/// Counts a call as under way until it has ended or was dropped.
+struct Flight<'a> {
+    core: &'a WorkerCore,
+}
+
+impl<'a> Flight<'a> {
+    fn begin(core: &'a WorkerCore) -> Self {
+        core.in_flight.fetch_add(1, Ordering::Relaxed);
+        core.figures.in_flight.increment(1.0);
+        Self { core }
+    }
+}
+
+impl Drop for Flight<'_> {
+    fn drop(&mut self) {
+        self.core.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.core.figures.in_flight.decrement(1.0);
+    }
+}
+
+/// The whole call, within its time.
+async fn exchange(core: &Arc<WorkerCore>, call: &Call, began: Instant) -> Result<CallOutcome, Failure> {
+    let prepared = thread::prepared(core, &call.target, began)?;
+    let own_timeout = call.rule.as_ref().and_then(|rule| rule.timeout_ms).map(Duration::from_millis);
+    let timeout = own_timeout.unwrap_or(prepared.timeout);
+    let deadline = (began + timeout).into();
+    let (destination, request) = request_of(core, call, &prepared, began)?;
+
+    let connect_within = prepared.connect_timeout.min(timeout);
+    let sent = timeout_at(deadline, send(core, &destination, request, connect_within)).await;
+    let late = |_| Failure::new(CallFailure::Timeout, format!("no answer within {timeout:?}"));
+    let (sender, response) = sent.map_err(late)??;
+
+    let (head, body) = response.into_parts();
+    let status = head.status;
+    let mut reading = Reading::new(status.is_success());
+    if body.is_end_stream() {
+        reading.is_whole = true;
+    } else {
+        let patience = tokio::time::Instant::now() + SUCCESS_BODY_WITHIN;
+        let until = if status.is_success() { deadline.min(patience) } else { deadline };
+        // The status has come: what is missing of the body when the time is over is only missing from the record.
+        let _ = timeout_at(until, reading.read(body)).await;
+    }
+    if reading.is_whole {
+        destination.origin.put_idle(sender, Instant::now());
+    }
+    let retry_after = if status.is_success() { None } else { retry_after(&head.headers, SystemTime::now()) };
+    Ok(CallOutcome::Answered { status: status.as_u16(), retry_after, answer: reading.into_kept() })
+}
+
+fn request_of(
+    core: &Arc<WorkerCore>,
+    call: &Call,
+    prepared: &Prepared,
+    now: Instant,
+) -> Result<(Destination, Request<Full<Bytes>>), Failure> {
+    let envelope::Letter { mut headers, mut body } = envelope::write(call, prepared, wall_clock());
+    let mut method = Method::POST;
+    let own = call.rule.as_ref().and_then(|rule| rule.callback.as_ref());
+    let destination = match (own, &prepared.destination) {
+        (Some(own), _) => {
+            let way = OwnWay::of(own, &body)?;
+            if way.method == Method::GET {
+                headers.remove(CONTENT_TYPE);
+            }
+            (method, body) = (way.method, way.body);
+            thread::own_destination(core, way.place, now)
+        }
+        (None, Some(destination)) => destination.clone(),
+        (None, None) => {
+            let detail = "neither the subscription nor the message says where to call";
+            return Err(Failure::new(CallFailure::BadTarget, detail));
+        }
+    };
+    headers.insert(HOST, destination.authority.clone());
+    let mut request = Request::new(Full::new(body));
+    *request.method_mut() = method;
+    *request.uri_mut() = Uri::from(destination.path.clone());
+    *request.headers_mut() = headers;
+    Ok((destination, request))
+}
+
+/// Sends on a connection that is kept, or on a new one. A kept one that the other side has closed is passed over, but only where it is
+/// certain that nothing of the request was sent: a subscriber shall not have a message twice because of us.
+async fn send(
+    core: &WorkerCore,
+    destination: &Destination,
+    mut request: Request<Full<Bytes>>,
+    connect_within: Duration,
+) -> Result<(Sender, Response<Incoming>), Failure> {
+    let origin = &*destination.origin;
+    let mut stale = 0;
+    loop {
+        let kept = if stale < STALE_CONNECTIONS_MAX { origin.take_idle() } else { None };
+        let is_kept = kept.is_some();
+        let mut sender = match kept {
+            Some(sender) => sender,
+            None => {
+                let sender = core.dialer.dial(origin, connect_within).await?;
+                core.figures.connections_opened.increment(1);
+                sender
+            }
+        };
+        let mut error = match sender.try_send_request(request).await {
+            Ok(response) => return Ok((sender, response)),
+            Err(error) => error,
+        };
+        request = match error.take_message() {
+            Some(unsent) if is_kept => unsent,
+            _ => return Err(Failure::broken(error.error())),
+        };
+        stale += 1;
+    }
+}
+
+/// What a signature is dated with.
+fn wall_clock() -> Timestamp {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Timestamp::from_millis(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
+}

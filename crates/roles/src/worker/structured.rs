@@ -1,0 +1,121 @@
+//! The envelope `structured`: a CloudEvent as JSON, so that one signature covers the payload and what is said about it.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use serde::de::IgnoredAny;
+use whimbrel_model::ports::Call;
+use whimbrel_model::record::HEADER_CONTENT_TYPE;
+
+use super::envelope::EVENT_TYPE_DEFAULT;
+use super::names;
+
+pub(super) const CONTENT_TYPE: &str = "application/cloudevents+json";
+/// Bytes of an event beside its data, about.
+const EVENT_BYTES_TYPICAL: usize = 512;
+/// Attributes that a publisher's `ce-*` headers cannot set: the id is the message's, the others follow from its payload and its place.
+const NOT_BROUGHT: [&str; 3] = ["id", "data", "datacontenttype"];
+/// What the names of the attributes about a message's place start with. CloudEvents allows no dash in a name.
+const PLACE_PREFIX: &str = "whimbrel";
+
+/// The event of a call.
+pub(super) fn event(call: &Call) -> Bytes {
+    let mut event = Event::with_capacity(EVENT_BYTES_TYPICAL + call.record.value.len());
+    event.text("id", &call.id);
+    let brought = |name: &str| call.record.headers.get_str(name);
+    for (header, made) in [
+        (names::CE_SPECVERSION, "1.0"),
+        (names::CE_SOURCE, &*format!("/topics/{}", call.topic)),
+        (names::CE_TYPE, EVENT_TYPE_DEFAULT),
+        (names::CE_TIME, &*call.published_at.to_string()),
+    ] {
+        event.text(&header.as_str()[names::CE_PREFIX.len()..], brought(header.as_str()).unwrap_or(made));
+    }
+    let key = call.record.key.as_deref().map(String::from_utf8_lossy);
+    if let Some(key) = brought(names::CE_PARTITIONKEY.as_str()).or(key.as_deref()) {
+        event.text("partitionkey", key);
+    }
+    extensions(call, &mut event);
+    event.text("whimbrelsubscription", &call.target.subscription);
+    event.text("whimbreltopic", &call.topic);
+    // Integers of CloudEvents have 32 bits: an offset is text.
+    event.number("whimbrelpartition", call.partition);
+    event.text("whimbreloffset", &call.offset.to_string());
+    event.number("whimbrelattempt", call.attempt);
+    let content_type = call.record.headers.get_str(HEADER_CONTENT_TYPE);
+    if let Some(content_type) = content_type {
+        event.text("datacontenttype", content_type);
+    }
+    data(content_type, &call.record.value, &mut event);
+    event.end()
+}
+
+/// The publisher's other `ce-*` headers, where their names are names of attributes. The first of a repeated one counts.
+fn extensions(call: &Call, event: &mut Event) {
+    const MADE: [&str; 5] = ["specversion", "source", "type", "time", "partitionkey"];
+    let headers = &call.record.headers;
+    for (index, (header, value)) in headers.iter().enumerate() {
+        let Some(name) = header.strip_prefix(names::CE_PREFIX) else { continue };
+        let is_name = !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+        let is_taken = MADE.contains(&name) || NOT_BROUGHT.contains(&name) || name.starts_with(PLACE_PREFIX);
+        if is_name && !is_taken && !headers.iter().take(index).any(|(earlier, _)| earlier == header) {
+            event.text(name, &String::from_utf8_lossy(value));
+        }
+    }
+}
+
+/// JSON as it is, text as a string, everything else as base64.
+fn data(content_type: Option<&str>, payload: &[u8], event: &mut Event) {
+    let media_type = content_type.and_then(|text| text.split(';').next()).unwrap_or_default().trim();
+    let media_type = media_type.to_ascii_lowercase();
+    let is_json = media_type == "application/json" || media_type.ends_with("+json");
+    if is_json && serde_json::from_slice::<IgnoredAny>(payload).is_ok() {
+        event.raw("data", payload);
+        return;
+    }
+    match std::str::from_utf8(payload) {
+        // A string under a JSON type would be taken for a JSON string.
+        Ok(text) if media_type.starts_with("text/") || (is_form(&media_type)) => event.text("data", text),
+        _ => event.text("data_base64", &STANDARD.encode(payload)),
+    }
+}
+
+fn is_form(media_type: &str) -> bool {
+    ["application/x-www-form-urlencoded", "application/xml"].contains(&media_type) || media_type.ends_with("+xml")
+}
+
+/// A JSON object that is being written.
+struct Event {
+    out: Vec<u8>,
+}
+
+impl Event {
+    fn with_capacity(bytes: usize) -> Self {
+        let mut out = Vec::with_capacity(bytes);
+        out.push(b'{');
+        Self { out }
+    }
+
+    fn raw(&mut self, name: &str, json: &[u8]) {
+        if self.out.len() > 1 {
+            self.out.push(b',');
+        }
+        serde_json::to_writer(&mut self.out, name).expect("a buffer takes all");
+        self.out.push(b':');
+        self.out.extend_from_slice(json);
+    }
+
+    fn text(&mut self, name: &str, text: &str) {
+        self.raw(name, b"");
+        serde_json::to_writer(&mut self.out, text).expect("a buffer takes all");
+    }
+
+    fn number(&mut self, name: &str, number: u32) {
+        self.raw(name, itoa::Buffer::new().format(number).as_bytes());
+    }
+
+    fn end(mut self) -> Bytes {
+        self.out.push(b'}');
+        self.out.into()
+    }
+}

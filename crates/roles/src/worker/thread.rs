@@ -1,0 +1,96 @@
+//! What one thread keeps for a worker: its targets made ready, and the connections to them. Nothing of it is ever waited for by another
+//! thread.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use foldhash::fast::FixedState;
+use whimbrel_model::ports::CallTarget;
+
+use super::WorkerCore;
+use super::failure::Failure;
+use super::limits::{IDLE_SWEEP_EVERY, OWN_ORIGINS_MAX, PREPARED_TARGETS_MAX};
+use super::origin::{Origin, Place};
+use super::prepared::{Destination, Prepared};
+
+thread_local! {
+    /// By worker: a process has one, tests have many.
+    static KEPT: RefCell<Vec<(Weak<WorkerCore>, Kept)>> = const { RefCell::new(Vec::new()) };
+}
+
+struct Kept {
+    /// By the address of the target, which each entry holds.
+    targets: HashMap<*const CallTarget, Arc<Prepared>, FixedState>,
+    /// Places that messages brought themselves.
+    own_origins: HashMap<(bool, Box<str>, u16), Arc<Origin>>,
+    swept_at: Instant,
+}
+
+/// The target, made ready on this thread.
+pub(super) fn prepared(
+    worker: &Arc<WorkerCore>,
+    target: &Arc<CallTarget>,
+    now: Instant,
+) -> Result<Arc<Prepared>, Failure> {
+    with_kept(worker, now, |kept| {
+        if let Some(prepared) = kept.targets.get(&Arc::as_ptr(target)) {
+            return Ok(Arc::clone(prepared));
+        }
+        let prepared = Arc::new(Prepared::new(target)?);
+        if kept.targets.len() >= PREPARED_TARGETS_MAX {
+            kept.forget_unused();
+        }
+        kept.targets.insert(Arc::as_ptr(target), Arc::clone(&prepared));
+        Ok(prepared)
+    })
+}
+
+/// The way to a place that a message brought itself.
+pub(super) fn own_destination(worker: &Arc<WorkerCore>, place: Place, now: Instant) -> Destination {
+    with_kept(worker, now, |kept| {
+        if kept.own_origins.len() >= OWN_ORIGINS_MAX {
+            kept.own_origins.clear();
+        }
+        let key = (place.is_tls, place.host.clone(), place.port);
+        let origin = kept.own_origins.entry(key).or_insert_with(|| Arc::new(Origin::new(&place, false)));
+        Destination { origin: Arc::clone(origin), authority: place.authority, path: place.path }
+    })
+}
+
+fn with_kept<T>(worker: &Arc<WorkerCore>, now: Instant, work: impl FnOnce(&mut Kept) -> T) -> T {
+    KEPT.with_borrow_mut(|all| {
+        let at = all.iter().position(|(owner, _)| owner.as_ptr() == Arc::as_ptr(worker));
+        let at = at.unwrap_or_else(|| {
+            all.retain(|(owner, _)| owner.strong_count() > 0);
+            let kept = Kept { targets: HashMap::default(), own_origins: HashMap::new(), swept_at: now };
+            all.push((Arc::downgrade(worker), kept));
+            all.len() - 1
+        });
+        let kept = &mut all[at].1;
+        if now.saturating_duration_since(kept.swept_at) >= IDLE_SWEEP_EVERY {
+            kept.sweep(now);
+        }
+        work(kept)
+    })
+}
+
+impl Kept {
+    /// Closes connections that waited too long, and forgets targets that nobody else knows any more.
+    fn sweep(&mut self, now: Instant) {
+        self.swept_at = now;
+        self.forget_unused();
+        let destinations = self.targets.values().filter_map(|prepared| prepared.destination.as_ref());
+        destinations.map(|destination| &destination.origin).chain(self.own_origins.values()).for_each(|origin| {
+            origin.sweep(now);
+        });
+    }
+
+    fn forget_unused(&mut self) {
+        self.targets.retain(|_, prepared| Arc::strong_count(&prepared.target) > 1);
+        if self.targets.len() >= PREPARED_TARGETS_MAX {
+            self.targets.clear();
+        }
+    }
+}
