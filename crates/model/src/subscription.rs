@@ -385,6 +385,9 @@ pub struct Origin {
     pub attempts: u32,
     /// When the message was published, and when it was due where it was held: of its own record.
     pub published_at_ms: i64,
+    /// How many of the headers behind this one are the message's own; what follows them is the retry's.
+    #[serde(default)]
+    pub headers: usize,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -442,6 +445,7 @@ mod tests {
             offset: u64::MAX,
             attempts: u32::MAX,
             published_at_ms: 0,
+            headers: 0,
             reason: None,
             last_status: None,
             last_answer: None,

@@ -3,6 +3,7 @@
 //! It runs on a thread of its own with one task per shard, so that what it decides never waits for a door and no door waits for it.
 //! Which shards are its own is told to it ([`Duties`]); what it is asked comes through its [`Desk`].
 
+pub mod dispatch;
 pub mod holds;
 
 use std::collections::HashMap;

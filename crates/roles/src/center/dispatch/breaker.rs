@@ -1,0 +1,171 @@
+//! The circuit breaker of a subscription: after many failures in a row nothing is tried for a while, then one delivery is, and its
+//! answer decides. While it is open no attempt is spent. Pure.
+
+use std::time::Duration;
+
+use whimbrel_model::Timestamp;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BreakerSettings {
+    /// Failures in a row that open it.
+    pub failures: u32,
+    /// How long it stays open at first; doubled each time that the trial fails.
+    pub pause: Duration,
+    pub pause_max: Duration,
+}
+
+impl Default for BreakerSettings {
+    fn default() -> Self {
+        Self { failures: 20, pause: Duration::from_secs(5), pause_max: Duration::from_secs(60) }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BreakerState {
+    Closed,
+    Open {
+        until: Timestamp,
+    },
+    /// One delivery is out to try.
+    HalfOpen,
+}
+
+#[derive(Debug)]
+pub struct Breaker {
+    settings: BreakerSettings,
+    state: BreakerState,
+    failures: u32,
+    pause: Duration,
+}
+
+impl Breaker {
+    pub fn new(settings: BreakerSettings) -> Self {
+        Self { settings, state: BreakerState::Closed, failures: 0, pause: settings.pause }
+    }
+
+    pub fn state(&self) -> BreakerState {
+        self.state
+    }
+
+    pub fn word(&self) -> &'static str {
+        match self.state {
+            BreakerState::Closed => "closed",
+            BreakerState::Open { .. } => "open",
+            BreakerState::HalfOpen => "half_open",
+        }
+    }
+
+    /// Whether a delivery may start now.
+    pub fn lets_through(&self, now: Timestamp) -> bool {
+        match self.state {
+            BreakerState::Closed => true,
+            BreakerState::Open { until } => until <= now,
+            BreakerState::HalfOpen => false,
+        }
+    }
+
+    /// When it may let something through again.
+    pub fn next_time(&self) -> Option<Timestamp> {
+        match self.state {
+            BreakerState::Open { until } => Some(until),
+            _ => None,
+        }
+    }
+
+    /// A delivery starts.
+    pub fn started(&mut self) {
+        if let BreakerState::Open { .. } = self.state {
+            self.state = BreakerState::HalfOpen;
+        }
+    }
+
+    /// The endpoint has answered as one that works. `true`: the breaker was not closed.
+    pub fn succeeded(&mut self) -> bool {
+        self.failures = 0;
+        self.pause = self.settings.pause;
+        std::mem::replace(&mut self.state, BreakerState::Closed) != BreakerState::Closed
+    }
+
+    /// The endpoint did not answer, or as one that does not work. `true`: the breaker opened.
+    pub fn failed(&mut self, now: Timestamp) -> bool {
+        self.failures = self.failures.saturating_add(1);
+        match self.state {
+            BreakerState::HalfOpen => {
+                self.pause = (self.pause * 2).min(self.settings.pause_max);
+                self.open(now);
+                false
+            }
+            BreakerState::Closed if self.failures >= self.settings.failures => {
+                self.open(now);
+                true
+            }
+            // What was out when it opened says nothing new.
+            _ => false,
+        }
+    }
+
+    /// The delivery that was out to try came to nothing: another may.
+    pub fn not_tried(&mut self, now: Timestamp) {
+        if self.state == BreakerState::HalfOpen {
+            self.state = BreakerState::Open { until: now };
+        }
+    }
+
+    fn open(&mut self, now: Timestamp) {
+        let until = now.as_millis().saturating_add(self.pause.as_millis() as i64);
+        self.state = BreakerState::Open { until: Timestamp::from_millis(until) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: i64) -> Timestamp {
+        Timestamp::from_millis(ms)
+    }
+
+    #[test]
+    fn failures_in_a_row_open_it_and_a_success_between_them_does_not() {
+        let mut breaker = Breaker::new(BreakerSettings { failures: 3, ..BreakerSettings::default() });
+        breaker.failed(at(0));
+        breaker.failed(at(0));
+        breaker.succeeded();
+        breaker.failed(at(0));
+        assert!(!breaker.failed(at(0)));
+        assert!(breaker.lets_through(at(0)));
+        assert!(breaker.failed(at(0)));
+        assert!(!breaker.lets_through(at(4_999)));
+        assert!(breaker.lets_through(at(5_000)));
+    }
+
+    #[test]
+    fn one_delivery_tries_and_its_answer_decides() {
+        let settings = BreakerSettings { failures: 1, ..BreakerSettings::default() };
+        let mut breaker = Breaker::new(settings);
+        breaker.failed(at(0));
+        breaker.started();
+        assert!(!breaker.lets_through(at(5_000)), "one is out already");
+        breaker.failed(at(5_000));
+        assert_eq!(breaker.next_time(), Some(at(15_000)), "twice as long");
+        for _ in 0..10 {
+            breaker.started();
+            breaker.failed(at(20_000));
+        }
+        assert_eq!(breaker.next_time(), Some(at(80_000)), "and never longer than the longest");
+        breaker.started();
+        assert!(breaker.succeeded());
+        assert!(breaker.lets_through(at(20_000)));
+        breaker.failed(at(20_000));
+        assert_eq!(breaker.next_time(), Some(at(25_000)), "it begins anew");
+    }
+
+    #[test]
+    fn a_trial_that_came_to_nothing_leaves_room_for_another() {
+        let mut breaker = Breaker::new(BreakerSettings { failures: 1, ..BreakerSettings::default() });
+        breaker.failed(at(0));
+        breaker.started();
+        breaker.not_tried(at(6_000));
+        assert!(breaker.lets_through(at(6_000)));
+    }
+}
