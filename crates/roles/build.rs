@@ -3,7 +3,8 @@
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
-    let files = ["whimbrel/v1/messages.proto", "whimbrel/internal/v1/owners.proto"];
+    let files =
+        ["whimbrel/v1/messages.proto", "whimbrel/internal/v1/owners.proto", "whimbrel/internal/v1/dispatch.proto"];
     let descriptors = protox::compile(files, ["proto"])?;
     tonic_prost_build::configure().build_client(true).bytes(".whimbrel").compile_fds(descriptors)?;
     Ok(())

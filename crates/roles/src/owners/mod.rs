@@ -2,7 +2,8 @@
 //!
 //! [`keeper`] joins the cluster, takes the shards that [`assign`] gives to this node and ends what it must give up. [`router`]
 //! is the port `Holds`: a shard of this node is asked at its [`Desk`], another node's over gRPC, which [`service`] answers
-//! there. [`clocks`] keeps nodes whose clocks are apart from owning anything.
+//! there. [`dispatch`] is the same for the port `Dispatch`: a subscription is owned with its shard. [`clocks`] keeps nodes whose
+//! clocks are apart from owning anything.
 //!
 //! It knows what a shard is and nothing of what its owner does: the work is behind [`Duties`] and [`Desk`].
 
@@ -13,8 +14,10 @@ use whimbrel_model::ports::{
 };
 use whimbrel_model::{SubscriptionNumber, Timestamp, TopicNumber};
 
+pub mod admission;
 pub mod assign;
 pub mod clocks;
+pub mod dispatch;
 pub mod keeper;
 #[cfg(test)]
 mod keeper_tests;
@@ -30,7 +33,9 @@ mod testing;
 mod together;
 pub mod wire;
 
+pub use admission::{Admission, KEY_METADATA};
 pub use clocks::{AskClock, ClocksApart};
+pub use dispatch::{DispatchDoor, DispatchRouter, dispatch_service};
 pub use keeper::{JoinError, Keeper, KeeperParts, KeeperSettings, Resign, Resignations, resignations};
 pub use peers::{BadInternalKey, PeerSettings, Peers};
 pub use router::{OWNER_WAIT_DEFAULT, Router};

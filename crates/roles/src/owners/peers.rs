@@ -11,19 +11,20 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, ConnectError, Request, Status};
-use whimbrel_model::Timestamp;
-use whimbrel_model::ports::{Ask, PortFuture, Told};
+use tonic::{Code, ConnectError, Request, Response, Status};
+use whimbrel_model::ports::{Ask, DispatchAsk, DispatchTold, PortFuture, Told};
+use whimbrel_model::{SubscriptionNumber, Timestamp, TopicNumber};
 
-use super::DeskError;
+use super::admission::KEY_METADATA;
 use super::clocks::AskClock;
+use super::dispatch::wire::{self, Minutes};
 use super::wire::protocol::ClockRequest;
+use super::wire::protocol::dispatch_client::DispatchClient;
 use super::wire::protocol::owners_client::OwnersClient;
-use super::wire::{from_response, to_request};
+use super::wire::{Garbled, from_response, to_request};
+use super::{DeskError, DispatchDeskError};
 
-/// Under which name the key of the internal port travels.
-pub(super) const KEY_METADATA: &str = "whimbrel-internal-key";
-/// Bytes of one answer: a list of many holds.
+/// Bytes of one answer: a list of many holds, or many messages for a puller.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
 /// Connections that are kept; beyond, all are made anew.
 const PEERS_MAX: usize = 4096;
@@ -31,6 +32,10 @@ const PEERS_MAX: usize = 4096;
 const CONNECT_WITHIN: Duration = Duration::from_secs(1);
 /// How long another node may take to say what time it is: beyond, its answer tells too little.
 const CLOCK_WITHIN: Duration = Duration::from_secs(1);
+/// How long another node may take to look its figures up: what is shown must not wait for one that hangs.
+const MINUTES_WITHIN: Duration = Duration::from_secs(3);
+/// How long an owner may take to append all dead letters of a subscription anew.
+const REDRIVEN_WITHIN: Duration = Duration::from_secs(60);
 /// A node that is called and silent is asked whether it lives: one that was stopped keeps its connections.
 const PING_EVERY: Duration = Duration::from_secs(1);
 const PING_ANSWER_WITHIN: Duration = Duration::from_secs(3);
@@ -64,8 +69,8 @@ pub struct Peers {
 
 /// What became of a question to another node.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Asked {
-    Answered(Result<Told, DeskError>),
+pub(super) enum Asked<A> {
+    Answered(A),
     /// It never arrived.
     NotDelivered(String),
     /// It was refused unread. Nothing was done.
@@ -81,16 +86,61 @@ impl Peers {
         Ok(Self { key, answer_within: settings.answer_within, channels: Mutex::default() })
     }
 
-    pub(super) async fn ask(&self, address: &str, shard: u32, ask: &Ask) -> Asked {
+    pub(super) async fn ask(&self, address: &str, shard: u32, ask: &Ask) -> Asked<Result<Told, DeskError>> {
         let mut client = match self.client(address) {
             Ok(client) => client,
             Err(reason) => return Asked::NotDelivered(reason),
         };
-        let request = self.request(to_request(shard, ask));
-        match timeout(self.answer_within, client.ask(request)).await {
-            Err(_) => Asked::Unknown(format!("the owner did not answer within {:?}", self.answer_within)),
+        let answer = client.ask(self.request(to_request(shard, ask)));
+        self.asked(answer, self.answer_within, |response| from_response(shard, response)).await
+    }
+
+    pub(super) async fn ask_dispatch(
+        &self,
+        address: &str,
+        subscription: SubscriptionNumber,
+        ask: &DispatchAsk,
+    ) -> Asked<Result<DispatchTold, DispatchDeskError>> {
+        let mut client = match self.dispatch_client(address) {
+            Ok(client) => client,
+            Err(reason) => return Asked::NotDelivered(reason),
+        };
+        let answer = client.ask(self.request(wire::to_request(subscription, ask)));
+        let within = match ask {
+            DispatchAsk::Pull { wait_ms, .. } => self.answer_within + Duration::from_millis(*wait_ms),
+            DispatchAsk::Redrive { .. } => self.answer_within.max(REDRIVEN_WITHIN),
+            _ => self.answer_within,
+        };
+        self.asked(answer, within, wire::from_response).await
+    }
+
+    /// What another node counted of a topic by the minute.
+    pub(super) async fn minutes(
+        &self,
+        address: &str,
+        topic: TopicNumber,
+        from: Timestamp,
+        to: Timestamp,
+    ) -> Result<Minutes, String> {
+        let mut client = self.dispatch_client(address)?;
+        let answer = client.minutes(self.request(wire::to_minutes_request(topic, from, to)));
+        match self.asked(answer, MINUTES_WITHIN, wire::from_minutes).await {
+            Asked::Answered(minutes) => Ok(minutes),
+            Asked::NotDelivered(reason) | Asked::Refused(reason) | Asked::Unknown(reason) => Err(reason),
+        }
+    }
+
+    /// Waits for an answer and reads it.
+    async fn asked<R, A>(
+        &self,
+        answer: impl Future<Output = Result<Response<R>, Status>>,
+        within: Duration,
+        read: impl FnOnce(R) -> Result<A, Garbled>,
+    ) -> Asked<A> {
+        match timeout(within, answer).await {
+            Err(_) => Asked::Unknown(format!("the other node did not answer within {within:?}")),
             Ok(Err(status)) => outcome_of(&status),
-            Ok(Ok(response)) => match from_response(shard, response.into_inner()) {
+            Ok(Ok(response)) => match read(response.into_inner()) {
                 Ok(answer) => Asked::Answered(answer),
                 Err(garbled) => Asked::Unknown(garbled.to_string()),
             },
@@ -106,6 +156,14 @@ impl Peers {
     }
 
     fn client(&self, address: &str) -> Result<OwnersClient<Channel>, String> {
+        Ok(OwnersClient::new(self.channel(address)?).max_decoding_message_size(ANSWER_BYTES_MAX))
+    }
+
+    fn dispatch_client(&self, address: &str) -> Result<DispatchClient<Channel>, String> {
+        Ok(DispatchClient::new(self.channel(address)?).max_decoding_message_size(ANSWER_BYTES_MAX))
+    }
+
+    fn channel(&self, address: &str) -> Result<Channel, String> {
         let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         let channel = match channels.get(address) {
             Some(channel) => channel.clone(),
@@ -125,7 +183,7 @@ impl Peers {
                 channel
             }
         };
-        Ok(OwnersClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX))
+        Ok(channel)
     }
 }
 
@@ -140,7 +198,7 @@ impl AskClock for Peers {
     }
 }
 
-fn outcome_of(status: &Status) -> Asked {
+fn outcome_of<A>(status: &Status) -> Asked<A> {
     let reason = if status.message().is_empty() { format!("{:?}", status.code()) } else { status.message().to_owned() };
     match status.code() {
         // These are told by the other node itself before it looks at the question.

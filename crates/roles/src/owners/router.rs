@@ -76,24 +76,38 @@ impl Holds for Router {
 
     fn ask(&self, shard: u32, ask: Ask) -> PortFuture<'_, Result<Told, HoldsError>> {
         Box::pin(async move {
-            let patience = Instant::now() + self.owner_wait;
-            let mut views = self.sight.views.clone();
-            loop {
-                views.mark_unchanged();
-                let reason = match self.ask_once(shard, &ask).await {
-                    Ok(answer) => return answer,
-                    Err(reason) => reason,
-                };
-                let now = Instant::now();
-                if now >= patience {
-                    if let Some(reason) = reason {
-                        tracing::warn!(shard, reason, "the owner of a shard could not be asked");
-                    }
-                    return Err(HoldsError::NoOwner(shard));
-                }
-                // A new picture may name another owner; the same one may become ready without one.
-                let _ = timeout_at(patience.min(now + AGAIN_AFTER), views.changed()).await;
-            }
+            let asked = until_answered(&self.sight, self.owner_wait, shard, || self.ask_once(shard, &ask)).await;
+            asked.unwrap_or(Err(HoldsError::NoOwner(shard)))
         })
+    }
+}
+
+/// Asks again for as long as another try makes sense; `None` where nobody answered in time.
+pub(super) async fn until_answered<A, F>(
+    sight: &Sight,
+    owner_wait: Duration,
+    shard: u32,
+    ask_once: impl Fn() -> F,
+) -> Option<A>
+where
+    F: Future<Output = Result<A, Option<String>>>,
+{
+    let patience = Instant::now() + owner_wait;
+    let mut views = sight.views.clone();
+    loop {
+        views.mark_unchanged();
+        let reason = match ask_once().await {
+            Ok(answer) => return Some(answer),
+            Err(reason) => reason,
+        };
+        let now = Instant::now();
+        if now >= patience {
+            if let Some(reason) = reason {
+                tracing::warn!(shard, reason, "the owner of a shard could not be asked");
+            }
+            return None;
+        }
+        // A new picture may name another owner; the same one may become ready without one.
+        let _ = timeout_at(patience.min(now + AGAIN_AFTER), views.changed()).await;
     }
 }
