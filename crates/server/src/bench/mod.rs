@@ -4,6 +4,7 @@
 //! rounds, and what is measured takes turns with what it is compared to.
 
 mod child;
+mod deliver;
 mod device;
 mod exposition;
 mod histogram;
@@ -14,5 +15,7 @@ mod report;
 mod stage;
 mod wire;
 
+pub use deliver::deliver;
+pub use deliver::sink::run as sink;
 pub use hold::hold;
 pub use publish::publish;

@@ -49,6 +49,19 @@ impl Report {
         self.remark_refusals(name, outcome);
     }
 
+    /// What was counted per second, elsewhere than in a load of the bench's own.
+    pub fn plain_rate(&mut self, name: &str, per_second: f64) {
+        self.figures(name, format!("{} /s", whole(per_second)), &[("per_second", per_second)]);
+    }
+
+    /// The same where it shall be at least `goal` of another's.
+    pub fn share(&mut self, name: &str, per_second: f64, of: (&str, f64), goal: f64) {
+        let ratio = per_second / of.1.max(1e-9);
+        let shown = format!("{} /s; {ratio:.2} of {}", whole(per_second), of.0);
+        let figures = [("per_second", json!(per_second)), ("ratio", json!(ratio))];
+        self.add(name, shown, format!("at least {goal} of {}", of.0), Some(ratio >= goal), figures);
+    }
+
     /// A rate that shall be at least `goal` messages per second.
     pub fn rate_with_goal(&mut self, name: &str, outcome: &Outcome, messages: f64, goal: f64) {
         let met = outcome.per_second() * messages >= goal;

@@ -17,6 +17,11 @@ enum What {
     Publish(BenchPublishArgs),
     /// Hold: how fast holds are taken, moved and fired, how late, and what many of them cost
     Hold(BenchHoldArgs),
+    /// Deliver: how fast subscribers are called beside a bare client loop, how soon, and what a failing one costs others
+    Deliver(BenchDeliverArgs),
+    /// What `deliver` calls: answers callbacks and counts them
+    #[command(hide = true)]
+    Sink,
 }
 
 /// What every bench takes.
@@ -117,6 +122,35 @@ pub enum HoldRound {
     Pending,
 }
 
+#[derive(Debug, clap::Args)]
+pub struct BenchDeliverArgs {
+    #[command(flatten)]
+    pub stage: StageArgs,
+    /// Only this round, as often as needed [default: all of them]
+    #[arg(long, value_name = "ROUND", value_enum)]
+    pub only: Vec<DeliverRound>,
+    /// Messages of the backlog
+    #[arg(long, value_name = "COUNT", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1000..))]
+    pub backlog: u32,
+}
+
+/// The rounds of `bench deliver`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum DeliverRound {
+    /// A steady rate: how soon a message reaches its subscriber
+    Steady,
+    /// Deliveries without order, in turns with a bare client loop
+    None,
+    /// Deliveries in the order of a thousand keys, in turns with a bare client loop
+    Key,
+    /// Deliveries beside a subscription whose endpoint hangs
+    Hang,
+    /// Four keys while a fifth fails
+    Badkey,
+    /// Catching up with a large backlog
+    Backlog,
+}
+
 fn seconds(text: &str) -> Result<f64, String> {
     let refused = || "write a number of seconds from 0.1 to 3600".to_owned();
     text.parse().ok().filter(|seconds| (0.1..=3600.0).contains(seconds)).ok_or_else(refused)
@@ -126,5 +160,7 @@ pub fn run(args: BenchArgs) -> Result<ExitCode, Failure> {
     match args.what {
         What::Publish(args) => crate::bench::publish(&args),
         What::Hold(args) => crate::bench::hold(&args),
+        What::Deliver(args) => crate::bench::deliver(&args),
+        What::Sink => crate::bench::sink(),
     }
 }

@@ -6,10 +6,13 @@ mod completions;
 mod connect;
 mod failure;
 mod hold;
+mod import;
 mod output;
 mod publish;
 mod read;
 mod serve;
+mod stats;
+mod sub;
 mod tail;
 mod topic;
 
@@ -17,7 +20,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-pub use bench::{BenchHoldArgs, BenchPublishArgs, BenchRound, HoldRound, StageArgs};
+pub use bench::{BenchDeliverArgs, BenchHoldArgs, BenchPublishArgs, BenchRound, DeliverRound, HoldRound, StageArgs};
 pub use failure::Failure;
 pub use output::{print_json, table};
 pub use serve::ConfigArgs;
@@ -54,6 +57,12 @@ enum Command {
     Tail(tail::TailArgs),
     /// List, show, create, alter and delete topics
     Topic(topic::TopicArgs),
+    /// Make, list, show, stop, move and pull from subscriptions
+    Sub(sub::SubArgs),
+    /// Make subscriptions of a kafka-pusher's configuration file
+    Import(import::ImportArgs),
+    /// Show what happened to a topic, minute by minute
+    Stats(stats::StatsArgs),
     /// Measure a server beside its device, as ratios within one run
     Bench(bench::BenchArgs),
     /// Show the configuration in force, what is wrong with it, and the state of the data folder
@@ -76,6 +85,9 @@ pub fn run() -> ExitCode {
         Command::Read(args) => read::run(args),
         Command::Tail(args) => tail::run(args),
         Command::Topic(args) => topic::run(args),
+        Command::Sub(args) => sub::run(args),
+        Command::Import(args) => import::run(args),
+        Command::Stats(args) => stats::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Check(args) => check::run(&args),
         Command::Completions(args) => completions::run(&args, &mut Cli::command()),

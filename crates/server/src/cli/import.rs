@@ -1,0 +1,94 @@
+//! `whimbrel import`: makes subscriptions of a kafka-pusher's configuration file. Nothing is sent where the file has an error.
+
+mod lenient_json;
+mod pusher;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use serde_json::json;
+use whimbrel_client::{Client, ClientError};
+
+use self::pusher::Planned;
+use super::Failure;
+use super::connect::{ConnectArgs, converse};
+use super::output::{print_json, print_line, table};
+
+#[derive(Debug, clap::Args)]
+pub struct ImportArgs {
+    /// The configuration file of a kafka-pusher; // comments and trailing commas are taken
+    #[arg(value_name = "PUSHER_JSON")]
+    file: PathBuf,
+    /// Show what would be made, and make nothing
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    connect: ConnectArgs,
+}
+
+pub fn run(args: ImportArgs) -> Result<ExitCode, Failure> {
+    let name = args.file.display();
+    let text =
+        std::fs::read_to_string(&args.file).map_err(|error| Failure::new(format!("{name} cannot be read: {error}")))?;
+    let plan = pusher::plan(&text).map_err(|problems| {
+        let lines = problems.into_iter().map(|problem| format!("{name}: {problem}"));
+        Failure::new("nothing was imported:")
+            .with_details(lines)
+            .with_hint("docs/guides/kafka-pusher.md has each field")
+    })?;
+    for remark in &plan.remarks {
+        eprintln!("{name}: {remark}");
+    }
+    if args.dry_run {
+        return show(&plan.subscriptions, &vec!["would be put"; plan.subscriptions.len()], args.connect.json);
+    }
+    let client = args.connect.client()?;
+    converse(async {
+        let mut outcomes = Vec::with_capacity(plan.subscriptions.len());
+        for planned in &plan.subscriptions {
+            let outcome = put(&client, planned).await.map_err(|error| {
+                let done = outcomes.len();
+                Failure::new(format!("{name}: line {}: {}: {error}", planned.line, planned.name))
+                    .with_hint(format!("the {done} subscriptions before it were put; importing again repeats nothing"))
+            })?;
+            outcomes.push(outcome);
+        }
+        show(&plan.subscriptions, &outcomes, args.connect.json)
+    })
+}
+
+async fn put(client: &Client, planned: &Planned) -> Result<&'static str, ClientError> {
+    let was_there = match client.subscription(&planned.name).await {
+        Ok(_) => true,
+        Err(error) if error.code() == Some("unknown_subscription") => false,
+        Err(error) => return Err(error),
+    };
+    client.put_subscription(&planned.name, &planned.settings).await?;
+    Ok(if was_there { "changed" } else { "made" })
+}
+
+fn show(planned: &[Planned], outcomes: &[&str], json: bool) -> Result<ExitCode, Failure> {
+    if json {
+        let shown = planned.iter().zip(outcomes).map(|(planned, outcome)| {
+            json!({ "name": planned.name, "outcome": outcome, "line": planned.line, "subscription": planned.settings })
+        });
+        print_json(&json!({ "subscriptions": shown.collect::<Vec<_>>() }))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut shown = table(["subscription", "", "topics", "url", "at a time", "retries", "then"]);
+    for (planned, outcome) in planned.iter().zip(outcomes) {
+        let settings = &planned.settings;
+        let retry = settings.retry.clone().unwrap_or_default();
+        shown.add_row([
+            planned.name.clone(),
+            (*outcome).to_owned(),
+            settings.topics.join(" "),
+            settings.endpoint.as_ref().map_or(String::new(), |endpoint| endpoint.url.clone()),
+            settings.concurrency.map_or(String::new(), |count| count.to_string()),
+            format!("{} every {}", retry.times.unwrap_or_default(), retry.schedule.join(" ")),
+            settings.on_exhausted.clone().unwrap_or_default(),
+        ]);
+    }
+    print_line(&shown.to_string())?;
+    Ok(ExitCode::SUCCESS)
+}
