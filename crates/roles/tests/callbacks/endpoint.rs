@@ -1,0 +1,151 @@
+//! Endpoints on loopback: one that answers by a script of bytes, however wrong, and what it was asked.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use whimbrel_model::ports::{Call, CallFailure, CallOutcome, CallTarget};
+use whimbrel_model::subscription::{DeliveryRule, Endpoint, Envelope, OwnCallback};
+use whimbrel_model::{Headers, Record, Timestamp};
+
+/// What an endpoint does with a connection.
+pub trait Manner: Clone + Send + 'static {
+    fn serve(self, stream: TcpStream, heard: Heard) -> impl Future<Output = ()> + Send;
+}
+
+impl<F, T> Manner for F
+where
+    F: Fn(TcpStream, Heard) -> T + Clone + Send + 'static,
+    T: Future<Output = ()> + Send,
+{
+    fn serve(self, stream: TcpStream, heard: Heard) -> impl Future<Output = ()> + Send {
+        self(stream, heard)
+    }
+}
+
+/// The requests that came, as text, and how many connections.
+#[derive(Clone, Default)]
+pub struct Heard {
+    requests: Arc<Mutex<Vec<String>>>,
+    connections: Arc<Mutex<usize>>,
+}
+
+impl Heard {
+    pub fn requests(&self) -> Vec<String> {
+        self.requests.lock().unwrap().clone()
+    }
+
+    pub fn connections(&self) -> usize {
+        *self.connections.lock().unwrap()
+    }
+
+    /// Reads one request with its body; `None` at the end of the connection.
+    pub async fn request(&self, stream: &mut TcpStream) -> Option<String> {
+        let mut bytes = Vec::new();
+        loop {
+            let text = String::from_utf8_lossy(&bytes).into_owned();
+            if let Some((head, body)) = text.split_once("\r\n\r\n") {
+                let length = head.lines().find_map(|line| {
+                    let (name, value) = line.split_once(':')?;
+                    name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse::<usize>().unwrap())
+                });
+                if body.len() >= length.unwrap_or(0) {
+                    self.requests.lock().unwrap().push(text.clone());
+                    return Some(text);
+                }
+            }
+            if stream.read_buf(&mut bytes).await.ok()? == 0 {
+                return None;
+            }
+        }
+    }
+}
+
+/// Listens and behaves so.
+pub async fn endpoint(manner: impl Manner) -> (SocketAddr, Heard) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let heard = Heard::default();
+    let hearing = heard.clone();
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            *hearing.connections.lock().unwrap() += 1;
+            tokio::spawn(manner.clone().serve(stream, hearing.clone()));
+        }
+    });
+    (address, heard)
+}
+
+/// Answers every request with the same bytes.
+pub async fn answering(answer: &'static str) -> (SocketAddr, Heard) {
+    endpoint(move |mut stream: TcpStream, heard: Heard| async move {
+        while heard.request(&mut stream).await.is_some() {
+            if stream.write_all(answer.as_bytes()).await.is_err() {
+                return;
+            }
+        }
+    })
+    .await
+}
+
+pub fn target(url: Option<String>, timeout: Duration) -> CallTarget {
+    let timeout_ms = timeout.as_millis() as u64;
+    CallTarget {
+        subscription: "billing".to_owned(),
+        endpoint: Endpoint { url, timeout_ms, connect_timeout_ms: None, headers: Vec::new() },
+        envelope: Envelope::Binary,
+        secrets: Vec::new(),
+        workers: None,
+    }
+}
+
+pub fn call(target: &Arc<CallTarget>) -> Call {
+    Call {
+        target: Arc::clone(target),
+        topic: "orders".into(),
+        partition: 0,
+        offset: 5,
+        attempt: 1,
+        id: "m-5".into(),
+        published_at: Timestamp::from_millis(1_000),
+        record: Record {
+            key: None,
+            value: Bytes::from_static(b"hello"),
+            headers: Headers::EMPTY,
+            timestamp: Timestamp::from_millis(1_000),
+        },
+        rule: None,
+    }
+}
+
+/// A call to that address that may take so long.
+pub fn call_to(address: SocketAddr, timeout: Duration) -> Call {
+    call(&Arc::new(target(Some(format!("http://{address}/hook")), timeout)))
+}
+
+/// A call whose message brings its own callback.
+pub fn own_call(method: &str, url: String, payload: &'static [u8]) -> Call {
+    let callback = OwnCallback { method: method.to_owned(), url };
+    let rule = DeliveryRule { callback: Some(callback), ..DeliveryRule::default() };
+    let mut call = call(&Arc::new(target(None, Duration::from_secs(5))));
+    call.record.value = Bytes::from_static(payload);
+    Call { rule: Some(Arc::new(rule)), ..call }
+}
+
+pub fn status_of(outcome: &CallOutcome) -> u16 {
+    match outcome {
+        CallOutcome::Answered { status, .. } => *status,
+        CallOutcome::Failed { why, detail } => panic!("{why:?}: {detail}"),
+    }
+}
+
+pub fn failure_of(outcome: &CallOutcome) -> CallFailure {
+    match outcome {
+        CallOutcome::Answered { status, .. } => panic!("{status}"),
+        CallOutcome::Failed { why, .. } => *why,
+    }
+}
