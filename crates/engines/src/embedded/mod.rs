@@ -8,12 +8,14 @@
 //!   receipts/         answers to idempotency keys and brought ids (an LSM)
 //!   holds/            what is pending and what became of it, beside the log (an LSM)
 //!   progress/         how far subscriptions have come (an LSM)
+//!   notebook/         what was tried, and figures by the minute (slices of time)
 //! ```
 
 mod background;
 mod catalogue;
 mod coordination;
 mod log;
+mod notebook;
 pub(crate) mod progress;
 pub(crate) mod receipts;
 mod records;
@@ -24,6 +26,7 @@ mod topics;
 pub use catalogue::FileCatalogue;
 pub use coordination::InProcessCoordination;
 pub use log::{EmbeddedLog, record_bytes_max};
+pub use notebook::{FileNotebook, NotebookSettings};
 pub use progress::LsmProgress;
 pub use receipts::{LsmReceipts, ReceiptSettings};
 pub use timers::{LsmTimers, TimerSettings};

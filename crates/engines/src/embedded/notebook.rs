@@ -1,0 +1,329 @@
+//! The `Notebook` port as files of the data folder: what was tried, and figures by the minute.
+//!
+//! Whoever notes leaves the notes in a heap and goes on. One thread takes the heap away once a second, or earlier where it has grown,
+//! brings together what belongs to one subscription and partition, and appends it to the slice of the time ([`shelf`]). A look-up first
+//! has the heap written, then passes over the slices by the heads of their chunks and reads the few that can have what it wants.
+//! [`attempts`] and [`minutes`] have the formats.
+//!
+//! Nothing here may hold a delivery up: a heap that is full, or a disk that takes nothing, costs notes, which are counted. Nothing is
+//! synced either: notes survive the process, and a machine that loses power loses its last half minute of them.
+
+mod attempts;
+mod minutes;
+mod shelf;
+mod varint;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
+use whimbrel_model::ports::{AttemptNote, AttemptOutcome, MinuteRow, Notebook, PortFuture};
+use whimbrel_model::{Clock, PartitionId, SubscriptionNumber, SystemClock, Timestamp, TopicNumber};
+
+use super::background::yields;
+use attempts::{AttemptChunks, attempts_group};
+use minutes::{minute_chunk, minutes_group};
+use shelf::{Shelf, ShelfSettings, SliceSeen, scan};
+
+/// How often the heap is written.
+const WRITE_EVERY: Duration = Duration::from_secs(1);
+/// Notes in the heap at which it is written at once.
+const WRITE_AT_NOTES: usize = 64 << 10;
+/// Notes that wait at most; more are dropped.
+const NOTES_WAITING_MAX: usize = 512 << 10;
+/// Bytes of answers at which the heap is written at once, and beyond which notes are dropped.
+const WRITE_AT_BYTES: usize = 4 << 20;
+const BYTES_WAITING_MAX: usize = 32 << 20;
+/// Rows of minutes that wait at most.
+const MINUTES_WAITING_MAX: usize = 64 << 10;
+/// How long one slice of attempts is filled; one of minutes is filled for a day.
+const ATTEMPTS_SLICE: Duration = Duration::from_secs(600);
+const MINUTES_SLICE: Duration = Duration::from_secs(86_400);
+const THREAD: &str = "notebook-writer";
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotebookSettings {
+    /// Bytes of attempts that are kept; beyond, the oldest slice goes.
+    pub attempts_bytes_max: u64,
+    /// Bytes of figures by the minute.
+    pub minutes_bytes_max: u64,
+    /// How long either is kept at most.
+    pub keep: Duration,
+}
+
+impl Default for NotebookSettings {
+    fn default() -> Self {
+        Self {
+            attempts_bytes_max: 256 << 20,
+            minutes_bytes_max: 64 << 20,
+            keep: Duration::from_millis(whimbrel_model::limits::RETENTION_DEFAULT_MS),
+        }
+    }
+}
+
+/// A notebook in the data folder.
+pub struct FileNotebook {
+    heap: Arc<Heap>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What was noted and is not written yet.
+#[derive(Default)]
+struct Heap {
+    waiting: Mutex<Waiting>,
+    /// Told when there is reason to write earlier than usual.
+    early: Condvar,
+}
+
+#[derive(Default)]
+struct Waiting {
+    notes: Vec<Vec<AttemptNote>>,
+    /// How many those are, and the bytes of their answers.
+    note_count: usize,
+    note_bytes: usize,
+    minutes: Vec<(TopicNumber, Timestamp, MinuteRow)>,
+    /// Who waits until everything so far is written.
+    lookers: Vec<oneshot::Sender<Seen>>,
+    closed: bool,
+}
+
+impl Waiting {
+    fn is_due(&self) -> bool {
+        let is_large = self.note_count >= WRITE_AT_NOTES || self.note_bytes >= WRITE_AT_BYTES;
+        is_large || !self.lookers.is_empty() || self.closed
+    }
+}
+
+/// The slices as they were after a write.
+#[derive(Clone, Default)]
+struct Seen {
+    attempts: Vec<SliceSeen>,
+    minutes: Vec<SliceSeen>,
+}
+
+impl Heap {
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the next time to write, and takes what is there.
+    fn take(&self, written_at: Instant) -> Waiting {
+        let mut waiting = self.waiting();
+        loop {
+            let left = WRITE_EVERY.saturating_sub(written_at.elapsed());
+            if waiting.is_due() || left.is_zero() {
+                let closed = waiting.closed;
+                let taken = std::mem::take(&mut *waiting);
+                waiting.closed = closed;
+                return Waiting { closed, ..taken };
+            }
+            waiting = self.early.wait_timeout(waiting, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl FileNotebook {
+    pub fn open(path: &Path, settings: NotebookSettings) -> io::Result<Self> {
+        std::fs::create_dir_all(path)?;
+        let now = SystemClock.now();
+        let shelf = |family, slice_time, bytes_max| {
+            let settings = ShelfSettings { slice_time, bytes_max, keep: settings.keep };
+            Shelf::open(path, family, settings, now)
+        };
+        let writer = Writer {
+            attempts: shelf("attempts", ATTEMPTS_SLICE, settings.attempts_bytes_max)?,
+            minutes: shelf("minutes", MINUTES_SLICE, settings.minutes_bytes_max)?,
+            chunks: AttemptChunks::default(),
+            failing: false,
+        };
+        let heap = Arc::<Heap>::default();
+        let taken = Arc::clone(&heap);
+        let thread = std::thread::Builder::new().name(THREAD.to_owned()).spawn(move || writer.run(&taken))?;
+        yields(THREAD);
+        Ok(Self { heap, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Has everything written, and answers with the slices that have it.
+    async fn look(&self) -> Seen {
+        let (looker, seen) = oneshot::channel();
+        {
+            let mut waiting = self.heap.waiting();
+            if waiting.closed {
+                return Seen::default();
+            }
+            waiting.lookers.push(looker);
+        }
+        self.heap.early.notify_one();
+        seen.await.unwrap_or_default()
+    }
+}
+
+impl Drop for FileNotebook {
+    fn drop(&mut self) {
+        self.heap.waiting().closed = true;
+        self.heap.early.notify_one();
+        if let Some(thread) = self.thread.get_mut().map_or(None, Option::take) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Notebook for FileNotebook {
+    fn note(&self, notes: Vec<AttemptNote>) {
+        let (count, bytes) = (notes.len(), notes.iter().map(answer_bytes).sum::<usize>());
+        if count == 0 {
+            return;
+        }
+        let mut waiting = self.heap.waiting();
+        if waiting.note_count + count > NOTES_WAITING_MAX || waiting.note_bytes + bytes > BYTES_WAITING_MAX {
+            drop(waiting);
+            return dropped(count);
+        }
+        let was_due = waiting.is_due();
+        waiting.notes.push(notes);
+        waiting.note_count += count;
+        waiting.note_bytes += bytes;
+        let is_due = waiting.is_due();
+        drop(waiting);
+        if is_due && !was_due {
+            self.heap.early.notify_one();
+        }
+    }
+
+    fn attempts(
+        &self,
+        subscription: SubscriptionNumber,
+        partition: PartitionId,
+        offset: u64,
+    ) -> PortFuture<'_, Vec<AttemptNote>> {
+        Box::pin(async move {
+            let slices = self.look().await.attempts;
+            let looking = tokio::task::spawn_blocking(move || {
+                let (group, mut found) = (attempts_group(subscription, partition), Vec::new());
+                scan(&slices, group, offset..=offset, |head, body| {
+                    attempts::find(head, body, offset, &mut found);
+                });
+                found.sort_by_key(|note| (note.at, note.attempt));
+                found
+            });
+            looking.await.unwrap_or_default()
+        })
+    }
+
+    fn note_minute(&self, topic: TopicNumber, minute: Timestamp, row: MinuteRow) {
+        let mut waiting = self.heap.waiting();
+        if waiting.minutes.len() >= MINUTES_WAITING_MAX {
+            drop(waiting);
+            return dropped(1);
+        }
+        waiting.minutes.push((topic, minute, row));
+    }
+
+    fn minutes(
+        &self,
+        topic: TopicNumber,
+        from: Timestamp,
+        to: Timestamp,
+    ) -> PortFuture<'_, Vec<(Timestamp, MinuteRow)>> {
+        Box::pin(async move {
+            if from >= to {
+                return Vec::new();
+            }
+            let mut slices = self.look().await.minutes;
+            // A minute is noted after it began: what was filled up before is of earlier ones.
+            let first = slices.windows(2).take_while(|pair| pair[1].begins < from).count();
+            slices.drain(..first);
+            let looking = tokio::task::spawn_blocking(move || {
+                let mut rows = BTreeMap::<Timestamp, MinuteRow>::new();
+                let wanted = minutes::sortable(from)..=minutes::sortable(to) - 1;
+                scan(&slices, minutes_group(topic), wanted, |head, body| {
+                    if let Some((minute, row)) = minutes::read(head, body) {
+                        rows.entry(minute).or_default().add(&row);
+                    }
+                });
+                rows.into_iter().collect()
+            });
+            looking.await.unwrap_or_default()
+        })
+    }
+
+    fn close(&self) -> PortFuture<'_, ()> {
+        Box::pin(async { drop(self.look().await) })
+    }
+}
+
+fn answer_bytes(note: &AttemptNote) -> usize {
+    match &note.outcome {
+        AttemptOutcome::Delivered { .. } => 0,
+        AttemptOutcome::Failed { answer, reason, .. } => answer.len() + reason.len(),
+    }
+}
+
+/// Counts notes that will not be written: the heap is full, or the disk takes nothing.
+fn dropped(count: usize) {
+    metrics::counter!("whimbrel_notes_dropped_total").increment(count as u64);
+}
+
+/// What the thread works on.
+struct Writer {
+    attempts: Shelf,
+    minutes: Shelf,
+    chunks: AttemptChunks,
+    /// The disk took nothing the last time; said once.
+    failing: bool,
+}
+
+impl Writer {
+    fn run(mut self, heap: &Heap) {
+        let mut written_at = Instant::now();
+        loop {
+            let waiting = heap.take(written_at);
+            written_at = Instant::now();
+            let closed = waiting.closed;
+            self.write(waiting);
+            if closed {
+                return;
+            }
+        }
+    }
+
+    fn write(&mut self, waiting: Waiting) {
+        let Waiting { notes, minutes, lookers, note_count, .. } = waiting;
+        let now = SystemClock.now();
+        notes.iter().flatten().for_each(|note| self.chunks.add(note));
+        let bytes = self.chunks.take();
+        let written = self.attempts.append(&bytes, now);
+        self.judge(written, note_count);
+        self.chunks.give_back(bytes);
+        let mut bytes = Vec::new();
+        minutes.iter().for_each(|(topic, minute, row)| minute_chunk(*topic, *minute, row, &mut bytes));
+        let written = self.minutes.append(&bytes, now);
+        self.judge(written, minutes.len());
+        if !lookers.is_empty() {
+            let seen = Seen { attempts: self.attempts.seen(), minutes: self.minutes.seen() };
+            // Who looked may be gone.
+            lookers.into_iter().for_each(|looker| drop(looker.send(seen.clone())));
+        }
+    }
+
+    fn judge(&mut self, written: io::Result<()>, count: usize) {
+        match written {
+            Ok(()) if count > 0 => self.failing = false,
+            Ok(()) => {}
+            Err(error) => {
+                dropped(count);
+                if !std::mem::replace(&mut self.failing, true) {
+                    tracing::warn!(%error, "what was tried cannot be noted; deliveries go on without it");
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "notebook/tests.rs"]
+mod tests;
