@@ -3,8 +3,12 @@
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
-    let files =
-        ["whimbrel/v1/messages.proto", "whimbrel/internal/v1/owners.proto", "whimbrel/internal/v1/dispatch.proto"];
+    let files = [
+        "whimbrel/v1/messages.proto",
+        "whimbrel/internal/v1/owners.proto",
+        "whimbrel/internal/v1/dispatch.proto",
+        "whimbrel/internal/v1/workers.proto",
+    ];
     let descriptors = protox::compile(files, ["proto"])?;
     tonic_prost_build::configure().build_client(true).bytes(".whimbrel").compile_fds(descriptors)?;
     Ok(())

@@ -147,7 +147,7 @@ impl Peers {
         }
     }
 
-    fn request<T>(&self, message: T) -> Request<T> {
+    pub(crate) fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
         if let Some(key) = &self.key {
             request.metadata_mut().insert(KEY_METADATA, key.clone());
@@ -163,7 +163,8 @@ impl Peers {
         Ok(DispatchClient::new(self.channel(address)?).max_decoding_message_size(ANSWER_BYTES_MAX))
     }
 
-    fn channel(&self, address: &str) -> Result<Channel, String> {
+    /// The connection to a node, made when it is first used.
+    pub(crate) fn channel(&self, address: &str) -> Result<Channel, String> {
         let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         let channel = match channels.get(address) {
             Some(channel) => channel.clone(),
@@ -208,7 +209,8 @@ fn outcome_of<A>(status: &Status) -> Asked<A> {
     }
 }
 
-fn was_never_connected(status: &Status) -> bool {
+/// Whether the question certainly never left this node.
+pub(crate) fn was_never_connected(status: &Status) -> bool {
     let mut cause: Option<&(dyn Error + 'static)> = status.source();
     while let Some(error) = cause {
         if error.is::<ConnectError>() {

@@ -55,6 +55,15 @@ impl Sight {
         self.views.borrow().clone()
     }
 
+    /// Returns when the view has changed since the last call of this handle.
+    pub async fn view_changed(&mut self) -> Arc<View> {
+        // The keeper that sends has ended with the node: then nothing changes any more.
+        if self.views.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        self.views.borrow_and_update().clone()
+    }
+
     /// This node's number; `None` while its session is lost. It may change when the node joins again.
     pub fn me(&self) -> Option<u16> {
         *self.me.borrow()

@@ -26,3 +26,15 @@ pub(super) const OWN_ORIGINS_MAX: usize = 1024;
 pub(super) const DETAIL_BYTES_MAX: usize = 500;
 /// Bytes of a URL.
 pub(super) const URL_BYTES_MAX: usize = 8 << 10;
+/// Bytes of one call from another process: the largest message that any door lets in, and its framing.
+pub(super) const CALL_BYTES_MAX: usize = 256 << 20;
+/// Pairs of target and topic whose workers are remembered; beyond, they are found anew.
+pub(super) const GROUPS_MAX: usize = 4096;
+/// How long a worker that could not be reached is asked after all others.
+pub(super) const SET_ASIDE_FOR: Duration = Duration::from_secs(3);
+/// Workers that one call is handed to, one after the other, where they cannot be reached.
+pub(super) const HANDS_MAX: usize = 3;
+/// How much longer than the call itself a worker elsewhere may take to say how it went.
+pub(super) const HANDING_GRACE: Duration = Duration::from_secs(2);
+/// How often workers elsewhere are asked for their load, and how long they may take to answer.
+pub(super) const LOAD_EVERY: Duration = Duration::from_secs(1);

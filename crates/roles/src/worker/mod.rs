@@ -5,6 +5,8 @@
 //!
 //! In the order of a call: [`prepared`] (once per target and thread), [`envelope`] and [`signature`], [`dial`] with its [`guard`],
 //! [`answer`].
+//!
+//! Where several processes have workers, [`pool`] picks one for each call by a [`strategy`], and [`service`] answers for this process.
 
 mod answer;
 mod dial;
@@ -13,14 +15,22 @@ mod failure;
 pub mod figures;
 pub mod guard;
 mod limits;
+mod load;
 mod names;
 mod origin;
 mod own_callback;
+pub mod pool;
+#[cfg(test)]
+mod pool_tests;
 mod prepared;
+pub mod service;
 mod settings;
 mod signature;
+pub mod strategy;
 mod structured;
+mod team;
 mod thread;
+mod wire;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,15 +51,20 @@ use dial::Dialer;
 use failure::Failure;
 use figures::WorkerFigures;
 use limits::{STALE_CONNECTIONS_MAX, SUCCESS_BODY_WITHIN};
+use load::Sampler;
 use origin::Sender;
 use own_callback::OwnWay;
 use prepared::{Destination, Prepared};
+use strategy::Load;
 
 pub use figures::NAMES as METRIC_NAMES;
 pub use guard::{AddressGuard, BadRule, Forbidden};
 pub use origin::{BadUrl, check_url, host_of};
+pub use pool::{PoolParts, WorkerPool};
+pub use service::{WorkersDoor, workers_service};
 pub use settings::{WorkerError, WorkerSettings};
 pub use signature::{BadSecret, check_secret};
+pub use team::WORKER_ROLE;
 
 /// Makes callbacks from this process. Cloning shares it.
 #[derive(Clone)]
@@ -61,6 +76,7 @@ pub struct Worker {
 struct WorkerCore {
     dialer: Dialer,
     in_flight: AtomicU64,
+    sampler: Sampler,
     figures: WorkerFigures,
 }
 
@@ -68,13 +84,20 @@ impl Worker {
     /// A recorder of metrics must be installed before, or nothing is counted.
     pub fn new(settings: WorkerSettings) -> Result<Self, WorkerError> {
         let dialer = Dialer::new(settings.guard, &settings.extra_roots_pem).map_err(WorkerError)?;
-        let core = WorkerCore { dialer, in_flight: AtomicU64::new(0), figures: WorkerFigures::new() };
+        let (in_flight, sampler, figures) = (AtomicU64::new(0), Sampler::new(), WorkerFigures::new());
+        let core = WorkerCore { dialer, in_flight, sampler, figures };
         Ok(Self { core: Arc::new(core) })
     }
 
     /// Calls under way on all threads.
     pub fn in_flight(&self) -> u64 {
         self.core.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// How much it has to do.
+    pub fn load(&self) -> Load {
+        let (cpu, memory) = self.core.sampler.parts();
+        Load { in_flight: self.in_flight(), cpu, memory }
     }
 }
 

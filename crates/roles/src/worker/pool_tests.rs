@@ -1,0 +1,1 @@
+//! Calls find a worker among several processes, and another where one is gone.
