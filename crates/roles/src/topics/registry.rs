@@ -247,6 +247,7 @@ impl Registry {
             adopted,
             deleting: false,
             growths: Vec::new(),
+            workers: None,
         };
         let key = key_of(name);
         let version = self.ports.catalogue.put(&key, encode(&stored), None).await?;

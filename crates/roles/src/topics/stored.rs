@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use whimbrel_model::subscription::WorkerChoice;
 use whimbrel_model::{Retention, Timestamp, TopicNumber, TopicSpec};
 
 use super::Growth;
@@ -36,6 +37,9 @@ pub struct StoredTopic {
     pub deleting: bool,
     #[serde(default)]
     pub growths: Vec<Growth>,
+    /// Which workers serve the callbacks of the topic, unless a subscription says otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workers: Option<WorkerChoice>,
 }
 
 impl StoredTopic {

@@ -102,6 +102,7 @@ impl Topic {
             adopted: false,
             deleting: false,
             growths: Vec::new(),
+            workers: None,
         };
         Arc::new(Self::new(name, stored, 1))
     }

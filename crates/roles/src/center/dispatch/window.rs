@@ -13,6 +13,8 @@
 
 mod barriers;
 mod partition;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -145,6 +147,10 @@ impl<B: Clone> Window<B> {
         }
         self.partitions.insert(id, Partition::new(resume, until, is_retry));
         self.unread.push_back(id);
+    }
+
+    pub fn ordering(&self) -> Ordering {
+        self.ordering
     }
 
     pub fn has(&self, id: PartitionId) -> bool {
@@ -490,6 +496,18 @@ impl<B: Clone> Window<B> {
         true
     }
 
+    /// What was to become of the message cannot be: it waits where it is, until then. The attempt counts.
+    pub fn park_settling(&mut self, ticket: Ticket, until: Timestamp) -> bool {
+        let Some((id, offset)) = self.out.get(&ticket).copied() else { return false };
+        let partition = self.partitions.get_mut(&id).expect("what is out is open");
+        let Some(loaded) = partition.loaded.get_mut(&offset).filter(|loaded| loaded.place == Place::Settling) else {
+            return false;
+        };
+        loaded.place = Place::Out(ticket);
+        self.in_flight += 1;
+        self.park(ticket, until, true)
+    }
+
     /// A message is done: the watermark may move, its lane goes on.
     fn finish(&mut self, id: PartitionId, offset: u64) {
         let partition = self.partitions.get_mut(&id).expect("it is open");
@@ -623,6 +641,13 @@ impl<B: Clone> Window<B> {
 
     pub fn unfinished(&self, id: PartitionId) -> u64 {
         self.partitions.get(&id).map_or(0, |partition| partition.standing().unfinished.len())
+    }
+
+    /// What is not done yet of a partition that has an end.
+    pub fn left(&self, id: PartitionId) -> u64 {
+        let Some(partition) = self.partitions.get(&id) else { return 0 };
+        let ahead = partition.until.map_or(0, |until| until.saturating_sub(partition.read_to));
+        partition.unfinished.len() + ahead
     }
 
     pub fn whereabouts(&self, id: PartitionId, offset: u64) -> Whereabouts {

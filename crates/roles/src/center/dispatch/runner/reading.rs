@@ -1,0 +1,156 @@
+//! Reading what the lines want, and handing it to them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use whimbrel_model::ports::{LogError, ReadBatch, ReadLimits};
+use whimbrel_model::{Event, PartitionId};
+
+use super::settling::{OutAs, Why};
+use super::{RETRY_AFTER, Runner};
+use crate::center::dispatch::letters::Parcel;
+use crate::center::dispatch::window::{Arrival, ReadWanted, Ticket};
+
+/// How long a read waits at the tail before it is begun anew.
+const READ_WAIT: Duration = Duration::from_secs(10);
+const READ_RECORDS: usize = 4096;
+/// Messages that retention took and that become dead letters at one time.
+const LOST_AT_ONCE: usize = 500;
+/// What a message costs in memory beside its bytes, about.
+const MESSAGE_BYTES: usize = 200;
+
+pub(super) struct ReadDone {
+    line: u32,
+    incarnation: u64,
+    wanted: ReadWanted,
+    outcome: Result<ReadBatch, LogError>,
+}
+
+impl Runner {
+    pub(super) fn start_reads(&mut self) {
+        for line in self.lines.values_mut() {
+            while let Some(wanted) = line.window.next_read() {
+                let (number, incarnation) = (line.number, line.incarnation);
+                let log = Arc::clone(&self.tools.log);
+                let wait = if wanted.again { Duration::ZERO } else { READ_WAIT };
+                let limits = ReadLimits { max_records: READ_RECORDS, max_bytes: wanted.max_bytes, wait };
+                self.reads.push(Box::pin(async move {
+                    let outcome = log.read(wanted.partition, wanted.from, limits).await;
+                    let is_known = matches!(outcome, Ok(_) | Err(LogError::Trimmed { .. } | LogError::Damaged { .. }));
+                    // Bodies that are not visible again yet (a store that fell back) are asked for once more, a little later.
+                    let is_empty = wanted.again && matches!(&outcome, Ok(batch) if batch.next <= wanted.from);
+                    if !is_known || is_empty {
+                        tokio::time::sleep(RETRY_AFTER).await;
+                    }
+                    ReadDone { line: number, incarnation, wanted, outcome }
+                }));
+            }
+        }
+    }
+
+    pub(super) fn was_read(&mut self, done: ReadDone) {
+        let ReadDone { line, incarnation, wanted, outcome } = done;
+        if self.line_at(line, incarnation).is_none() {
+            return;
+        }
+        match outcome {
+            Ok(batch) => {
+                if self.stalled == Some("log_unavailable") {
+                    self.set_stalled(None);
+                }
+                self.take_batch(line, wanted, batch);
+            }
+            Err(LogError::Trimmed { first, .. }) => self.skip_to(line, wanted, first, "left the log's retention"),
+            Err(LogError::Damaged { resume_at, .. }) => self.skip_to(line, wanted, resume_at, "is damaged in the log"),
+            Err(error) => {
+                tracing::debug!(%error, partition = %wanted.partition, "a read for a subscription failed");
+                if matches!(error, LogError::Unavailable(_) | LogError::Poisoned(_)) {
+                    self.set_stalled(Some("log_unavailable"));
+                }
+                self.lines.get_mut(&line).expect("it was just there").window.read_over(wanted);
+            }
+        }
+    }
+
+    fn take_batch(&mut self, number: u32, wanted: ReadWanted, batch: ReadBatch) {
+        let Some(source) = self.sources.get(&wanted.partition.topic) else { return };
+        // A growth is known before anything that was published after it is taken in.
+        let growths = self.tools.registry.get(&source.topic);
+        let filter = self.filter_of(number);
+        let is_retry = source.is_retry;
+        let topic = Arc::clone(&source.topic);
+        let mut arrived_retries = 0;
+        let arrivals: Vec<Arrival<_>> = batch
+            .records
+            .into_iter()
+            .map(|stored| {
+                let record = stored.record;
+                let is_wanted = is_retry || filter.takes(&topic, &record);
+                arrived_retries += u64::from(is_retry && !wanted.again);
+                Arrival {
+                    offset: stored.offset,
+                    key: record.key.clone(),
+                    size: record.size() + MESSAGE_BYTES,
+                    body: is_wanted.then_some(record),
+                }
+            })
+            .collect();
+        self.retry_holds = self.retry_holds.saturating_sub(arrived_retries);
+        let line = self.lines.get_mut(&number).expect("it was just there");
+        if let Some(topic) = growths {
+            line.window.set_growths(topic.number(), &topic.stored.growths);
+        }
+        if wanted.again {
+            let lost = line.window.take_again(wanted, arrivals, batch.next);
+            self.bury_lost(number, wanted.partition, lost, "is no longer in the log");
+        } else {
+            line.window.take_in(wanted.partition, arrivals, batch.next);
+        }
+    }
+
+    /// The log has nothing before `to`. What was not delivered of it is said.
+    fn skip_to(&mut self, number: u32, wanted: ReadWanted, to: u64, what: &str) {
+        let line = self.lines.get_mut(&number).expect("it was just there");
+        let before = line.window.read_to(wanted.partition).unwrap_or(to);
+        line.window.read_over(wanted);
+        let mut lost = Vec::new();
+        loop {
+            let some = line.window.trimmed(wanted.partition, to, LOST_AT_ONCE);
+            let is_last = some.len() < LOST_AT_ONCE;
+            lost.extend(some);
+            if is_last {
+                break;
+            }
+        }
+        let after = line.window.read_to(wanted.partition).unwrap_or(before);
+        if after > before {
+            let name = &self.subscription.name;
+            let detail = format!(
+                "subscription `{name}` goes on at offset {to} of {}: what came before, from {before} on, {what}",
+                wanted.partition
+            );
+            let event = Event::warning("subscription_truncated", detail).with("subscription", name);
+            (self.tools.events)(event.with("from", before).with("to", after));
+        }
+        self.bury_lost(number, wanted.partition, lost, what);
+    }
+
+    /// Messages whose bodies are gone become dead letters that say so.
+    fn bury_lost(&mut self, number: u32, partition: PartitionId, lost: Vec<(Ticket, u64)>, what: &str) {
+        if lost.is_empty() {
+            return;
+        }
+        let now = self.now();
+        let Some(topic) = self.sources.get(&partition.topic).map(|source| Arc::clone(&source.topic)) else { return };
+        let (incarnation, run) = {
+            let line = &self.lines[&number];
+            (line.incarnation, line.run)
+        };
+        let reason = format!("the message {what} before it was delivered");
+        for (ticket, offset) in lost {
+            let parcel = Parcel::lost(&topic, partition, offset, run, now);
+            let out = OutAs { line: number, incarnation, ticket };
+            self.bury(out, parcel, 0, Why { reason: &reason, failure: None }, now);
+        }
+    }
+}
