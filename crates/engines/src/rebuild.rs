@@ -124,6 +124,8 @@ mod tests {
             receipts_engine: StateEngine::Embedded,
             timers: Default::default(),
             timers_engine: StateEngine::Embedded,
+            progress_engine: StateEngine::Embedded,
+            notebook: Default::default(),
         }
     }
 

@@ -7,11 +7,15 @@ use std::sync::Arc;
 
 use whimbrel_model::EventSink;
 use whimbrel_model::ports::{
-    Catalogue, CatalogueError, Coordination, Log, LogTopics, Receipts, ReceiptsError, Timers, TimersError,
+    Catalogue, CatalogueError, Coordination, Log, LogTopics, Notebook, Progress, ProgressError, Receipts,
+    ReceiptsError, Timers, TimersError,
 };
 use whimbrel_storage::OpenError;
 
-use crate::embedded::{self, EmbeddedLog, FileCatalogue, InProcessCoordination, ReceiptSettings, TimerSettings};
+use crate::embedded::{
+    self, EmbeddedLog, FileCatalogue, FileNotebook, InProcessCoordination, NotebookSettings, ReceiptSettings,
+    TimerSettings,
+};
 use state::State;
 
 /// The folder of the embedded store of holds, in the data folder.
@@ -28,6 +32,9 @@ pub struct EngineSettings {
     pub receipts_engine: StateEngine,
     pub timers: TimerSettings,
     pub timers_engine: StateEngine,
+    pub progress_engine: StateEngine,
+    /// Every node has a notebook of its own, in its data folder.
+    pub notebook: NotebookSettings,
 }
 
 #[derive(Debug, Clone)]
@@ -47,7 +54,7 @@ pub enum CoordinationEngine {
     Etcd(crate::etcd::EtcdSettings),
 }
 
-/// Where what is kept beside the log is: receipts and timers, each.
+/// Where what is kept beside the log is: receipts, timers and progress, each.
 #[derive(Debug, Clone, Default)]
 pub enum StateEngine {
     /// In the data folder, for this process alone.
@@ -66,6 +73,10 @@ pub enum EngineError {
     Receipts(#[from] ReceiptsError),
     #[error(transparent)]
     Timers(#[from] TimersError),
+    #[error(transparent)]
+    Progress(#[from] ProgressError),
+    #[error("the notebook of attempts, {path}: {source}", path = path.display())]
+    Notebook { path: PathBuf, source: std::io::Error },
     #[error(transparent)]
     Catalogue(#[from] CatalogueError),
     #[error(
@@ -91,6 +102,8 @@ pub struct Engines {
     pub coordination: Arc<dyn Coordination>,
     pub receipts: Arc<dyn Receipts>,
     pub timers: Arc<dyn Timers>,
+    pub progress: Arc<dyn Progress>,
+    pub notebook: Arc<dyn Notebook>,
     /// What was found at the start, in a sentence for the banner.
     pub description: String,
     opened: Opened,
@@ -106,6 +119,8 @@ impl Engines {
     /// Ends the engines: what was accepted is durable already, this makes the next start quick.
     pub async fn close(&self) {
         self.timers.close().await;
+        self.progress.close().await;
+        self.notebook.close().await;
         match &self.opened {
             Opened::Embedded(log) => log.close().await,
             #[cfg(feature = "kafka")]
@@ -119,6 +134,8 @@ pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engi
     let folder = embedded::open_folder(&settings.data)?;
     let state = State::reach(&settings).await?;
     let timers = state.timers()?;
+    let progress = state.progress()?;
+    let notebook = open_notebook(&settings)?;
     match settings.log {
         LogEngine::Embedded(log_settings) => {
             if !matches!(settings.coordination, CoordinationEngine::InProcess) {
@@ -141,6 +158,8 @@ pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engi
                 coordination,
                 receipts,
                 timers,
+                progress,
+                notebook,
                 description: state.described(describe(&recovered)),
                 opened: Opened::Embedded(log),
             })
@@ -160,10 +179,20 @@ pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engi
                 coordination,
                 receipts,
                 timers,
+                progress,
+                notebook,
                 description: state.described(description),
                 opened: Opened::Kafka(log),
             })
         }
+    }
+}
+
+fn open_notebook(settings: &EngineSettings) -> Result<Arc<dyn Notebook>, EngineError> {
+    let path = settings.data.join("notebook");
+    match FileNotebook::open(&path, settings.notebook.clone()) {
+        Ok(notebook) => Ok(Arc::new(notebook)),
+        Err(source) => Err(EngineError::Notebook { path, source }),
     }
 }
 

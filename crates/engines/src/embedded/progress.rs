@@ -7,7 +7,7 @@
 //! [`keys`] has the formats. One thread does everything, in the order of the calls: no check can be overtaken by another's write, and
 //! a disk that is slow holds up no one's runtime. Nothing is kept in memory by the number of rows.
 
-mod keys;
+pub(crate) mod keys;
 
 use std::path::Path;
 use std::sync::Mutex;

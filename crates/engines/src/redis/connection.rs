@@ -247,14 +247,14 @@ fn concerns(info: &str) -> Vec<String> {
     let mut concerns = Vec::new();
     if let Some(policy) = fields(info, "maxmemory_policy").find(|policy| *policy != "noeviction") {
         concerns.push(format!(
-            "Redis has maxmemory-policy {policy}: when it is full it drops holds and receipts instead of refusing writes; \
+            "Redis has maxmemory-policy {policy}: when it is full it drops holds, receipts and progress instead of refusing writes; \
              set maxmemory-policy noeviction"
         ));
     }
     if fields(info, "aof_enabled").any(|enabled| enabled == "0") {
         concerns.push(
-            "Redis keeps no append-only file: after its restart holds are built again from the log, which takes a while, and \
-             repeated publishes are not recognised; set appendonly yes"
+            "Redis keeps no append-only file: after its restart holds are built again from the log, which takes a while, \
+             repeated publishes are not recognised, and subscriptions deliver again from where they began; set appendonly yes"
                 .to_owned(),
         );
     }

@@ -1,15 +1,15 @@
-//! The stores beside the log, receipts and timers: in the data folder or on Redis, each as its settings say.
+//! The stores beside the log, receipts, timers and progress: in the data folder or on Redis, each as its settings say.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use whimbrel_model::ports::{Log, Receipts, Timers};
+use whimbrel_model::ports::{Log, Progress, Receipts, Timers};
 
 use super::{EngineError, EngineSettings, StateEngine};
 use crate::embedded::receipts::ListPartitions;
-use crate::embedded::{LsmReceipts, LsmTimers, ReceiptSettings, TimerSettings};
+use crate::embedded::{LsmProgress, LsmReceipts, LsmTimers, ReceiptSettings, TimerSettings};
 #[cfg(feature = "redis")]
-use crate::redis::{RedisConnection, RedisReceipts, RedisTimers};
+use crate::redis::{RedisConnection, RedisProgress, RedisReceipts, RedisSettings, RedisTimers};
 
 /// Where the stores are. Whatever can be out of reach has been reached.
 pub(super) struct State {
@@ -18,6 +18,7 @@ pub(super) struct State {
     receipts: Place,
     timer_settings: TimerSettings,
     timers: Place,
+    progress: Place,
 }
 
 enum Place {
@@ -28,23 +29,14 @@ enum Place {
 
 impl State {
     pub async fn reach(settings: &EngineSettings) -> Result<Self, EngineError> {
-        let timers = Place::reach(&settings.timers_engine).await?;
-        let receipts = match (&settings.receipts_engine, &settings.timers_engine, &timers) {
-            // One connection serves both where they are in one place.
-            #[cfg(feature = "redis")]
-            (StateEngine::Redis(wanted), StateEngine::Redis(reached), Place::Redis(connection))
-                if wanted == reached =>
-            {
-                Place::Redis(connection.clone())
-            }
-            (engine, ..) => Place::reach(engine).await?,
-        };
+        let mut reached = Reached::default();
         Ok(Self {
+            timers: reached.reach(&settings.timers_engine).await?,
+            receipts: reached.reach(&settings.receipts_engine).await?,
+            progress: reached.reach(&settings.progress_engine).await?,
             data: settings.data.clone(),
             receipt_settings: settings.receipts.clone(),
-            receipts,
             timer_settings: settings.timers.clone(),
-            timers,
         })
     }
 
@@ -54,6 +46,14 @@ impl State {
             Place::Folder => Arc::new(LsmTimers::open(&self.data.join(super::HOLDS_FOLDER), settings)?),
             #[cfg(feature = "redis")]
             Place::Redis(connection) => Arc::new(RedisTimers::new(connection.clone(), settings)),
+        })
+    }
+
+    pub fn progress(&self) -> Result<Arc<dyn Progress>, EngineError> {
+        Ok(match &self.progress {
+            Place::Folder => Arc::new(LsmProgress::open(&self.data.join("progress"))?),
+            #[cfg(feature = "redis")]
+            Place::Redis(connection) => Arc::new(RedisProgress::new(connection.clone())),
         })
     }
 
@@ -69,27 +69,54 @@ impl State {
 
     /// What the banner says of the log, and what it says of stores that are elsewhere.
     pub fn described(&self, log: String) -> String {
-        #[cfg(feature = "redis")]
-        match (&self.timers, &self.receipts) {
-            (Place::Redis(connection), Place::Redis(_)) => {
-                return format!("{log}; holds and receipts: {}", connection.description());
+        let stores = [("holds", &self.timers), ("receipts", &self.receipts), ("progress", &self.progress)];
+        let mut elsewhere: Vec<(Vec<&str>, &str)> = Vec::new();
+        for (name, place) in stores {
+            let Some(place) = place.elsewhere() else { continue };
+            match elsewhere.iter_mut().find(|(_, other)| *other == place) {
+                Some((names, _)) => names.push(name),
+                None => elsewhere.push((vec![name], place)),
             }
-            (Place::Redis(connection), Place::Folder) => return format!("{log}; holds: {}", connection.description()),
-            (Place::Folder, Place::Redis(connection)) => {
-                return format!("{log}; receipts: {}", connection.description());
-            }
-            (Place::Folder, Place::Folder) => {}
         }
-        log
+        let mut described = log;
+        for (names, place) in elsewhere {
+            described.push_str(&format!("; {}: {place}", names.join(", ")));
+        }
+        described
     }
 }
 
 impl Place {
-    async fn reach(engine: &StateEngine) -> Result<Self, EngineError> {
-        match engine {
-            StateEngine::Embedded => Ok(Self::Folder),
+    /// What and where it is, unless it is the data folder.
+    fn elsewhere(&self) -> Option<&str> {
+        match self {
+            Self::Folder => None,
             #[cfg(feature = "redis")]
-            StateEngine::Redis(settings) => Ok(Self::Redis(RedisConnection::connect(settings.clone()).await?)),
+            Self::Redis(connection) => Some(connection.description()),
+        }
+    }
+}
+
+/// What was reached already: one connection serves all stores that are in one place.
+#[derive(Default)]
+struct Reached {
+    #[cfg(feature = "redis")]
+    redis: Vec<(RedisSettings, RedisConnection)>,
+}
+
+impl Reached {
+    async fn reach(&mut self, engine: &StateEngine) -> Result<Place, EngineError> {
+        match engine {
+            StateEngine::Embedded => Ok(Place::Folder),
+            #[cfg(feature = "redis")]
+            StateEngine::Redis(wanted) => {
+                if let Some((_, connection)) = self.redis.iter().find(|(settings, _)| settings == wanted) {
+                    return Ok(Place::Redis(connection.clone()));
+                }
+                let connection = RedisConnection::connect(wanted.clone()).await?;
+                self.redis.push((wanted.clone(), connection.clone()));
+                Ok(Place::Redis(connection))
+            }
         }
     }
 }

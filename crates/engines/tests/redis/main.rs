@@ -17,21 +17,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use whimbrel_engines::conformance::{self, receipts::OpenReceipts, timers::OpenTimers};
+use whimbrel_engines::conformance::{self, progress::OpenProgress, receipts::OpenReceipts, timers::OpenTimers};
 use whimbrel_engines::embedded::{ReceiptSettings, TimerSettings};
-use whimbrel_engines::redis::{RedisConnection, RedisReceipts, RedisSettings, RedisTimers};
+use whimbrel_engines::redis::{RedisConnection, RedisProgress, RedisReceipts, RedisSettings, RedisTimers};
 use whimbrel_model::ports::PortFuture;
 
 mod single {
     use super::{ONE, Shared};
     whimbrel_engines::conformance_suite!(timers, Shared(ONE));
     whimbrel_engines::conformance_suite!(receipts, Shared(ONE));
+    whimbrel_engines::conformance_suite!(progress, Shared(ONE));
 }
 
 mod cluster {
     use super::{CLUSTER, Shared};
     whimbrel_engines::conformance_suite!(timers, Shared(CLUSTER));
     whimbrel_engines::conformance_suite!(receipts, Shared(CLUSTER));
+    whimbrel_engines::conformance_suite!(progress, Shared(CLUSTER));
 }
 
 const ONE: &str = "WHIMBREL_TEST_REDIS";
@@ -89,6 +91,27 @@ impl conformance::receipts::Factory for Shared {
     fn skip(&self) -> Option<String> {
         self.skip_reason()
     }
+}
+
+impl conformance::progress::Factory for Shared {
+    fn open(&self) -> PortFuture<'_, OpenProgress> {
+        Box::pin(open_progress(self.settings()))
+    }
+
+    fn reopen(&self, open: OpenProgress) -> PortFuture<'_, OpenProgress> {
+        let settings = open.store.downcast::<RedisSettings>().expect("the suite keeps what it was given");
+        drop(open.progress);
+        Box::pin(async move { open_progress((*settings).clone()).await })
+    }
+
+    fn skip(&self) -> Option<String> {
+        self.skip_reason()
+    }
+}
+
+async fn open_progress(settings: RedisSettings) -> OpenProgress {
+    let progress = Arc::new(RedisProgress::new(connect(settings.clone()).await));
+    OpenProgress { progress, store: Arc::new(settings) }
 }
 
 async fn open_timers(settings: RedisSettings) -> OpenTimers {

@@ -2,7 +2,7 @@
 //! values only change their types.
 
 use tokio_util::sync::CancellationToken;
-use whimbrel_engines::embedded::{LogSettings, OpenError, ReceiptSettings, TimerSettings};
+use whimbrel_engines::embedded::{LogSettings, NotebookSettings, OpenError, ReceiptSettings, TimerSettings};
 use whimbrel_engines::resolve::{
     CoordinationEngine, EngineError, EngineSettings, Engines, LogEngine, StateEngine, resolve,
 };
@@ -35,6 +35,8 @@ pub fn engine_settings(config: &Config) -> Result<EngineSettings, Failure> {
         receipts_engine: state_engine(config, config.receipts.engine, "receipts.engine")?,
         timers: timer_settings(config),
         timers_engine: state_engine(config, config.timers, "timers.engine")?,
+        progress_engine: state_engine(config, config.timers, "timers.engine")?,
+        notebook: NotebookSettings::default(),
     })
 }
 

@@ -21,7 +21,7 @@ pub fn subscription(subscription: SubscriptionNumber) -> [u8; SUBSCRIPTION_BYTES
 pub fn line(subscription: SubscriptionNumber, line: u32) -> [u8; SUBSCRIPTION_BYTES + 4] {
     let mut key = [0; SUBSCRIPTION_BYTES + 4];
     key[..SUBSCRIPTION_BYTES].copy_from_slice(&subscription.0.to_be_bytes());
-    key[SUBSCRIPTION_BYTES..].copy_from_slice(&line.to_be_bytes());
+    key[SUBSCRIPTION_BYTES..].copy_from_slice(&encode_line(line));
     key
 }
 
@@ -30,6 +30,11 @@ pub fn row(subscription: SubscriptionNumber, place: ProgressPlace) -> [u8; SUBSC
     key[..SUBSCRIPTION_BYTES].copy_from_slice(&subscription.0.to_be_bytes());
     key[SUBSCRIPTION_BYTES..].copy_from_slice(&encode_place(place));
     key
+}
+
+/// What the places of a line begin with.
+pub fn encode_line(line: u32) -> [u8; 4] {
+    line.to_be_bytes()
 }
 
 pub fn encode_place(place: ProgressPlace) -> [u8; PLACE_BYTES] {
@@ -64,8 +69,13 @@ pub fn decode_run(value: &[u8]) -> Option<u32> {
 
 /// A row of the LSM, from its key and its value.
 pub fn decode_row(key: &[u8], value: &[u8]) -> Option<ProgressRow> {
-    let place = decode_place(key.get(SUBSCRIPTION_BYTES..)?)?;
-    Some(ProgressRow { place, run: decode_run(value)?, state: Bytes::copy_from_slice(value.get(HEAD_BYTES..)?) })
+    decode_placed_row(key.get(SUBSCRIPTION_BYTES..)?, Bytes::copy_from_slice(value))
+}
+
+/// A row from its place and its value.
+pub fn decode_placed_row(place: &[u8], mut value: Bytes) -> Option<ProgressRow> {
+    let (place, run) = (decode_place(place)?, decode_run(&value)?);
+    Some(ProgressRow { place, run, state: value.split_off(HEAD_BYTES) })
 }
 
 pub fn encode_epoch(epoch: u64) -> [u8; 9] {
