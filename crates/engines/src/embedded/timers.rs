@@ -7,7 +7,7 @@
 //! says why a hold that fires is deleted from neither.
 //!
 //! Nothing here is kept in memory by the number of holds: writes that are not in tables yet, blocks of tables that were read,
-//! and the index and filter blocks among them are bounded below, whatever the store holds. [`writer`] says why one thread writes,
+//! and the index and filter blocks among them are bounded below, whatever the store holds. [`worker`] says why one thread writes,
 //! [`reader`] why another answers.
 //!
 //! Everything runs on threads that may block: a write waits for the disk, and for the LSM where it must catch up, and so does a read.
@@ -17,14 +17,15 @@ mod keys;
 mod line;
 mod read;
 mod reader;
+mod worker;
 mod write;
-mod writer;
 
 #[cfg(test)]
 mod merged;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 use fjall::compaction::filter::Factory;
@@ -41,7 +42,7 @@ use erase::Eraser;
 use keys::{Place, ShardState};
 use line::{BelowTheLine, Lines, TimeIn};
 use reader::Reader;
-use writer::Writer;
+use worker::Worker;
 
 /// Memory that the LSM may use for blocks of its tables.
 const CACHE_BYTES: u64 = 32 << 20;
@@ -57,6 +58,7 @@ const FLUSH_WITHIN: Duration = Duration::from_secs(5);
 const FLUSH_POLL: Duration = Duration::from_millis(5);
 /// Threads of the LSM that write tables and merge them. Of two, one would spin while the other merges.
 const WORKERS: usize = 1;
+const WRITER_THREAD: &str = "holds-writer";
 /// Ids of a question that is answered in turn with others; one for more gets a thread of its own.
 const GET_IN_TURN_MAX: usize = 64;
 
@@ -76,7 +78,8 @@ impl Default for TimerSettings {
 pub struct LsmTimers {
     inner: Arc<Inner>,
     reader: Reader,
-    writer: Writer,
+    writer: Worker,
+    pages: Worker,
     eraser: Eraser,
 }
 
@@ -92,6 +95,8 @@ struct Inner {
     lines: Arc<Lines>,
     ends: Slices,
     dead: Slices,
+    /// Journals of the LSM that there were after the last write.
+    journals: AtomicUsize,
 }
 
 fn unavailable(error: fjall::Error) -> TimersError {
@@ -136,6 +141,7 @@ impl LsmTimers {
             counts: keyspace("counts", small_keyspace)?,
             ends: Slices::open(&database, "ends", settings.remember).map_err(unavailable)?,
             dead: Slices::open(&database, "dead", settings.remember).map_err(unavailable)?,
+            journals: AtomicUsize::new(0),
             lines,
             settings,
             database,
@@ -145,11 +151,13 @@ impl LsmTimers {
         inner.note_lines()?;
         let inner = Arc::new(inner);
         let reader = Reader::start(Arc::clone(&inner))?;
-        let (writer, eraser) = (Writer::start(Arc::clone(&inner))?, Eraser::start(Arc::clone(&inner))?);
+        let writer = Worker::start(Arc::clone(&inner), WRITER_THREAD)?;
+        let pages = Worker::start(Arc::clone(&inner), "holds-pages")?;
+        let eraser = Eraser::start(Arc::clone(&inner))?;
         // The LSM's threads have this name.
         yields("fjall:worker");
-        yields(Writer::THREAD);
-        Ok(Self { inner, reader, writer, eraser })
+        yields(WRITER_THREAD);
+        Ok(Self { inner, reader, writer, pages, eraser })
     }
 
     /// Runs where blocking harms nobody.
@@ -224,12 +232,12 @@ impl Inner {
 
 impl Timers for LsmTimers {
     fn open(&self, shard: u32, epoch: u64) -> PortFuture<'_, Result<Option<u64>, TimersError>> {
-        Box::pin(self.writer.write(move |inner| inner.open_shard(shard, epoch)))
+        Box::pin(self.writer.perform(move |inner| inner.open_shard(shard, epoch)))
     }
 
     fn apply(&self, shard: u32, write: Write) -> PortFuture<'_, Result<Applied, TimersError>> {
         Box::pin(async move {
-            let (applied, chore) = self.writer.write(move |inner| inner.apply(shard, write)).await?;
+            let (applied, chore) = self.writer.perform(move |inner| inner.apply(shard, write)).await?;
             if let Some(chore) = chore {
                 self.eraser.take(chore);
             }
@@ -245,7 +253,7 @@ impl Timers for LsmTimers {
         limit: usize,
         max_bytes: usize,
     ) -> TimersRead<'_, Vec<Arc<Hold>>> {
-        Box::pin(self.apart(move |inner| inner.due(shard, after.as_ref(), until, limit, max_bytes)))
+        Box::pin(self.pages.perform(move |inner| inner.due(shard, after.as_ref(), until, limit, max_bytes)))
     }
 
     fn get(&self, shard: u32, ids: Vec<HoldId>) -> TimersRead<'_, Vec<Option<Known>>> {
@@ -271,7 +279,7 @@ impl Timers for LsmTimers {
 
     fn close(&self) -> PortFuture<'_, ()> {
         Box::pin(async {
-            if let Err(error) = self.writer.write(Inner::flush).await {
+            if let Err(error) = self.writer.perform(Inner::flush).await {
                 tracing::warn!(%error, "the next start reads more of the holds' journal than it would need to");
             }
         })

@@ -1,5 +1,6 @@
 //! What is known of a hold stays known when tables have been merged and what lies below the line has gone.
 
+use fjall::AbstractTree;
 use whimbrel_model::ports::{Applied, Change, Known, Row, Write};
 use whimbrel_model::{Ending, Headers, HeldMessage, Hold, HoldId, TopicNumber};
 
@@ -155,4 +156,18 @@ fn merges_leave_out_nothing_that_is_over_only_by_a_write_that_is_not_on_disk() {
     scene.write(Vec::new(), 50);
     scene.merge();
     assert_eq!(scene.keys()[0], 0);
+}
+
+#[test]
+fn a_clean_stop_leaves_nothing_that_only_the_journal_has() {
+    let mut scene = Scene::new();
+    scene.write(put(100, None), 0);
+    let in_memory = |scene: &Scene| {
+        let trees = scene.inner().keyspaces();
+        trees.filter(|each| !each.tree.active_memtable().is_empty() || each.tree.sealed_memtable_count() > 0).count()
+    };
+    assert!(in_memory(&scene) > 0);
+    scene.inner().flush().unwrap();
+    assert_eq!(in_memory(&scene), 0);
+    assert_eq!(scene.known(), Some(Known::Pending(hold(100).into())));
 }

@@ -1,6 +1,7 @@
 //! One write of a shard: what it changes in every index, in one batch.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 
 use fjall::{AbstractTree, OwnedWriteBatch as WriteBatch, PersistMode};
 use whimbrel_model::ports::timers::bucket_start;
@@ -13,6 +14,9 @@ use super::{Inner, MEMTABLE_BYTES, ROWS_MEMTABLE_BYTES, unavailable};
 
 /// Keys that most changes write, for the capacity of a batch.
 const KEYS_PER_CHANGE: usize = 2;
+
+/// Journals of the LSM that are there in the ordinary course: the one that is written, and one whose writes are on their way into tables.
+const JOURNALS_KEPT: usize = 2;
 
 /// By topic and minute, what has changed there.
 type Counted = BTreeMap<(TopicNumber, Timestamp), Counts>;
@@ -58,6 +62,7 @@ impl Inner {
         }
         batch.commit().map_err(unavailable)?;
         self.seal_what_is_full()?;
+        self.seal_what_keeps_journals()?;
         self.ends.drop_before(state.now).map_err(unavailable)?;
         self.dead.drop_before(state.now).map_err(unavailable)?;
         // Merges may leave out what is below the line only when the line is on disk: were the power cut before, the store would be where
@@ -76,6 +81,22 @@ impl Inner {
             .chain(ends.iter().map(|slice| (slice, MEMTABLE_BYTES)))
         {
             if keyspace.tree.active_memtable().size() > max {
+                keyspace.rotate_memtable().map_err(unavailable)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Seals every heap of writes when one journal more is kept than shall be. A keyspace with few writes would keep all journals since
+    /// its first one, and a start after a kill reads every one of them again.
+    fn seal_what_keeps_journals(&self) -> Result<(), TimersError> {
+        let journals = self.database.journal_count();
+        let before = self.journals.swap(journals, Ordering::Relaxed);
+        if journals <= before.max(JOURNALS_KEPT) {
+            return Ok(());
+        }
+        for keyspace in self.keyspaces() {
+            if !keyspace.tree.active_memtable().is_empty() {
                 keyspace.rotate_memtable().map_err(unavailable)?;
             }
         }
