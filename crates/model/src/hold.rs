@@ -185,16 +185,9 @@ impl Hold {
 
     /// The same hold in a buffer of its own, so that keeping it does not keep what it was read with.
     pub fn compact(mut self) -> Self {
-        let message = &self.message;
-        let (key_len, headers_len) = (message.key.as_ref().map_or(0, Bytes::len), message.headers.encoded().len());
-        let mut buffer = Vec::with_capacity(key_len + headers_len + message.value.len());
-        buffer.extend_from_slice(message.key.as_deref().unwrap_or_default());
-        buffer.extend_from_slice(message.headers.encoded());
-        buffer.extend_from_slice(&message.value);
-        let mut buffer = Bytes::from(buffer);
-        let key = buffer.split_to(key_len);
-        let headers = Headers::from_encoded(buffer.split_to(headers_len)).unwrap_or_default();
-        self.message = HeldMessage { key: message.key.as_ref().map(|_| key), value: buffer, headers };
+        let HeldMessage { key, value, headers } = self.message;
+        let record = Record { key, value, headers, timestamp: self.due }.compact();
+        self.message = HeldMessage { key: record.key, value: record.value, headers: record.headers };
         self
     }
 

@@ -40,6 +40,19 @@ impl Record {
     pub fn size(&self) -> usize {
         self.key.as_ref().map_or(0, Bytes::len) + self.headers.encoded().len() + self.value.len()
     }
+
+    /// The same record in a buffer of its own, so that keeping it does not keep what it was read with.
+    pub fn compact(&self) -> Self {
+        let (key_len, headers_len) = (self.key.as_ref().map_or(0, Bytes::len), self.headers.encoded().len());
+        let mut buffer = BytesMut::with_capacity(self.size());
+        buffer.put_slice(self.key.as_deref().unwrap_or_default());
+        buffer.put_slice(self.headers.encoded());
+        buffer.put_slice(&self.value);
+        let mut buffer = buffer.freeze();
+        let key = buffer.split_to(key_len);
+        let headers = Headers(buffer.split_to(headers_len));
+        Self { key: self.key.as_ref().map(|_| key), value: buffer, headers, timestamp: self.timestamp }
+    }
 }
 
 /// A record with its place in the partition it was read from.

@@ -283,8 +283,7 @@ impl<B: Clone> Window<B> {
     pub fn trimmed(&mut self, id: PartitionId, first: u64, most: usize) -> Vec<(Ticket, u64)> {
         let Some(partition) = self.partitions.get_mut(&id) else { return Vec::new() };
         let before = partition.read_to;
-        let mut lost = partition.without_body(first);
-        lost.truncate(most);
+        let lost = partition.without_body(first, most);
         let mut unread = Vec::new();
         if lost.len() < most && partition.read_to < first {
             // What an earlier owner had not finished, and was not read again yet, is lost as well.
@@ -347,6 +346,7 @@ impl<B: Clone> Window<B> {
             }
             return;
         }
+        let key = key.detached();
         if let Some((attempts, until)) = retry {
             partition.add_lane(key.clone(), Lane::parked(offset, attempts, until));
             self.parked.insert((until, id, key));

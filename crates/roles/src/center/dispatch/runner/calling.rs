@@ -11,7 +11,7 @@ use super::settling::{OutAs, Why};
 use super::{RETRY_AFTER, Runner};
 use crate::center::dispatch::judge::{Failure, Verdict, judge};
 use crate::center::dispatch::letters::Parcel;
-use crate::center::dispatch::line::Next;
+use crate::center::dispatch::line::{Line, Next};
 use crate::center::dispatch::window::Delivery;
 
 /// How long everybody waits after a 429 that does not say how long.
@@ -74,12 +74,11 @@ impl Runner {
         let in_place = self.subscription.stored.spec.retries_in_place();
         let fresh = in_place || self.retry_holds < self.tools.settings.retry_holds;
         loop {
-            let after = self.lines.range(self.last_line + 1..).chain(self.lines.range(..=self.last_line));
-            let order: Vec<u32> = after.map(|(number, _)| *number).collect();
-            let (number, delivery) = order.into_iter().find_map(|number| {
-                let line = self.lines.get_mut(&number)?;
-                line.window.next_delivery(now, fresh).map(|delivery| (number, delivery))
-            })?;
+            let next =
+                |line: &mut Line<Record>| line.window.next_delivery(now, fresh).map(|delivery| (line.number, delivery));
+            let after = self.lines.range_mut(self.last_line.saturating_add(1)..).find_map(|(_, line)| next(line));
+            let (number, delivery) =
+                after.or_else(|| self.lines.range_mut(..=self.last_line).find_map(|(_, line)| next(line)))?;
             self.last_line = number;
             if let Some(outgoing) = self.outgoing(number, delivery, now) {
                 if let Some(throttle) = &mut self.throttle {

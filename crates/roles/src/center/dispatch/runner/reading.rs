@@ -16,6 +16,8 @@ const READ_WAIT: Duration = Duration::from_secs(10);
 const READ_RECORDS: usize = 4096;
 /// Messages that retention took and that become dead letters at one time.
 const LOST_AT_ONCE: usize = 500;
+/// Retries and dead letters that wait to be written; beyond, nothing is read.
+const SETTLEMENTS_WAITING_MAX: usize = 10_000;
 /// What a message costs in memory beside its bytes, about.
 const MESSAGE_BYTES: usize = 200;
 
@@ -28,6 +30,9 @@ pub(super) struct ReadDone {
 
 impl Runner {
     pub(super) fn start_reads(&mut self) {
+        if self.to_append.len() >= SETTLEMENTS_WAITING_MAX {
+            return;
+        }
         for line in self.lines.values_mut() {
             while let Some(wanted) = line.window.next_read() {
                 let (number, incarnation) = (line.number, line.incarnation);
@@ -87,12 +92,10 @@ impl Runner {
                 let record = stored.record;
                 let is_wanted = is_retry || filter.takes(&topic, &record);
                 arrived_retries += u64::from(is_retry && !wanted.again);
-                Arrival {
-                    offset: stored.offset,
-                    key: record.key.clone(),
-                    size: record.size() + MESSAGE_BYTES,
-                    body: is_wanted.then_some(record),
-                }
+                // In a buffer of its own: one that waits must not keep all that it was read with.
+                let body = is_wanted.then(|| record.compact());
+                let key = body.as_ref().and_then(|body| body.key.clone());
+                Arrival { offset: stored.offset, key, size: record.size() + MESSAGE_BYTES, body }
             })
             .collect();
         self.retry_holds = self.retry_holds.saturating_sub(arrived_retries);
@@ -113,15 +116,8 @@ impl Runner {
         let line = self.lines.get_mut(&number).expect("it was just there");
         let before = line.window.read_to(wanted.partition).unwrap_or(to);
         line.window.read_over(wanted);
-        let mut lost = Vec::new();
-        loop {
-            let some = line.window.trimmed(wanted.partition, to, LOST_AT_ONCE);
-            let is_last = some.len() < LOST_AT_ONCE;
-            lost.extend(some);
-            if is_last {
-                break;
-            }
-        }
+        // Where there are more, the next read says so again.
+        let lost = line.window.trimmed(wanted.partition, to, LOST_AT_ONCE);
         let after = line.window.read_to(wanted.partition).unwrap_or(before);
         if after > before {
             let name = &self.subscription.name;

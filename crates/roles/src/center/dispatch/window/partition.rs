@@ -24,6 +24,14 @@ pub(super) enum LaneKey {
 }
 
 impl LaneKey {
+    /// The same key in a buffer of its own: a lane outlives the bodies of its messages.
+    pub fn detached(&self) -> Self {
+        match self {
+            Self::Key(key) => Self::Key(Bytes::copy_from_slice(key)),
+            other => other.clone(),
+        }
+    }
+
     fn bytes(&self) -> usize {
         match self {
             Self::Single(_) | Self::Whole => 0,
@@ -382,15 +390,16 @@ impl<B> Partition<B> {
         Some(key)
     }
 
-    /// Offsets below `first` that have no body, with their lanes, in order.
-    pub fn without_body(&self, first: u64) -> Vec<(u64, LaneKey)> {
+    /// The lowest offsets below `first` that have no body, with their lanes, in order.
+    pub fn without_body(&self, first: u64, most: usize) -> Vec<(u64, LaneKey)> {
         let of = |(key, lane): (&LaneKey, &Lane)| {
-            let below: Vec<u64> = lane.backlog.iter().take_while(|offset| *offset < first).collect();
+            let below: Vec<u64> = lane.backlog.iter().take_while(|offset| *offset < first).take(most).collect();
             let key = key.clone();
             below.into_iter().map(move |offset| (offset, key.clone()))
         };
         let mut offsets: Vec<(u64, LaneKey)> = self.lanes.iter().flat_map(of).collect();
         offsets.sort_unstable();
+        offsets.truncate(most);
         offsets
     }
 
