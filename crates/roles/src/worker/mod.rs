@@ -20,8 +20,6 @@ mod names;
 mod origin;
 mod own_callback;
 pub mod pool;
-#[cfg(test)]
-mod pool_tests;
 mod prepared;
 pub mod service;
 mod settings;
@@ -75,6 +73,7 @@ pub struct Worker {
 /// What the threads of a worker share.
 struct WorkerCore {
     dialer: Dialer,
+    connect_timeout: Duration,
     in_flight: AtomicU64,
     sampler: Sampler,
     figures: WorkerFigures,
@@ -85,7 +84,8 @@ impl Worker {
     pub fn new(settings: WorkerSettings) -> Result<Self, WorkerError> {
         let dialer = Dialer::new(settings.guard, &settings.extra_roots_pem).map_err(WorkerError)?;
         let (in_flight, sampler, figures) = (AtomicU64::new(0), Sampler::new(), WorkerFigures::new());
-        let core = WorkerCore { dialer, in_flight, sampler, figures };
+        let connect_timeout = settings.connect_timeout;
+        let core = WorkerCore { dialer, connect_timeout, in_flight, sampler, figures };
         Ok(Self { core: Arc::new(core) })
     }
 
@@ -145,7 +145,7 @@ async fn exchange(core: &Arc<WorkerCore>, call: &Call, began: Instant) -> Result
     let deadline = (began + timeout).into();
     let (destination, request) = request_of(core, call, &prepared, began)?;
 
-    let connect_within = prepared.connect_timeout.min(timeout);
+    let connect_within = prepared.connect_timeout.unwrap_or(core.connect_timeout).min(timeout);
     let sent = timeout_at(deadline, send(core, &destination, request, connect_within)).await;
     let late = |_| Failure::new(CallFailure::Timeout, format!("no answer within {timeout:?}"));
     let (sender, response) = sent.map_err(late)??;

@@ -9,7 +9,6 @@ use whimbrel_model::ports::{CallFailure, CallTarget};
 use whimbrel_model::subscription::Envelope;
 
 use super::failure::Failure;
-use super::limits::CONNECT_WITHIN_DEFAULT;
 use super::names;
 use super::origin::{Origin, Place};
 use super::signature::Signers;
@@ -26,7 +25,7 @@ pub(super) struct Prepared {
     pub(super) headers: HeaderMap,
     pub(super) signers: Signers,
     pub(super) timeout: Duration,
-    pub(super) connect_timeout: Duration,
+    pub(super) connect_timeout: Option<Duration>,
 }
 
 /// Where a request goes.
@@ -65,7 +64,7 @@ impl Prepared {
         }
         let signers = Signers::new(&target.secrets).map_err(|error| bad(error.to_string()))?;
         let timeout = Duration::from_millis(endpoint.timeout_ms);
-        let connect_timeout = endpoint.connect_timeout_ms.map_or(CONNECT_WITHIN_DEFAULT, Duration::from_millis);
+        let connect_timeout = endpoint.connect_timeout_ms.map(Duration::from_millis);
         Ok(Self { target: Arc::clone(target), destination, headers, signers, timeout, connect_timeout })
     }
 }

@@ -3,4 +3,5 @@
 mod behaving;
 mod endpoint;
 mod misbehaving;
+mod pool;
 mod tls;

@@ -1,1 +1,0 @@
-//! Calls find a worker among several processes, and another where one is gone.
