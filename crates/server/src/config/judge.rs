@@ -3,6 +3,7 @@
 
 use whimbrel_engines::embedded::{LogSettings, record_bytes_max};
 use whimbrel_model::limits::KEY_MAX_BYTES;
+use whimbrel_roles::worker::AddressGuard;
 
 use super::Settings;
 use super::raw::{Findings, Source};
@@ -61,6 +62,14 @@ pub fn judge(config: &Config, settings: &Settings, findings: &mut Findings) {
     if config.log.engine == LogEngineName::Kafka && config.receipts.lease <= config.kafka.message_timeout {
         wrong(format!("{} must be longer than {}", at("receipts.lease"), at("kafka.message_timeout")));
     }
+    if config.subscriptions.breaker_pause_max < config.subscriptions.breaker_pause {
+        wrong(format!("{} is below {}", at("subscriptions.breaker_pause_max"), at("subscriptions.breaker_pause")));
+    }
+    for (path, entries) in [("callbacks.allow", &config.callbacks.allow), ("callbacks.deny", &config.callbacks.deny)] {
+        if let Err(error) = AddressGuard::new(entries, &[]) {
+            wrong(format!("{}: {error}", at(path)));
+        }
+    }
     if let Err(error) = config.telemetry_level.parse::<tracing_subscriber::filter::Targets>() {
         wrong(format!("{}: `{}` is not a level: {error}", at("telemetry.level"), config.telemetry_level));
     }
@@ -106,7 +115,7 @@ fn judge_doors(config: &Config, at: &impl Fn(&str) -> String, findings: &mut Fin
 fn judge_sharing(config: &Config, at: &impl Fn(&str) -> String, findings: &mut Findings) {
     let engine = at("coordination.engine");
     if config.coordination == CoordinationEngineName::Process {
-        if !(config.roles.receive && config.roles.center) {
+        if !(config.roles.receive && config.roles.center && config.roles.worker) {
             findings.problems.push(format!(
                 "{}: roles that run apart find each other through etcd; run all of them here, or set coordination.engine = \
                  \"etcd\", now {engine} is \"process\"",
@@ -129,6 +138,13 @@ fn judge_sharing(config: &Config, at: &impl Fn(&str) -> String, findings: &mut F
             at("timers.engine")
         ));
     }
+    if config.subscriptions.engine == StateEngineName::Embedded && config.roles.center {
+        findings.problems.push(format!(
+            "{engine} is \"etcd\", and {} keeps how far subscriptions are in this process's own folder, where no other can take \
+             them over; set subscriptions.engine = \"redis\"",
+            at("subscriptions.engine")
+        ));
+    }
     if config.receipts.engine == StateEngineName::Embedded && config.roles.receive {
         findings.warnings.push(format!(
             "{} keeps the answers of this process only: a repeat that reaches another process at the same moment is not known \
@@ -143,7 +159,8 @@ fn judge_sharing(config: &Config, at: &impl Fn(&str) -> String, findings: &mut F
 
 /// Servers of engines that are used.
 fn judge_servers(config: &Config, at: &impl Fn(&str) -> String, findings: &mut Findings) {
-    let uses_redis = [config.timers, config.receipts.engine].contains(&StateEngineName::Redis);
+    let uses_redis =
+        [config.timers, config.receipts.engine, config.subscriptions.engine].contains(&StateEngineName::Redis);
     let (redis, etcd) = (&config.redis, &config.etcd);
     let mut wrong = |text: String| findings.problems.push(text);
     if uses_redis && redis.urls.is_empty() {
@@ -186,18 +203,21 @@ mod tests {
         with_flags(flags).findings.problems.join("\n")
     }
 
-    const SHARED: [(&str, &str); 4] = [
+    const SHARED: [(&str, &str); 5] = [
         ("coordination.engine", "etcd"),
         ("log.engine", "kafka"),
         ("timers.engine", "redis"),
         ("receipts.engine", "redis"),
+        ("subscriptions.engine", "redis"),
     ];
 
     #[test]
     fn what_one_process_has_for_itself_cannot_be_shared() {
         let refused = problems(&[("coordination.engine", "etcd")]);
         assert!(
-            refused.contains("`log.engine` keeps the log") && refused.contains("timers.engine = \"redis\""),
+            refused.contains("`log.engine` keeps the log")
+                && refused.contains("timers.engine = \"redis\"")
+                && refused.contains("subscriptions.engine = \"redis\""),
             "{refused}"
         );
         let shared = with_flags(&SHARED);
@@ -206,12 +226,20 @@ mod tests {
 
     #[test]
     fn roles_apart_need_somewhere_to_find_each_other() {
-        for role in ["receive", "center"] {
+        for role in ["receive", "center", "worker", "receive,center"] {
             assert!(problems(&[("roles", role)]).contains("through etcd"), "{role}");
             assert!(with_flags(&[&SHARED[..], &[("roles", role)]].concat()).config.is_some(), "{role}");
         }
-        assert!(with_flags(&[("roles", "center,receive")]).config.is_some());
-        assert!(problems(&[("roles", "worker")]).contains("a list of all, receive, center"));
+        assert!(with_flags(&[("roles", "center,receive,worker")]).config.is_some());
+        assert!(problems(&[("roles", "horn")]).contains("a list of all, receive, center, worker"));
+    }
+
+    #[test]
+    fn where_callbacks_may_go_is_judged_before_a_start() {
+        assert!(problems(&[("callbacks.deny", "10.0.0.0/99")]).contains("`callbacks.deny`"));
+        assert!(with_flags(&[("callbacks.allow", "10.0.0.0/8, *.lan")]).config.is_some());
+        let backwards = [("subscriptions.breaker_pause", "1m"), ("subscriptions.breaker_pause_max", "1s")];
+        assert!(problems(&backwards).contains("is below"), "{}", problems(&backwards));
     }
 
     #[test]

@@ -37,6 +37,8 @@ pub struct Config {
     pub receipts: ReceiptsConfig,
     pub holds: HoldsConfig,
     pub timers: StateEngineName,
+    pub subscriptions: SubscriptionsConfig,
+    pub callbacks: CallbacksConfig,
     pub redis: RedisConfig,
     pub coordination: CoordinationEngineName,
     pub clock_skew: Duration,
@@ -70,16 +72,17 @@ pub enum CoordinationEngineName {
 pub struct Roles {
     pub receive: bool,
     pub center: bool,
+    pub worker: bool,
 }
 
 impl Roles {
     fn of(words: &[String]) -> Self {
         let has = |role: &str| words.iter().any(|word| word == role || word == "all");
-        Self { receive: has("receive"), center: has("center") }
+        Self { receive: has("receive"), center: has("center"), worker: has("worker") }
     }
 
     pub fn names(self) -> Vec<&'static str> {
-        let all = [(self.receive, "receive"), (self.center, "center")];
+        let all = [(self.receive, "receive"), (self.center, "center"), (self.worker, "worker")];
         all.into_iter().filter(|(runs, _)| *runs).map(|(_, name)| name).collect()
     }
 }
@@ -175,6 +178,28 @@ pub struct HoldsConfig {
     pub remember: Duration,
     pub shards: u32,
     pub commands_waiting: usize,
+}
+
+#[derive(Debug, Clone)]
+pub struct SubscriptionsConfig {
+    pub engine: StateEngineName,
+    pub prefetch_bytes: usize,
+    pub parked_bytes: usize,
+    pub retry_holds: u64,
+    pub save_interval: Duration,
+    pub attempts_bytes: u64,
+    pub breaker_failures: u32,
+    pub breaker_pause: Duration,
+    pub breaker_pause_max: Duration,
+    /// `None`: as many as the machine has cores.
+    pub threads: Option<usize>,
+}
+
+#[derive(Debug, Clone)]
+pub struct CallbacksConfig {
+    pub allow: Vec<String>,
+    pub deny: Vec<String>,
+    pub connect_timeout: Duration,
 }
 
 #[derive(Debug, Clone)]
@@ -284,6 +309,23 @@ pub fn resolve(settings: &Settings, findings: &mut Findings) -> Config {
             commands_waiting: take.number("holds.commands_waiting") as usize,
         },
         timers: take.state_engine("timers.engine"),
+        subscriptions: SubscriptionsConfig {
+            engine: take.state_engine("subscriptions.engine"),
+            prefetch_bytes: take.size("subscriptions.prefetch_bytes"),
+            parked_bytes: take.size("subscriptions.parked_bytes"),
+            retry_holds: take.number("subscriptions.retry_holds"),
+            save_interval: take.time("subscriptions.save_interval"),
+            attempts_bytes: take.size("subscriptions.attempts_bytes") as u64,
+            breaker_failures: take.number("subscriptions.breaker_failures") as u32,
+            breaker_pause: take.time("subscriptions.breaker_pause"),
+            breaker_pause_max: take.time("subscriptions.breaker_pause_max"),
+            threads: take.count("subscriptions.threads").map(|threads| threads as usize),
+        },
+        callbacks: CallbacksConfig {
+            allow: take.separated("callbacks.allow"),
+            deny: take.separated("callbacks.deny"),
+            connect_timeout: take.time("callbacks.connect_timeout"),
+        },
         redis: RedisConfig {
             urls: take.separated("redis.urls"),
             user: take.text("redis.user"),

@@ -10,7 +10,7 @@ use super::setting::{Setting, bytes, count, duration, setting};
 use super::value::Kind;
 
 /// What a section of the file is about.
-pub const SECTIONS: [(&str, &str); 11] = [
+pub const SECTIONS: [(&str, &str); 13] = [
     ("log", "The log that every accepted message is a record of."),
     ("kafka", "The Kafka that `log.engine = \"kafka\"` uses. Nothing here matters to the embedded log."),
     ("limits", "What is refused, with 413, 422 or 429."),
@@ -19,9 +19,11 @@ pub const SECTIONS: [(&str, &str); 11] = [
     ("holds", "Messages that arrive later. What is accepted is in the log; memory has only what is due soon."),
     ("timers", "The store beside the log that knows every hold by its id and by its due time."),
     (
-        "redis",
-        "The Redis that `timers.engine` and `receipts.engine` may name. Nothing here matters where neither does.",
+        "subscriptions",
+        "Deliveries to services. Who gets what is said over HTTP; here is what all of them cost at most.",
     ),
+    ("callbacks", "Where deliveries may go."),
+    ("redis", "The Redis that `timers.engine`, `receipts.engine` and `subscriptions.engine` may name."),
     ("coordination", "Who is there, and who owns what, where several processes share the work."),
     ("etcd", "The etcd that `coordination.engine = \"etcd\"` uses."),
     ("telemetry", "What the server says on its standard error."),
@@ -70,9 +72,9 @@ pub const SETTINGS: &[Setting] = &[
     ),
     setting(
         "roles",
-        Kind::SomeOf(&["all", "receive", "center"]),
+        Kind::SomeOf(&["all", "receive", "center", "worker"]),
         Text("all"),
-        "Which roles run in this process: \"receive\" takes requests, \"center\" owns holds. Apart they need etcd.",
+        "Which roles run here: \"receive\" takes requests, \"center\" owns holds and subscriptions, \"worker\" calls subscribers. Apart they need etcd.",
     ),
     setting(
         "insecure",
@@ -390,6 +392,84 @@ pub const SETTINGS: &[Setting] = &[
         Kind::OneOf(&["embedded", "redis"]),
         Text("embedded"),
         "\"embedded\" keeps it in the data folder, \"redis\" on the servers of [redis], where another process can take over.",
+    ),
+    setting(
+        "subscriptions.engine",
+        Kind::OneOf(&["embedded", "redis"]),
+        Text("embedded"),
+        "Where it is kept how far subscriptions are: \"embedded\" in the data folder, \"redis\" on the servers of [redis].",
+    ),
+    setting(
+        "subscriptions.prefetch_bytes",
+        bytes(64 << 10, TIB),
+        Text("4MiB"),
+        "Memory for the messages of one subscription that were read and not yet delivered.",
+    ),
+    setting(
+        "subscriptions.parked_bytes",
+        bytes(64 << 10, TIB),
+        Text("8MiB"),
+        "Memory of one subscription for what waits in a partition behind failing keys. Beyond, it reads no further.",
+    ),
+    setting(
+        "subscriptions.retry_holds",
+        count(1, 10_000_000),
+        Count(10_000),
+        "Retries of one subscription without order that may wait at a time. Beyond, it reads no further.",
+    ),
+    setting(
+        "subscriptions.save_interval",
+        duration(Duration::from_millis(50), SECOND),
+        Text("1s"),
+        "How often it is saved how far subscriptions are: so much is delivered again after a crash.",
+    ),
+    setting(
+        "subscriptions.attempts_bytes",
+        bytes(MIB, TIB),
+        Text("256MiB"),
+        "Disk space of this process for what deliveries were tried and how they went. The oldest goes first.",
+    ),
+    setting(
+        "subscriptions.breaker_failures",
+        count(1, 1_000_000),
+        Count(20),
+        "After so many failures in a row an endpoint is left alone for a while, and spends no attempts.",
+    ),
+    setting(
+        "subscriptions.breaker_pause",
+        duration(Duration::from_millis(10), HOUR),
+        Text("5s"),
+        "How long it is left alone at first, before one delivery tries it…",
+    ),
+    setting(
+        "subscriptions.breaker_pause_max",
+        duration(Duration::from_millis(10), Duration::from_secs(86_400)),
+        Text("1m"),
+        "…and how long at most, after it failed again and again.",
+    ),
+    setting(
+        "subscriptions.threads",
+        Kind::Count { min: 1, max: 256, or: Some("auto") },
+        Text("auto"),
+        "Threads that run subscriptions. \"auto\": as many as the machine has cores.",
+    ),
+    setting(
+        "callbacks.allow",
+        Kind::Text,
+        Text(""),
+        "Addresses and names that callbacks may go to although they are denied, separated by commas: 10.0.0.0/8, *.lan",
+    ),
+    setting(
+        "callbacks.deny",
+        Kind::Text,
+        Text(""),
+        "Addresses and names that callbacks may not go to, beside link-local and cloud metadata, separated by commas.",
+    ),
+    setting(
+        "callbacks.connect_timeout",
+        duration(Duration::from_millis(10), Duration::from_secs(60)),
+        Text("5s"),
+        "How long a connection to a subscriber may take to come about, where its subscription does not say.",
     ),
     setting(
         "redis.urls",

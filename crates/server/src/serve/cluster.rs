@@ -7,12 +7,16 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use whimbrel_model::ports::{Ask, Coordination, Holds, Member, Membership, PortFuture, Told};
-use whimbrel_model::{Clock, EventSink};
-use whimbrel_roles::owners::{
-    Desk, DeskError, Duties, JoinError, Keeper, KeeperParts, KeeperSettings, OWNER_WAIT_DEFAULT, PeerSettings, Peers,
-    Resignations, Router, service,
+use whimbrel_model::ports::{
+    Ask, Coordination, Dispatch, DispatchAsk, DispatchTold, Holds, Member, Membership, MinuteRow, PortFuture, Told,
 };
+use whimbrel_model::{Clock, EventSink, SubscriptionNumber, Timestamp, TopicNumber};
+use whimbrel_roles::owners::{
+    Desk, DeskError, DispatchDesk, DispatchDeskError, DispatchRouter, Duties, JoinError, Keeper, KeeperParts,
+    KeeperSettings, OWNER_WAIT_DEFAULT, PeerSettings, Peers, Resignations, Router, Sight, dispatch_service, service,
+};
+use whimbrel_roles::stats::TopicStats;
+use whimbrel_roles::worker::{Worker, workers_service};
 
 use super::listen::{self, ListenSettings};
 use crate::cli::Failure;
@@ -26,6 +30,9 @@ pub struct Parts {
     pub coordination: Arc<dyn Coordination>,
     pub duties: Arc<dyn Duties>,
     pub desk: Arc<dyn Desk>,
+    pub dispatch_desk: Arc<dyn DispatchDesk>,
+    /// The worker of this process, which others may ask.
+    pub worker: Option<Worker>,
     pub resignations: Resignations,
     pub clock: Arc<dyn Clock>,
     pub events: EventSink,
@@ -39,6 +46,11 @@ pub struct Parts {
 /// A process that has joined.
 pub struct Cluster {
     pub holds: Arc<dyn Holds>,
+    pub dispatch: Arc<dyn Dispatch>,
+    pub peers: Arc<Peers>,
+    pub sight: Sight,
+    /// What this process is called among the others.
+    pub name: String,
     pub node: u16,
     /// Where the internal port is, where there is one.
     pub internal_address: Option<SocketAddr>,
@@ -56,15 +68,21 @@ impl Cluster {
         let internal_address = parts.internal.as_ref().map(TcpListener::local_addr).transpose()?;
         let internal = parts.internal.map(|listener| {
             let owners = service(Arc::clone(&parts.desk), Arc::clone(&parts.clock), internal_key.as_deref());
-            let router = tonic::service::Routes::new(owners).into_axum_router();
+            let mut routes = tonic::service::Routes::new(owners);
+            routes = routes.add_service(dispatch_service(Arc::clone(&parts.dispatch_desk), internal_key.as_deref()));
+            if let Some(worker) = &parts.worker {
+                routes = routes.add_service(workers_service(worker.clone(), internal_key.as_deref()));
+            }
+            let router = routes.into_axum_router();
             let settings = ListenSettings { workers: INTERNAL_WORKERS, ..super::listen_settings(config) };
             tokio::spawn(listen::serve(listener, router, settings, internal_ends.clone()))
         });
         let peers = PeerSettings { internal_key, ..PeerSettings::default() };
         let peers = Arc::new(Peers::new(peers).map_err(|error| Failure::new(error.to_string()))?);
 
+        let name = config.name.clone().unwrap_or_else(|| name_of(parts.listen));
         let member = Member {
-            name: config.name.clone().unwrap_or_else(|| name_of(parts.listen)),
+            name: name.clone(),
             roles: config.roles.names().into_iter().map(str::to_owned).collect(),
             address: config.advertise.clone().unwrap_or_else(|| internal_address.unwrap_or(parts.listen).to_string()),
         };
@@ -88,10 +106,25 @@ impl Cluster {
                 return Err(cannot_join(&error));
             }
         };
-        let router = Router::new(parts.shards, keeper.sight(), parts.desk, peers, OWNER_WAIT_DEFAULT);
+        let (shards, sight) = (parts.shards, keeper.sight());
+        let holds = Router::new(shards, sight.clone(), parts.desk, peers.clone(), OWNER_WAIT_DEFAULT);
+        let dispatch =
+            DispatchRouter::new(shards, sight.clone(), parts.dispatch_desk, peers.clone(), OWNER_WAIT_DEFAULT);
         let (node, leaving) = (keeper.node(), CancellationToken::new());
         let keeping = tokio::spawn(keeper.run(leaving.clone()));
-        Ok(Self { holds: Arc::new(router), node, internal_address, keeping, leaving, internal, internal_ends })
+        Ok(Self {
+            holds: Arc::new(holds),
+            dispatch: Arc::new(dispatch),
+            peers,
+            sight,
+            name,
+            node,
+            internal_address,
+            keeping,
+            leaving,
+            internal,
+            internal_ends,
+        })
     }
 
     /// Gives up what is owned here, each shard behind its last checkpoint, and leaves. The internal port is open until then: who asks
@@ -126,8 +159,10 @@ fn name_of(listen: SocketAddr) -> String {
     format!("{}:{}", machine.nodename().to_string_lossy(), listen.port())
 }
 
-/// A process without the role `center`: it owns nothing, and has no desk.
-pub struct NoCenter;
+/// A process without the role `center`: it owns nothing, and has no desk. What it counted itself it tells.
+pub struct NoCenter {
+    pub stats: Arc<TopicStats>,
+}
 
 impl Duties for NoCenter {
     fn begin(&self, shard: u32, _: u64, _: Arc<dyn Membership>) {
@@ -142,5 +177,20 @@ impl Duties for NoCenter {
 impl Desk for NoCenter {
     fn ask(&self, _: u32, _: Ask) -> PortFuture<'_, Result<Told, DeskError>> {
         Box::pin(async { Err(DeskError::NotHere) })
+    }
+}
+
+impl DispatchDesk for NoCenter {
+    fn ask(&self, _: SubscriptionNumber, _: DispatchAsk) -> PortFuture<'_, Result<DispatchTold, DispatchDeskError>> {
+        Box::pin(async { Err(DispatchDeskError::NotHere) })
+    }
+
+    fn minutes(
+        &self,
+        topic: TopicNumber,
+        from: Timestamp,
+        to: Timestamp,
+    ) -> PortFuture<'_, Vec<(Timestamp, MinuteRow)>> {
+        Box::pin(self.stats.minutes(topic, from, to))
     }
 }

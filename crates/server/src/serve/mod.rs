@@ -5,6 +5,7 @@
 
 mod banner;
 mod cluster;
+mod deliveries;
 mod listen;
 mod telemetry;
 mod wiring;
@@ -24,11 +25,12 @@ use whimbrel_engines::resolve::Engines;
 use whimbrel_model::{Clock, EVENTS_TOPIC, HOLDS_TOPIC, IdMint, SystemClock};
 use whimbrel_roles::center::{Center, CenterPorts};
 use whimbrel_roles::events::Events;
-use whimbrel_roles::owners::{Desk, Duties, resignations};
+use whimbrel_roles::owners::{Desk, DispatchDesk, Duties, Together, resignations};
 use whimbrel_roles::receive::{Ports, Receive};
 use whimbrel_roles::topics::{Registry, RegistryPorts, open_topics};
 
 use self::cluster::{Cluster, NoCenter};
+use self::deliveries::Deliveries;
 use self::listen::ListenSettings;
 use crate::cli::Failure;
 use crate::config::{Config, CoordinationEngineName};
@@ -84,6 +86,8 @@ impl Server<'_> {
         let registry = self.open_registry().await?;
         let folding = banner::folding(self.engines, &registry).await;
         let (resign, resignations) = resignations();
+        let mut deliveries =
+            Deliveries::open(self.config, self.engines, &registry, &self.clock, self.events.sink()).await?;
         let center = if self.config.roles.center {
             let ports = CenterPorts {
                 log: Arc::clone(&self.engines.log),
@@ -97,14 +101,13 @@ impl Server<'_> {
         } else {
             None
         };
-        let (duties, desk): (Arc<dyn Duties>, Arc<dyn Desk>) = match &center {
-            Some(center) => (center.clone(), center.clone()),
-            None => (Arc::new(NoCenter), Arc::new(NoCenter)),
-        };
+        let Owners { duties, desk, dispatch_desk } = Owners::of(center.as_ref(), &deliveries);
         let parts = cluster::Parts {
             coordination: Arc::clone(&self.engines.coordination),
             duties,
             desk,
+            dispatch_desk,
+            worker: deliveries.worker.clone(),
             resignations,
             clock: Arc::clone(&self.clock),
             events: self.events.sink(),
@@ -115,12 +118,14 @@ impl Server<'_> {
         let joined = Cluster::join(self.config, parts).await;
         let served = match joined {
             Ok(cluster) => {
-                let served = self.serve(listener, &registry, &cluster, figures, folding).await;
+                deliveries.begin(&cluster);
+                let served = self.serve(listener, &registry, &cluster, &deliveries, figures, folding).await;
                 cluster.leave().await;
                 served
             }
             Err(failure) => Err(failure),
         };
+        deliveries.close().await;
         if let Some(center) = center {
             center.close().await;
         }
@@ -133,6 +138,7 @@ impl Server<'_> {
         listener: TcpListener,
         registry: &Arc<Registry>,
         cluster: &Cluster,
+        deliveries: &Deliveries,
         figures: PrometheusHandle,
         folding: Option<String>,
     ) -> Result<(), Failure> {
@@ -213,6 +219,30 @@ impl Server<'_> {
             tokio::spawn(async move { events.run(log, mint, topic.partition(0), ends).await })
         });
         OpenDoor::Small { writer }
+    }
+}
+
+/// Who owns shards here, as the others see it.
+struct Owners {
+    duties: Arc<dyn Duties>,
+    desk: Arc<dyn Desk>,
+    dispatch_desk: Arc<dyn DispatchDesk>,
+}
+
+impl Owners {
+    /// The holds of a shard and its subscriptions are owned together.
+    fn of(center: Option<&Arc<Center>>, deliveries: &Deliveries) -> Self {
+        match (center, &deliveries.dispatcher) {
+            (Some(center), Some(dispatcher)) => Self {
+                duties: Arc::new(Together(vec![center.clone(), dispatcher.clone()])),
+                desk: center.clone(),
+                dispatch_desk: dispatcher.clone(),
+            },
+            _ => {
+                let nobody = Arc::new(NoCenter { stats: Arc::clone(&deliveries.stats) });
+                Self { duties: nobody.clone(), desk: nobody.clone(), dispatch_desk: nobody }
+            }
+        }
     }
 }
 

@@ -8,8 +8,11 @@ use whimbrel_engines::resolve::{
 };
 use whimbrel_model::{EventSink, Retention};
 use whimbrel_roles::center::HoldsSettings;
+use whimbrel_roles::center::dispatch::DispatchSettings;
+use whimbrel_roles::center::dispatch::breaker::BreakerSettings;
 use whimbrel_roles::receive::{ApiKey, PageInfo, ReceiveSettings, Scope, Secret};
 use whimbrel_roles::topics::TopicDefaults;
+use whimbrel_roles::worker::{AddressGuard, WorkerSettings};
 
 use crate::cli::Failure;
 use crate::config::{Config, CoordinationEngineName, KeyEntry, LogEngineName, StateEngineName};
@@ -35,8 +38,8 @@ pub fn engine_settings(config: &Config) -> Result<EngineSettings, Failure> {
         receipts_engine: state_engine(config, config.receipts.engine, "receipts.engine")?,
         timers: timer_settings(config),
         timers_engine: state_engine(config, config.timers, "timers.engine")?,
-        progress_engine: state_engine(config, config.timers, "timers.engine")?,
-        notebook: NotebookSettings::default(),
+        progress_engine: state_engine(config, config.subscriptions.engine, "subscriptions.engine")?,
+        notebook: notebook_settings(config),
     })
 }
 
@@ -205,6 +208,40 @@ pub fn holds_settings(config: &Config) -> HoldsSettings {
     }
 }
 
+/// What the dispatch of subscriptions takes.
+pub fn dispatch_settings(config: &Config) -> DispatchSettings {
+    let subscriptions = &config.subscriptions;
+    DispatchSettings {
+        prefetch_bytes: subscriptions.prefetch_bytes,
+        parked_bytes: subscriptions.parked_bytes,
+        retry_holds: subscriptions.retry_holds,
+        save_interval: subscriptions.save_interval,
+        breaker: BreakerSettings {
+            failures: subscriptions.breaker_failures,
+            pause: subscriptions.breaker_pause,
+            pause_max: subscriptions.breaker_pause_max,
+        },
+        threads: subscriptions.threads.unwrap_or(0),
+        ..DispatchSettings::default()
+    }
+}
+
+/// What a worker takes.
+pub fn worker_settings(config: &Config) -> Result<WorkerSettings, Failure> {
+    let guard = address_guard(config)?;
+    Ok(WorkerSettings { guard, connect_timeout: config.callbacks.connect_timeout, ..WorkerSettings::default() })
+}
+
+/// Where callbacks may go.
+pub fn address_guard(config: &Config) -> Result<AddressGuard, Failure> {
+    let callbacks = &config.callbacks;
+    AddressGuard::new(&callbacks.allow, &callbacks.deny).map_err(|error| Failure::new(error.to_string()))
+}
+
+fn notebook_settings(config: &Config) -> NotebookSettings {
+    NotebookSettings { attempts_bytes_max: config.subscriptions.attempts_bytes, ..NotebookSettings::default() }
+}
+
 fn timer_settings(config: &Config) -> TimerSettings {
     TimerSettings { remember: config.holds.remember }
 }
@@ -287,7 +324,11 @@ mod tests {
         assert_eq!(log_settings(&defaults()), LogSettings::default());
         assert_eq!(receipt_settings(&defaults()), ReceiptSettings::default());
         assert_eq!(timer_settings(&defaults()), TimerSettings::default());
+        assert_eq!(notebook_settings(&defaults()), NotebookSettings::default());
         assert_eq!(holds_settings(&defaults()), HoldsSettings::default());
+        assert_eq!(dispatch_settings(&defaults()), DispatchSettings::default());
+        let worker = worker_settings(&defaults()).unwrap();
+        assert_eq!(format!("{worker:?}"), format!("{:?}", WorkerSettings::default()));
         #[cfg(feature = "redis")]
         assert_eq!(redis_settings(&defaults()), whimbrel_engines::redis::RedisSettings::new(defaults().redis.urls));
         #[cfg(feature = "etcd")]

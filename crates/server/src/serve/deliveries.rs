@@ -1,0 +1,102 @@
+//! What delivers in this process: the registry of subscriptions, the figures by the minute, the worker, and the dispatcher of what is
+//! owned here. Opened before the process joins the others, ended after it has left.
+
+use std::sync::Arc;
+
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use whimbrel_engines::resolve::Engines;
+use whimbrel_model::{Clock, EventSink};
+use whimbrel_roles::center::dispatch::{DispatchPorts, Dispatcher};
+use whimbrel_roles::stats::TopicStats;
+use whimbrel_roles::subscriptions::{SubscriptionPorts, Subscriptions};
+use whimbrel_roles::topics::Registry;
+use whimbrel_roles::worker::{PoolParts, Worker, WorkerPool};
+
+use super::cluster::Cluster;
+use super::{cannot_start, wiring};
+use crate::cli::Failure;
+use crate::config::Config;
+
+pub struct Deliveries {
+    pub subscriptions: Arc<Subscriptions>,
+    pub stats: Arc<TopicStats>,
+    /// Where the process has the role `worker`.
+    pub worker: Option<Worker>,
+    /// Where it has the role `center`.
+    pub dispatcher: Option<Arc<Dispatcher>>,
+    background: Vec<JoinHandle<()>>,
+    ends: CancellationToken,
+}
+
+impl Deliveries {
+    pub async fn open(
+        config: &Config,
+        engines: &Engines,
+        registry: &Arc<Registry>,
+        clock: &Arc<dyn Clock>,
+        events: EventSink,
+    ) -> Result<Self, Failure> {
+        let ports = SubscriptionPorts {
+            catalogue: Arc::clone(&engines.catalogue),
+            log: Arc::clone(&engines.log),
+            registry: Arc::clone(registry),
+            clock: Arc::clone(clock),
+            events: events.clone(),
+        };
+        let subscriptions = Arc::new(Subscriptions::open(ports).await.map_err(cannot_start)?);
+        let stats = TopicStats::new(Arc::clone(clock), Arc::clone(&engines.notebook));
+        let worker = if config.roles.worker {
+            Some(Worker::new(wiring::worker_settings(config)?).map_err(cannot_start)?)
+        } else {
+            None
+        };
+        let dispatcher = if config.roles.center {
+            let ports = DispatchPorts {
+                log: Arc::clone(&engines.log),
+                registry: Arc::clone(registry),
+                subscriptions: Arc::clone(&subscriptions),
+                progress: Arc::clone(&engines.progress),
+                notebook: Arc::clone(&engines.notebook),
+                clock: Arc::clone(clock),
+                events,
+                stats: Arc::clone(&stats),
+            };
+            Some(Dispatcher::start(ports, wiring::dispatch_settings(config)).map_err(cannot_start)?)
+        } else {
+            None
+        };
+        let ends = CancellationToken::new();
+        let (watched, watch_ends) = (Arc::clone(&subscriptions), ends.clone());
+        let (counted, count_ends) = (Arc::clone(&stats), ends.clone());
+        let background = vec![
+            tokio::spawn(async move { watched.watch(watch_ends).await }),
+            tokio::spawn(async move { counted.run(count_ends).await }),
+        ];
+        Ok(Self { subscriptions, stats, worker, dispatcher, background, ends })
+    }
+
+    /// Once the process has joined the others: deliveries begin.
+    pub fn begin(&mut self, cluster: &Cluster) {
+        let Some(dispatcher) = &self.dispatcher else { return };
+        let parts =
+            PoolParts { local: self.worker.clone(), name: cluster.name.clone(), peers: Arc::clone(&cluster.peers) };
+        let pool = Arc::new(WorkerPool::new(parts));
+        let (seeing, sight, ends) = (Arc::clone(&pool), cluster.sight.clone(), self.ends.clone());
+        self.background.push(tokio::spawn(async move { seeing.run(sight, ends).await }));
+        dispatcher.reach(Arc::clone(&cluster.holds), pool);
+    }
+
+    /// After the process has left: every subscription was given up behind its last progress.
+    pub async fn close(self) {
+        if let Some(dispatcher) = self.dispatcher {
+            dispatcher.close().await;
+        }
+        self.ends.cancel();
+        for task in self.background {
+            if let Err(error) = task.await {
+                tracing::error!(%error, "something that deliveries need ended badly");
+            }
+        }
+    }
+}
