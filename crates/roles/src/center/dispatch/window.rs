@@ -6,13 +6,15 @@
 //! dropped, its offsets are a compressed set, and when its time has come its bodies are asked for again. A lane whose key lived in
 //! another partition before its topic grew waits *behind* what that partition held at that moment.
 //!
-//! Bounds: bodies in memory are bounded for the whole window, what is parked for each partition; at either, reading stops and goes on by
-//! itself when there is room. A message that has room nowhere else is taken alone.
+//! Bounds: bodies in memory are bounded for the whole window, see [`room`]; what is parked, for each partition. At either, reading stops
+//! and goes on by itself when there is room.
 //!
 //! What is saved says which offsets are not done; which lanes they belong to is found out by reading them again.
 
 mod barriers;
+mod losing;
 mod partition;
+mod room;
 #[cfg(test)]
 mod tests;
 
@@ -26,6 +28,7 @@ use whimbrel_model::{PartitionId, Timestamp, TopicNumber};
 use crate::topics::Growth;
 pub use partition::Resume;
 use partition::{Lane, LaneKey, LaneState, Loaded, Partition, Place};
+use room::Bodies;
 
 /// Names one delivery. An answer under a ticket that is no longer out changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -102,7 +105,7 @@ const READ_BYTES: usize = 256 << 10;
 pub struct Window<B> {
     ordering: Ordering,
     limits: WindowLimits,
-    body_bytes: usize,
+    bodies: Bodies,
     partitions: HashMap<PartitionId, Partition<B>>,
     growths: HashMap<TopicNumber, Vec<Growth>>,
     out: HashMap<Ticket, (PartitionId, u64)>,
@@ -125,7 +128,7 @@ impl<B: Clone> Window<B> {
         Self {
             ordering,
             limits,
-            body_bytes: 0,
+            bodies: Bodies::new(limits.body_bytes),
             partitions: HashMap::new(),
             growths: HashMap::new(),
             out: HashMap::new(),
@@ -146,6 +149,7 @@ impl<B: Clone> Window<B> {
             return;
         }
         self.partitions.insert(id, Partition::new(resume, until, is_retry));
+        self.bodies.opened(is_retry);
         self.unread.push_back(id);
     }
 
@@ -166,7 +170,8 @@ impl<B: Clone> Window<B> {
     /// Lets a partition go with everything of it: its topic is no longer read.
     pub fn close(&mut self, id: PartitionId) {
         let Some(partition) = self.partitions.remove(&id) else { return };
-        self.body_bytes -= partition.body_bytes();
+        *self.bodies.of(partition.is_retry) -= partition.body_bytes();
+        self.bodies.closed(partition.is_retry);
         let out = std::mem::take(&mut self.out);
         self.in_flight -= out.values().filter(|(of, offset)| *of == id && !partition.is_settling(*offset)).count();
         self.out = out.into_iter().filter(|(_, (of, _))| *of != id).collect();
@@ -186,16 +191,15 @@ impl<B: Clone> Window<B> {
 
     /// A read to make now. Each is answered by [`Window::take_in`], [`Window::take_again`], or given back.
     pub fn next_read(&mut self) -> Option<ReadWanted> {
-        if let Some(id) = self.hungry.iter().copied().find(|id| !self.partitions[id].reading_again) {
+        let wants = |id: &&PartitionId| {
+            let partition = &self.partitions[*id];
+            !partition.reading_again && self.bodies.have_room(partition.is_retry)
+        };
+        if let Some(id) = self.hungry.iter().find(wants).copied() {
             let partition = self.partitions.get_mut(&id).expect("hungry partitions are open");
             let from = partition.hungry.first().map(|(offset, _)| *offset).expect("a hungry partition wants something");
             partition.reading_again = true;
             return Some(ReadWanted { partition: id, from, max_bytes: READ_BYTES, again: true });
-        }
-        // Half of the room is for bodies that are wanted again, while there are any.
-        let room = if self.hungry.is_empty() { self.limits.body_bytes } else { self.limits.body_bytes / 2 };
-        if self.body_bytes >= room {
-            return None;
         }
         for _ in 0..self.unread.len() {
             let id = self.unread.pop_front()?;
@@ -203,12 +207,13 @@ impl<B: Clone> Window<B> {
             if partition.is_at_end() {
                 continue;
             }
-            if partition.parked_bytes() > self.limits.parked_bytes {
+            let room = self.bodies.room_to_read(partition.is_retry, !self.hungry.is_empty());
+            if room == 0 || partition.parked_bytes() > self.limits.parked_bytes {
                 self.unread.push_back(id);
                 continue;
             }
             partition.reading = true;
-            let max_bytes = READ_BYTES.min(room - self.body_bytes);
+            let max_bytes = READ_BYTES.min(room);
             return Some(ReadWanted { partition: id, from: partition.read_to, max_bytes, again: false });
         }
         None
@@ -224,7 +229,8 @@ impl<B: Clone> Window<B> {
         }
     }
 
-    /// What comes next was read: messages in order, and where to read on. As many are taken as there is room for; at least one.
+    /// What comes next was read: messages in order, and where to read on. As many are taken as there is room for; the last
+    /// one may go beyond it.
     pub fn take_in(&mut self, id: PartitionId, arrivals: Vec<Arrival<B>>, next: u64) {
         let Some(partition) = self.partitions.get_mut(&id) else { return };
         if !std::mem::replace(&mut partition.reading, false) {
@@ -240,7 +246,7 @@ impl<B: Clone> Window<B> {
                 break;
             }
             let is_done = arrival.body.is_none() || partition.was_done(arrival.offset);
-            if !is_done && self.body_bytes + arrival.size > self.limits.body_bytes && self.body_bytes > 0 {
+            if !is_done && !self.bodies.have_room(partition.is_retry) {
                 next = arrival.offset;
                 break;
             }
@@ -261,48 +267,6 @@ impl<B: Clone> Window<B> {
         }
     }
 
-    /// Bodies that were asked for again: everything that was read from `wanted.from` to before `next`.
-    /// Answers with the offsets that the log has no more, if any: they are settled like failures, under tickets.
-    pub fn take_again(&mut self, wanted: ReadWanted, arrivals: Vec<Arrival<B>>, next: u64) -> Vec<(Ticket, u64)> {
-        let id = wanted.partition;
-        let Some(partition) = self.partitions.get_mut(&id) else { return Vec::new() };
-        partition.reading_again = false;
-        let mut missing_from = wanted.from;
-        let mut lost = Vec::new();
-        for arrival in arrivals {
-            lost.extend(self.lose(id, missing_from, arrival.offset));
-            missing_from = arrival.offset + 1;
-            self.feed(id, arrival);
-        }
-        lost.extend(self.lose(id, missing_from, next));
-        lost
-    }
-
-    /// The log has nothing before `first` any more. What comes next is read from there; what was parked before it is lost: at most
-    /// `most` of those are answered with, to be settled under their tickets. Call again while it answers with as many.
-    pub fn trimmed(&mut self, id: PartitionId, first: u64, most: usize) -> Vec<(Ticket, u64)> {
-        let Some(partition) = self.partitions.get_mut(&id) else { return Vec::new() };
-        let before = partition.read_to;
-        let lost = partition.without_body(first, most);
-        let mut unread = Vec::new();
-        if lost.len() < most && partition.read_to < first {
-            // What an earlier owner had not finished, and was not read again yet, is lost as well.
-            unread = partition.unfinished_ahead(first).take(most - lost.len()).collect();
-            match unread.last() {
-                Some(last) if lost.len() + unread.len() == most => partition.read_to = last + 1,
-                _ => partition.read_to = partition.until.map_or(first, |until| until.min(first)),
-            }
-            unread.iter().for_each(|offset| partition.adopt_lost(*offset));
-            partition.left_behind();
-        }
-        let mut tickets: Vec<_> = lost.iter().map(|(offset, key)| (self.lose_one(id, *offset, key), *offset)).collect();
-        tickets.extend(unread.into_iter().map(|offset| (self.out_without_body(id, offset), offset)));
-        if self.crossed_barrier(id, before) {
-            self.look_at_all_behind();
-        }
-        tickets
-    }
-
     /// Admits a message that is not done: to its lane, or alone.
     fn admit(&mut self, id: PartitionId, arrival: Arrival<B>) {
         let lane_key = self.lane_of(&arrival);
@@ -310,11 +274,12 @@ impl<B: Clone> Window<B> {
         let offset = arrival.offset;
         partition.unfinished.insert(offset);
         let retry = partition.resumed_retry(offset);
+        let is_retry = partition.is_retry;
         let Some(body) = arrival.body else { return };
         let loaded = Loaded { body, size: arrival.size, lane: lane_key.clone(), place: Place::Waiting };
         match (lane_key, retry) {
             (None, None) => {
-                self.body_bytes += loaded.size;
+                *self.bodies.of(is_retry) += loaded.size;
                 partition.loaded.insert(offset, loaded);
                 self.make_ready(id, offset);
             }
@@ -339,7 +304,7 @@ impl<B: Clone> Window<B> {
         if let Some(lane) = partition.lanes.get_mut(&key) {
             if lane.takes_bodies() {
                 lane.waiting.push_back(offset);
-                self.body_bytes += loaded.size;
+                *self.bodies.of(partition.is_retry) += loaded.size;
                 partition.loaded.insert(offset, loaded);
             } else {
                 partition.put_back(&key, offset);
@@ -360,7 +325,7 @@ impl<B: Clone> Window<B> {
         }
         let partition = self.partitions.get_mut(&id).expect("it is open");
         partition.add_lane(key, Lane::ready(offset));
-        self.body_bytes += loaded.size;
+        *self.bodies.of(partition.is_retry) += loaded.size;
         partition.loaded.insert(offset, loaded);
         self.make_ready(id, offset);
     }
@@ -376,26 +341,40 @@ impl<B: Clone> Window<B> {
         if lane.backlog.min() != Some(offset) || lane.state != LaneState::Hungry && !lane.has_room_behind() {
             return;
         }
-        let fits = self.body_bytes + arrival.size <= self.limits.body_bytes;
-        // The head of a lane is always taken: a lane that waits for room behind others that wait for it would wait for ever.
-        if lane.state != LaneState::Hungry && !fits {
+        let Some(body) = arrival.body else { return self.left_out(id, offset, &key) };
+        let became_ready = lane.state == LaneState::Hungry;
+        // A head is taken wherever there is room at all, so that it is not read in vain again and again; others where they fit.
+        let wanted = if became_ready { 1 } else { arrival.size };
+        if self.bodies.room(partition.is_retry) < wanted {
             return;
         }
-        let Some(body) = arrival.body else { return };
         lane.waiting.push_back(offset);
-        let became_ready = lane.state == LaneState::Hungry;
         if became_ready {
             lane.state = LaneState::Ready;
             partition.hungry.remove(&(offset, key.clone()));
         }
         partition.take_out(&key, offset);
-        self.body_bytes += arrival.size;
+        *self.bodies.of(partition.is_retry) += arrival.size;
         let loaded = Loaded { body, size: arrival.size, lane: Some(key), place: Place::Waiting };
         partition.loaded.insert(offset, loaded);
         self.note_hunger(id);
         if became_ready {
             self.make_ready(id, offset);
         }
+    }
+
+    /// What a lane has without a body turned out not to be for this line any more: it is done.
+    fn left_out(&mut self, id: PartitionId, offset: u64, key: &LaneKey) {
+        let partition = self.partitions.get_mut(&id).expect("it is open");
+        let was_head = partition.hungry.remove(&(offset, key.clone()));
+        partition.take_out(key, offset);
+        partition.unfinished.remove(offset);
+        partition.changed = true;
+        if was_head {
+            self.lane_goes_on(id, key);
+            self.look_behind(key);
+        }
+        self.note_hunger(id);
     }
 
     /// Which lane a message belongs to by its order; `None` where it has none.
@@ -478,7 +457,7 @@ impl<B: Clone> Window<B> {
         let (id, offset) = self.out.remove(&ticket).expect("it is out");
         self.in_flight -= 1;
         let partition = self.partitions.get_mut(&id).expect("what is out is open");
-        let key = partition.park(offset, until, counts, &mut self.body_bytes);
+        let key = partition.park(offset, until, counts, self.bodies.of(partition.is_retry));
         self.parked.insert((until, id, key));
         true
     }
@@ -511,11 +490,13 @@ impl<B: Clone> Window<B> {
     /// A message is done: the watermark may move, its lane goes on.
     fn finish(&mut self, id: PartitionId, offset: u64) {
         let partition = self.partitions.get_mut(&id).expect("it is open");
-        let key = partition.finish(offset, &mut self.body_bytes);
-        let Some(key) = key else { return };
-        self.lane_goes_on(id, &key);
-        if !self.behind.is_empty() {
-            self.look_behind(&key);
+        match partition.finish(offset, self.bodies.of(partition.is_retry)) {
+            Some(key) => {
+                self.lane_goes_on(id, &key);
+                self.look_behind(&key);
+            }
+            // Of what was lost no lane is left; but a whole partition is waited for by its watermark, which may have moved.
+            None => self.look_behind(&LaneKey::Whole),
         }
     }
 
@@ -530,7 +511,7 @@ impl<B: Clone> Window<B> {
         };
         if self.is_behind(id, head, key) {
             let partition = self.partitions.get_mut(&id).expect("it is open");
-            partition.drop_bodies(key, &mut self.body_bytes);
+            partition.drop_bodies(key, self.bodies.of(partition.is_retry));
             partition.lanes.get_mut(key).expect("it was there").state = LaneState::Behind;
             self.behind.entry(key.clone()).or_default().push(id);
             return;
@@ -563,39 +544,6 @@ impl<B: Clone> Window<B> {
         }
     }
 
-    /// Offsets from `from` to before `to` whose bodies were wanted and are not there.
-    fn lose(&mut self, id: PartitionId, from: u64, to: u64) -> Vec<(Ticket, u64)> {
-        let mut lost = Vec::new();
-        loop {
-            let mut wanted = self.partitions[&id].hungry.range((from, LaneKey::Single(0))..);
-            let Some((offset, key)) = wanted.next().filter(|(offset, _)| *offset < to).cloned() else { return lost };
-            lost.push((self.lose_one(id, offset, &key), offset));
-        }
-    }
-
-    /// The log has not got the head of a lane any more: it is settled, and the lane goes on.
-    fn lose_one(&mut self, id: PartitionId, offset: u64, key: &LaneKey) -> Ticket {
-        let partition = self.partitions.get_mut(&id).expect("it is open");
-        partition.lose(offset, key);
-        let lane = &partition.lanes[key];
-        if let LaneState::Parked(until) = lane.state {
-            self.parked.remove(&(until, id, key.clone()));
-        }
-        match (lane.state, lane.head()) {
-            // It goes on by itself when its turn comes.
-            (LaneState::Ready | LaneState::Out, _) | (LaneState::Behind, Some(_)) => {}
-            _ => self.lane_goes_on(id, key),
-        }
-        self.note_hunger(id);
-        self.out_without_body(id, offset)
-    }
-
-    fn out_without_body(&mut self, id: PartitionId, offset: u64) -> Ticket {
-        let ticket = self.new_ticket();
-        self.out.insert(ticket, (id, offset));
-        ticket
-    }
-
     fn new_ticket(&mut self) -> Ticket {
         self.last_ticket += 1;
         Ticket(self.last_ticket)
@@ -608,7 +556,7 @@ impl<B: Clone> Window<B> {
     }
 
     pub fn body_bytes(&self) -> usize {
-        self.body_bytes
+        self.bodies.all()
     }
 
     pub fn parked_bytes(&self) -> usize {

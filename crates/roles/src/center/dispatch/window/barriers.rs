@@ -39,7 +39,7 @@ impl<B: Clone> Window<B> {
     /// Whether what an old partition held of a lane when the topic grew is done.
     fn is_cleared(&self, topic: TopicNumber, old: u32, growth: &Growth, key: &LaneKey) -> bool {
         let Some(partition) = self.partitions.get(&PartitionId::new(topic, old)) else { return true };
-        let end = growth.ends.get(old as usize).copied().unwrap_or(0);
+        let end = growth.ends.get(old as usize).map_or(0, |end| partition.up_to(*end));
         if partition.read_to < end {
             // Nothing of the key may be there; but what was not read is not known, unless all of it is done.
             return partition.watermark() >= end;
@@ -58,11 +58,17 @@ impl<B: Clone> Window<B> {
         let Some(partition) = self.partitions.get(&id) else { return false };
         let growths = self.growths.get(&id.topic).map(Vec::as_slice).unwrap_or_default();
         let mut ends = growths.iter().filter_map(|growth| growth.ends.get(id.index as usize));
-        ends.any(|end| before < *end && partition.read_to >= *end)
+        ends.any(|end| {
+            let end = partition.up_to(*end);
+            before < end && partition.read_to >= end
+        })
     }
 
     /// Lanes of this key that waited may go on now.
     pub(super) fn look_behind(&mut self, key: &LaneKey) {
+        if self.behind.is_empty() {
+            return;
+        }
         let Some(waiting) = self.behind.remove(key) else { return };
         let mut still = Vec::new();
         for id in waiting {

@@ -186,6 +186,11 @@ impl<B> Partition<B> {
         self.until.is_some_and(|until| self.read_to >= until)
     }
 
+    /// That offset, or where the partition ends for this window where that is earlier.
+    pub fn up_to(&self, offset: u64) -> u64 {
+        self.until.map_or(offset, |until| until.min(offset))
+    }
+
     /// Whether an earlier run had finished this offset.
     pub fn was_done(&self, offset: u64) -> bool {
         self.ahead.as_ref().is_some_and(|ahead| offset < ahead.read_to && !ahead.unfinished.contains(offset))

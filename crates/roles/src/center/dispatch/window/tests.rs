@@ -253,14 +253,14 @@ fn a_restart_before_everything_was_read_again_loses_nothing() {
         } else if out.offset % 2 == 0 {
             scene.window.done(out.ticket);
         } else {
-            scene.window.park(out.ticket, at(0), true);
+            scene.window.park(out.ticket, at(6_000), true);
         }
     }
     scene.restart();
     scene.restart();
     let standing = scene.window.partitions[&place(0)].standing();
     assert_eq!(standing.unfinished.iter().collect::<Vec<_>>(), [1, 3, 5]);
-    assert_eq!(standing.retries, [(1, 1, at(0)), (3, 1, at(0)), (5, 1, at(7_000))]);
+    assert_eq!(standing.retries, [(1, 1, at(6_000)), (3, 1, at(6_000)), (5, 1, at(7_000))]);
     assert_eq!((standing.watermark, standing.read_to), (1, 6));
 }
 

@@ -1,0 +1,1 @@
+//! Random runs of a window beside a naive model of it.
