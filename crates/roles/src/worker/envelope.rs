@@ -34,7 +34,7 @@ pub(super) struct Letter {
 pub(super) fn write(call: &Call, prepared: &Prepared, now: Timestamp) -> Letter {
     let mut pen = Pen { buffer: BytesMut::with_capacity(VALUES_BYTES_TYPICAL) };
     let mut headers = HeaderMap::with_capacity(HEADERS_TYPICAL);
-    prepared.headers.iter().for_each(|(name, value)| drop(headers.insert(name.clone(), value.clone())));
+    headers.extend(prepared.headers.iter().map(|(name, value)| (name.clone(), value.clone())));
     let body = match call.target.envelope {
         Envelope::Binary => {
             own_headers(call, prepared, &mut headers, &mut pen, |_| true);

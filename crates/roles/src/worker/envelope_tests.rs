@@ -29,7 +29,9 @@ impl Scene {
 
     fn letter(self) -> Letter {
         let mut headers = Headers::builder();
-        self.headers.iter().for_each(|(name, value)| drop(headers.push(name, value)));
+        for (name, value) in &self.headers {
+            headers.push(name, value);
+        }
         let endpoint = Endpoint {
             url: Some("http://127.0.0.1/hook".to_owned()),
             timeout_ms: 1000,

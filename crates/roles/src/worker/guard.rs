@@ -148,7 +148,7 @@ impl Rule {
         };
         // A name of digits and dots is an address that was mistyped.
         let is_name = name.split('.').all(is_label) && !name.bytes().all(|b| b.is_ascii_digit() || b == b'.');
-        is_name.then(|| if below { Self::Below(name) } else { Self::Name(name) })
+        is_name.then_some(if below { Self::Below(name) } else { Self::Name(name) })
     }
 
     fn matches_name(&self, name: &str) -> bool {

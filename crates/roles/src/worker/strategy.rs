@@ -134,7 +134,7 @@ pub fn mixed(number: u64) -> u64 {
 mod tests {
     use super::*;
     use proptest::collection::vec;
-    use proptest::prelude::*;
+    use proptest::prelude::{prop_assert, proptest};
 
     const ROUNDS: u64 = 60_000;
 

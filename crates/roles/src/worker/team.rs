@@ -86,15 +86,18 @@ impl Drop for Given {
     }
 }
 
+type Groups = HashMap<(usize, Arc<str>), Arc<Group>>;
+type Assigned = HashMap<(Arc<str>, u32), Vec<String>>;
+
 /// All workers as of one view of the cluster.
 pub(super) struct Team {
     pub(super) colleagues: Vec<Arc<Colleague>>,
     /// The worker of this process, where it is the only one: then nothing is to be picked.
     alone: Option<String>,
     /// By the address of the target, which each group holds, and the topic.
-    groups: Mutex<HashMap<(usize, Arc<str>), Arc<Group>>>,
+    groups: Mutex<Groups>,
     /// Who serves topics whose pools have a number only, by topic and number: kept over the views.
-    assigned: Mutex<HashMap<(Arc<str>, u32), Vec<String>>>,
+    assigned: Mutex<Assigned>,
 }
 
 /// The workers that serve one target's calls of one topic.
