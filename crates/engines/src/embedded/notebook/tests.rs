@@ -30,7 +30,7 @@ fn delivered(offset: u64) -> AttemptNote {
 
 fn failed(offset: u64, attempt: u32, next: AfterFailure) -> AttemptNote {
     let outcome = AttemptOutcome::Failed {
-        status: (attempt % 2 == 0).then_some(503),
+        status: attempt.is_multiple_of(2).then_some(503),
         reason: "status".into(),
         answer: Bytes::from(format!("busy, attempt {attempt}")),
         next,
