@@ -1,6 +1,7 @@
 //! Proof of the window: scenes for each thing it promises, and random runs beside a naive model of it.
 
 mod growing;
+mod model;
 mod random;
 mod scene;
 
