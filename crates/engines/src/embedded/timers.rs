@@ -7,7 +7,7 @@
 //! says why a hold that fires is deleted from neither.
 //!
 //! Nothing here is kept in memory by the number of holds: writes that are not in tables yet, blocks of tables that were read,
-//! and the index and filter blocks among them are bounded below, whatever the store holds. [`worker`] says why one thread writes,
+//! and the index and filter blocks among them are bounded below, whatever the store holds. [`writer`] says why one thread writes,
 //! [`reader`] why another answers.
 //!
 //! Everything runs on threads that may block: a write waits for the disk, and for the LSM where it must catch up, and so does a read.
@@ -17,8 +17,8 @@ mod keys;
 mod line;
 mod read;
 mod reader;
-mod worker;
 mod write;
+mod writer;
 
 #[cfg(test)]
 mod merged;
@@ -42,7 +42,7 @@ use erase::Eraser;
 use keys::{Place, ShardState};
 use line::{BelowTheLine, Lines, TimeIn};
 use reader::Reader;
-use worker::Worker;
+use writer::Writer;
 
 /// Memory that the LSM may use for blocks of its tables.
 const CACHE_BYTES: u64 = 32 << 20;
@@ -58,7 +58,6 @@ const FLUSH_WITHIN: Duration = Duration::from_secs(5);
 const FLUSH_POLL: Duration = Duration::from_millis(5);
 /// Threads of the LSM that write tables and merge them. Of two, one would spin while the other merges.
 const WORKERS: usize = 1;
-const WRITER_THREAD: &str = "holds-writer";
 /// Ids of a question that is answered in turn with others; one for more gets a thread of its own.
 const GET_IN_TURN_MAX: usize = 64;
 
@@ -78,8 +77,7 @@ impl Default for TimerSettings {
 pub struct LsmTimers {
     inner: Arc<Inner>,
     reader: Reader,
-    writer: Worker,
-    pages: Worker,
+    writer: Writer,
     eraser: Eraser,
 }
 
@@ -151,13 +149,11 @@ impl LsmTimers {
         inner.note_lines()?;
         let inner = Arc::new(inner);
         let reader = Reader::start(Arc::clone(&inner))?;
-        let writer = Worker::start(Arc::clone(&inner), WRITER_THREAD)?;
-        let pages = Worker::start(Arc::clone(&inner), "holds-pages")?;
-        let eraser = Eraser::start(Arc::clone(&inner))?;
+        let (writer, eraser) = (Writer::start(Arc::clone(&inner))?, Eraser::start(Arc::clone(&inner))?);
         // The LSM's threads have this name.
         yields("fjall:worker");
-        yields(WRITER_THREAD);
-        Ok(Self { inner, reader, writer, pages, eraser })
+        yields(Writer::THREAD);
+        Ok(Self { inner, reader, writer, eraser })
     }
 
     /// Runs where blocking harms nobody.
@@ -232,12 +228,12 @@ impl Inner {
 
 impl Timers for LsmTimers {
     fn open(&self, shard: u32, epoch: u64) -> PortFuture<'_, Result<Option<u64>, TimersError>> {
-        Box::pin(self.writer.perform(move |inner| inner.open_shard(shard, epoch)))
+        Box::pin(self.writer.write(move |inner| inner.open_shard(shard, epoch)))
     }
 
     fn apply(&self, shard: u32, write: Write) -> PortFuture<'_, Result<Applied, TimersError>> {
         Box::pin(async move {
-            let (applied, chore) = self.writer.perform(move |inner| inner.apply(shard, write)).await?;
+            let (applied, chore) = self.writer.write(move |inner| inner.apply(shard, write)).await?;
             if let Some(chore) = chore {
                 self.eraser.take(chore);
             }
@@ -253,7 +249,7 @@ impl Timers for LsmTimers {
         limit: usize,
         max_bytes: usize,
     ) -> TimersRead<'_, Vec<Arc<Hold>>> {
-        Box::pin(self.pages.perform(move |inner| inner.due(shard, after.as_ref(), until, limit, max_bytes)))
+        Box::pin(self.apart(move |inner| inner.due(shard, after.as_ref(), until, limit, max_bytes)))
     }
 
     fn get(&self, shard: u32, ids: Vec<HoldId>) -> TimersRead<'_, Vec<Option<Known>>> {
@@ -279,7 +275,7 @@ impl Timers for LsmTimers {
 
     fn close(&self) -> PortFuture<'_, ()> {
         Box::pin(async {
-            if let Err(error) = self.writer.perform(Inner::flush).await {
+            if let Err(error) = self.writer.write(Inner::flush).await {
                 tracing::warn!(%error, "the next start reads more of the holds' journal than it would need to");
             }
         })
