@@ -15,11 +15,11 @@ use whimbrel_engines::conformance::timers::OpenTimers;
 use whimbrel_engines::embedded::{
     EmbeddedLog, FileCatalogue, LsmProgress, LsmReceipts, LsmTimers, ReceiptSettings, TimerSettings, open_folder,
 };
-use whimbrel_model::ports::{Begun, Claim, ClaimKind, Entry, PortFuture, Receipts};
+use whimbrel_model::ports::{Begun, Claim, ClaimKind, Entry, PortFuture, ProgressPlace, ProgressRow, Receipts};
 use whimbrel_model::record::{HEADER_FINGERPRINT, HEADER_ID, HEADER_IDEMPOTENCY_KEY, idempotency_header};
 use whimbrel_model::{
-    Clock, EventSink, Headers, HeldMessage, Hold, HoldId, HoldRecord, PartitionId, Retention, SystemClock, Timestamp,
-    TopicNumber, TopicSpec,
+    Clock, EventSink, Headers, HeldMessage, Hold, HoldId, HoldRecord, PartitionId, Retention, SubscriptionNumber,
+    SystemClock, Timestamp, TopicNumber, TopicSpec,
 };
 use whimbrel_storage::Settings;
 
@@ -194,6 +194,35 @@ async fn a_claim_that_was_left_lapses_after_its_lease_with_every_place_it_went_t
     receipts.leave(&claim(1)).await.unwrap();
     let second = (claim(1).partition, 8);
     assert_eq!(receipts.begin(&claim(2), 9, at(130)).await, Ok(Begun::Lapsed { places: vec![first, second] }));
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy_folder(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn progress_that_was_saved_is_in_the_files_before_its_answer() {
+    let open = open_progress(Arc::new(tempfile::tempdir().unwrap()));
+    let subscription = SubscriptionNumber(7);
+    let place = ProgressPlace { line: 0, partition: PartitionId::new(TopicNumber(1), 0) };
+    for number in 0..20u8 {
+        let row = ProgressRow { place, run: 1, state: vec![number; 100].into() };
+        open.progress.save(subscription, 1, vec![row.clone()]).await.unwrap();
+        // What another process would find if this one died now.
+        let copy = tempfile::tempdir().unwrap();
+        copy_folder(folder_of(open.store.clone()).path(), copy.path());
+        let found = open_progress(Arc::new(copy)).progress.open(subscription, 2).await;
+        assert_eq!(found, Ok(vec![row]));
+    }
 }
 
 #[tokio::test]

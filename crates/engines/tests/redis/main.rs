@@ -9,6 +9,7 @@
 mod claims;
 mod moving;
 mod outage;
+mod progress;
 mod server;
 mod snapshot;
 mod start;

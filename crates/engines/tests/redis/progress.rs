@@ -1,0 +1,107 @@
+//! Progress on a Redis that dies, forgets, falls back or is full: calls say so in bounded time, and an owner can go on.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use whimbrel_model::ports::{Progress, ProgressError, ProgressPlace, ProgressRow};
+use whimbrel_model::{PartitionId, SubscriptionNumber, TopicNumber};
+
+use crate::server::OwnRedis;
+use crate::{needs_redis, open_progress};
+
+const SUB: SubscriptionNumber = SubscriptionNumber(7);
+/// Both timeouts of the settings together, and what a busy machine adds.
+const PATIENCE_MAX: Duration = Duration::from_secs(3);
+
+fn row(partition: u32, state: &'static str) -> ProgressRow {
+    let place = ProgressPlace { line: 0, partition: PartitionId::new(TopicNumber(3), partition) };
+    ProgressRow { place, run: 1, state: Bytes::from_static(state.as_bytes()) }
+}
+
+/// A connection notices a restart by its next call, which fails; the one after that reaches the new server.
+async fn opened_when_it_answers(progress: &dyn Progress, epoch: u64) -> Vec<ProgressRow> {
+    let began = Instant::now();
+    loop {
+        match progress.open(SUB, epoch).await {
+            Ok(rows) => return rows,
+            Err(error) => assert!(began.elapsed() < PATIENCE_MAX, "it does not come back: {error}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_redis_that_was_killed_is_unavailable_at_once_and_has_every_answered_save_when_it_is_back() {
+    needs_redis!();
+    let mut redis = OwnRedis::start();
+    let progress = open_progress(redis.settings()).await.progress;
+    assert_eq!(progress.open(SUB, 5).await, Ok(vec![]));
+    assert_eq!(progress.save(SUB, 5, vec![row(0, "a")]).await, Ok(()));
+    redis.kill();
+    let began = Instant::now();
+    let refused = progress.save(SUB, 5, vec![row(0, "b")]).await;
+    assert!(matches!(refused, Err(ProgressError::Unavailable(_))), "{refused:?}");
+    assert!(began.elapsed() < PATIENCE_MAX, "it took {:?}", began.elapsed());
+    redis.start_again();
+    assert_eq!(opened_when_it_answers(&*progress, 5).await, [row(0, "a")]);
+    assert_eq!(progress.save(SUB, 5, vec![row(0, "c")]).await, Ok(()));
+    assert_eq!(progress.open(SUB, 4).await, Err(ProgressError::Fenced { subscription: SUB.0, epoch: 5 }));
+}
+
+#[tokio::test]
+async fn a_redis_that_forgot_everything_takes_the_next_save_of_the_owner() {
+    needs_redis!();
+    let redis = OwnRedis::start();
+    let progress = open_progress(redis.settings()).await.progress;
+    assert_eq!(progress.open(SUB, 5).await, Ok(vec![]));
+    assert_eq!(progress.save(SUB, 5, vec![row(0, "a"), row(1, "b")]).await, Ok(()));
+    assert_eq!(redis.cli(&["flushall"]), "OK");
+    assert_eq!(redis.cli(&["script", "flush"]), "OK");
+    assert_eq!(progress.save(SUB, 5, vec![row(0, "c")]).await, Ok(()));
+    assert_eq!(progress.open(SUB, 6).await, Ok(vec![row(0, "c")]));
+}
+
+#[tokio::test]
+async fn a_redis_that_fell_back_behind_a_takeover_is_opened_again_by_the_owner() {
+    needs_redis!();
+    let mut redis = OwnRedis::start();
+    let progress = open_progress(redis.settings()).await.progress;
+    assert_eq!(progress.open(SUB, 5).await, Ok(vec![]));
+    assert_eq!(progress.save(SUB, 5, vec![row(0, "earlier owner")]).await, Ok(()));
+    let earlier = redis.copy_of_disk();
+    assert_eq!(progress.open(SUB, 6).await, Ok(vec![row(0, "earlier owner")]));
+    redis.fall_back_to(&earlier);
+    let refused = loop {
+        match progress.save(SUB, 6, vec![row(0, "owner")]).await {
+            Err(ProgressError::Unavailable(_)) => {}
+            other => break other,
+        }
+    };
+    assert_eq!(refused, Err(ProgressError::Fenced { subscription: SUB.0, epoch: 5 }), "it says by which epoch");
+    assert_eq!(progress.open(SUB, 6).await, Ok(vec![row(0, "earlier owner")]));
+    assert_eq!(progress.save(SUB, 6, vec![row(0, "owner")]).await, Ok(()));
+}
+
+#[tokio::test]
+async fn a_full_redis_refuses_a_save_whole_and_takes_it_when_it_has_room() {
+    needs_redis!();
+    let redis = OwnRedis::start();
+    let progress = open_progress(redis.settings()).await.progress;
+    assert_eq!(progress.open(SUB, 5).await, Ok(vec![]));
+    assert_eq!(progress.save(SUB, 5, vec![row(0, "a")]).await, Ok(()));
+    assert_eq!(redis.cli(&["config", "set", "maxmemory", "1"]), "OK");
+    let refused = progress.save(SUB, 5, vec![row(0, "b"), row(1, "b")]).await;
+    assert!(matches!(refused, Err(ProgressError::Unavailable(_))), "{refused:?}");
+    assert_eq!(redis.cli(&["config", "set", "maxmemory", "0"]), "OK");
+    assert_eq!(progress.open(SUB, 5).await, Ok(vec![row(0, "a")]));
+    assert_eq!(progress.save(SUB, 5, vec![row(0, "b"), row(1, "b")]).await, Ok(()));
+}
+
+#[tokio::test]
+async fn what_is_forgotten_leaves_nothing_behind() {
+    needs_redis!();
+    let redis = OwnRedis::start();
+    let progress = open_progress(redis.settings()).await.progress;
+    assert_eq!(progress.save(SUB, 5, vec![row(0, "a")]).await, Ok(()));
+    assert_eq!(progress.forget(SUB).await, Ok(()));
+    assert_eq!(redis.cli(&["keys", "*"]), "");
+}
