@@ -179,11 +179,14 @@ fn request_of(
     let own = call.rule.as_ref().and_then(|rule| rule.callback.as_ref());
     let destination = match (own, &prepared.destination) {
         (Some(own), _) => {
-            let way = OwnWay::of(own, &body)?;
+            let way = OwnWay::of(own, &call.record.value)?;
             if way.method == Method::GET {
+                // There is no body whose type could be told, and none that was signed.
                 headers.remove(CONTENT_TYPE);
+                headers.remove(names::WEBHOOK_SIGNATURE);
+                body = Bytes::new();
             }
-            (method, body) = (way.method, way.body);
+            method = way.method;
             thread::own_destination(core, way.place, now)
         }
         (None, Some(destination)) => destination.clone(),

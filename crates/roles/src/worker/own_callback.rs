@@ -1,8 +1,7 @@
-//! The callback that a message brings itself, as soraka's messages do: its own URL and method, its JSON in the query where it is a GET.
+//! The callback that a message brings itself, as soraka's messages do: its own URL and method, and for a GET its JSON in the query.
 
 use std::fmt::Write;
 
-use bytes::Bytes;
 use http::Method;
 use http::uri::PathAndQuery;
 use serde_json::Value;
@@ -13,25 +12,24 @@ use super::failure::Failure;
 use super::limits::URL_BYTES_MAX;
 use super::origin::Place;
 
-/// Where the message goes, how, and with which body.
+/// Where the message goes, and how. A GET has no body.
 pub(super) struct OwnWay {
     pub(super) place: Place,
     pub(super) method: Method,
-    pub(super) body: Bytes,
 }
 
 impl OwnWay {
-    pub(super) fn of(callback: &OwnCallback, payload: &Bytes) -> Result<Self, Failure> {
+    pub(super) fn of(callback: &OwnCallback, payload: &[u8]) -> Result<Self, Failure> {
         let bad = |detail: String| Failure::new(CallFailure::BadTarget, detail);
         let mut place = Place::parse(&callback.url).map_err(|error| bad(error.to_string()))?;
         if callback.method.eq_ignore_ascii_case("POST") {
-            return Ok(Self { place, method: Method::POST, body: payload.clone() });
+            return Ok(Self { place, method: Method::POST });
         }
         if !callback.method.eq_ignore_ascii_case("GET") {
             return Err(bad(format!("`{}` is no method of a callback: GET and POST are", callback.method)));
         }
         place.path = with_query(&place.path, payload)?;
-        Ok(Self { place, method: Method::GET, body: Bytes::new() })
+        Ok(Self { place, method: Method::GET })
     }
 }
 
@@ -78,27 +76,27 @@ fn encode(text: &str, out: &mut String) {
 mod tests {
     use super::*;
 
-    fn way(method: &str, url: &str, payload: &'static str) -> Result<(Method, String, Bytes), CallFailure> {
+    fn way(method: &str, url: &str, payload: &str) -> Result<(Method, String), CallFailure> {
         let callback = OwnCallback { method: method.to_owned(), url: url.to_owned() };
-        let way = OwnWay::of(&callback, &Bytes::from_static(payload.as_bytes()));
-        way.map(|way| (way.method, way.place.path.to_string(), way.body)).map_err(|failure| failure.why)
+        let way = OwnWay::of(&callback, payload.as_bytes());
+        way.map(|way| (way.method, way.place.path.to_string())).map_err(|failure| failure.why)
     }
 
     #[test]
-    fn a_post_sends_the_parameters_as_they_are() {
+    fn a_post_leaves_the_query_as_it_is() {
         let sent = way("post", "http://a/x?y=1", "{\"a\":1}");
-        assert_eq!(sent, Ok((Method::POST, "/x?y=1".to_owned(), Bytes::from_static(b"{\"a\":1}"))));
+        assert_eq!(sent, Ok((Method::POST, "/x?y=1".to_owned())));
     }
 
     #[test]
     fn a_get_has_the_parameters_in_its_query() {
         let sent = way("GET", "http://a/x", r#"{"a":"1 & 2","b":3,"c":[true],"ü":null}"#);
         let path = "/x?a=1%20%26%202&b=3&c=%5Btrue%5D&%C3%BC=null".to_owned();
-        assert_eq!(sent, Ok((Method::GET, path, Bytes::new())));
+        assert_eq!(sent, Ok((Method::GET, path)));
         let sent = way("GET", "http://a/x?y=1", r#"{"a":"1"}"#);
-        assert_eq!(sent, Ok((Method::GET, "/x?y=1&a=1".to_owned(), Bytes::new())));
+        assert_eq!(sent, Ok((Method::GET, "/x?y=1&a=1".to_owned())));
         for nothing in ["", "null", "{}"] {
-            assert_eq!(way("GET", "http://a/x", nothing), Ok((Method::GET, "/x".to_owned(), Bytes::new())));
+            assert_eq!(way("GET", "http://a/x", nothing), Ok((Method::GET, "/x".to_owned())));
         }
     }
 

@@ -96,10 +96,17 @@ impl WorkerPool {
             };
             match load {
                 Some(load) => colleague.told(load),
-                None => colleague.set_aside(),
+                None => self.set_aside(colleague, "it does not say how much it has to do"),
             }
         });
         join_all(asking).await;
+    }
+
+    /// Others are asked before it for a while. That is told once, and not for every call.
+    fn set_aside(&self, colleague: &Colleague, reason: &str) {
+        if colleague.set_aside() {
+            tracing::warn!(worker = colleague.name, reason, "a worker did not answer: others are asked before it");
+        }
     }
 
     async fn load_of(&self, address: &str) -> Option<super::strategy::Load> {
@@ -128,11 +135,10 @@ impl WorkerPool {
             };
             drop(given);
             let Silence { may_have_called, reason } = silence;
-            tracing::warn!(worker = colleague.name, reason, "a worker did not answer: its call goes to another");
+            self.set_aside(&colleague, &reason);
             if may_have_called {
                 lost = Some(format!("the worker {} went away with the call: {reason}", colleague.name));
             }
-            colleague.set_aside();
             tried.push(colleague);
         }
         let (why, detail) = match lost {

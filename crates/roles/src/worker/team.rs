@@ -51,8 +51,11 @@ impl Colleague {
         state.aside_until = None;
     }
 
-    pub(super) fn set_aside(&self) {
-        self.state().aside_until = Some(Instant::now() + SET_ASIDE_FOR);
+    /// Whether it was not aside already.
+    pub(super) fn set_aside(&self) -> bool {
+        let now = Instant::now();
+        let before = self.state().aside_until.replace(now + SET_ASIDE_FOR);
+        before.is_none_or(|until| until < now)
     }
 
     /// Counts a call as given until the returned is dropped.

@@ -94,3 +94,60 @@ impl Kept {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use whimbrel_model::subscription::{Endpoint, Envelope};
+
+    use super::*;
+    use crate::worker::{Worker, WorkerSettings};
+
+    fn target() -> Arc<CallTarget> {
+        let url = Some("http://127.0.0.1/".to_owned());
+        Arc::new(CallTarget {
+            subscription: "billing".to_owned(),
+            endpoint: Endpoint { url, timeout_ms: 1, connect_timeout_ms: None, headers: Vec::new() },
+            envelope: Envelope::Binary,
+            secrets: Vec::new(),
+            workers: None,
+        })
+    }
+
+    fn origin_of(prepared: &Prepared) -> *const Origin {
+        Arc::as_ptr(&prepared.destination.as_ref().unwrap().origin)
+    }
+
+    #[test]
+    fn a_target_is_made_ready_once_and_equal_targets_share_nothing() {
+        let core = Worker::new(WorkerSettings::default()).unwrap().core;
+        let (one, two, now) = (target(), target(), Instant::now());
+        let first = prepared(&core, &one, now).unwrap();
+        assert!(Arc::ptr_eq(&first, &prepared(&core, &one, now).unwrap()));
+        assert_ne!(origin_of(&first), origin_of(&prepared(&core, &two, now).unwrap()), "own connections each");
+    }
+
+    #[test]
+    fn a_target_that_nobody_else_knows_is_forgotten() {
+        let core = Worker::new(WorkerSettings::default()).unwrap().core;
+        let (gone, now) = (target(), Instant::now());
+        let watched = Arc::downgrade(&gone);
+        prepared(&core, &gone, now).unwrap();
+        drop(gone);
+        assert_eq!(watched.strong_count(), 1, "it is kept for a while");
+        prepared(&core, &target(), now + IDLE_SWEEP_EVERY).unwrap();
+        assert_eq!(watched.strong_count(), 0);
+    }
+
+    #[test]
+    fn workers_that_are_gone_leave_nothing_behind() {
+        let now = Instant::now();
+        let kept = target();
+        prepared(&Worker::new(WorkerSettings::default()).unwrap().core, &kept, now).unwrap();
+        assert_eq!(Arc::strong_count(&kept), 2);
+        let core = Worker::new(WorkerSettings::default()).unwrap().core;
+        prepared(&core, &target(), now + Duration::from_millis(1)).unwrap();
+        assert_eq!(Arc::strong_count(&kept), 1);
+    }
+}

@@ -286,6 +286,38 @@ async fn a_second_answer_that_nobody_asked_for_is_never_taken_for_the_next_one()
 }
 
 #[tokio::test]
+async fn one_that_would_speak_something_else_has_answered_and_its_connection_is_not_used_again() {
+    let (address, heard) = endpoint(|mut stream: TcpStream, heard: Heard| async move {
+        heard.request(&mut stream).await;
+        stream.write_all(b"HTTP/1.1 101 Switch\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n").await.unwrap();
+        std::future::pending::<()>().await;
+    })
+    .await;
+    let worker = Worker::new(WorkerSettings::default()).unwrap();
+    let target = Arc::new(target(Some(format!("http://{address}/")), LONG));
+    for calls in 1..=3 {
+        assert_eq!(status_of(&worker.call(call(&target)).await.outcome), 101);
+        assert_eq!(heard.connections(), calls);
+    }
+}
+
+#[tokio::test]
+async fn an_old_server_that_ends_its_body_by_closing_has_answered() {
+    let (address, heard) = endpoint(|mut stream: TcpStream, heard: Heard| async move {
+        heard.request(&mut stream).await;
+        stream.write_all(b"HTTP/1.0 500 No\r\n\r\nwhole").await.unwrap();
+    })
+    .await;
+    let worker = Worker::new(WorkerSettings::default()).unwrap();
+    let target = Arc::new(target(Some(format!("http://{address}/")), LONG));
+    for calls in 1..=3 {
+        let called = worker.call(call(&target)).await;
+        assert_eq!(called.outcome, CallOutcome::Answered { status: 500, retry_after: None, answer: "whole".into() });
+        assert_eq!(heard.connections(), calls);
+    }
+}
+
+#[tokio::test]
 async fn a_forbidden_address_is_not_dialled_whatever_its_name() {
     let (address, heard) = answering("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
     let guard = AddressGuard::new(&[], &["127.0.0.0/8".to_owned(), "::1".to_owned()]).unwrap();
