@@ -311,11 +311,14 @@ fn a_slice_ends_with_its_time_and_goes_when_it_is_too_old() {
 #[test]
 fn slices_stay_in_order_when_the_clock_is_set_back() {
     let folder = folder();
-    let mut shelf = shelf(&folder, at(0));
-    shelf.append(b"chunk", at(0)).unwrap();
-    shelf.append(b"chunk", at(600_000)).unwrap();
-    shelf.append(b"chunk", at(-600_000)).unwrap();
-    shelf.append(b"chunk", at(1_200_000)).unwrap();
+    let (slice_time, keep) = (Duration::from_secs(600), Duration::from_secs(3600));
+    let settings = ShelfSettings { slice_time, bytes_max: 1 << 20, keep };
+    let mut shelf = Shelf::open(folder.path(), "attempts", settings, at(0)).unwrap();
+    // More than a slice of a shelf of that size has.
+    let full = vec![0; 80 << 10];
+    for time in [0, 500_000, 100_000, 500_002] {
+        shelf.append(&full, at(time)).unwrap();
+    }
     let begins: Vec<_> = shelf.seen().iter().map(|slice| slice.begins).collect();
-    assert_eq!(begins, [at(0), at(600_000), at(1_200_000)]);
+    assert_eq!(begins, [at(0), at(500_000), at(500_001), at(500_002)]);
 }
