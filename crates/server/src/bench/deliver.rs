@@ -29,6 +29,8 @@ const CONCURRENCY: u32 = 64;
 /// Messages of one batch that a topic is filled with; each has a key of its own.
 const BATCH_MESSAGES: usize = 1000;
 const BATCH_CONNECTIONS: usize = 4;
+/// Messages that a topic is filled with at least: pausing and resuming take their time too, however short a measurement is.
+const FILL_MESSAGES_MIN: u64 = 30_000;
 /// How long filling a topic may take.
 const FILL_WAIT: Duration = Duration::from_secs(600);
 /// How long a subscription may take to deliver its first message.

@@ -2,6 +2,12 @@
 
 mod commands;
 mod crash;
+mod deliver;
+mod deliver_crash;
+mod deliver_doors;
+mod deliver_moving;
+mod deliver_pull;
+mod deliver_push;
 mod hold_crash;
 mod hold_heard;
 mod hold_model;
@@ -12,6 +18,7 @@ mod hold_work;
 mod holds;
 mod random;
 mod readme;
+mod receiver;
 mod server;
 mod services;
 mod serving;

@@ -200,6 +200,7 @@ impl OwnRedis {
         vec![
             "timers.engine=redis".to_owned(),
             "receipts.engine=redis".to_owned(),
+            "subscriptions.engine=redis".to_owned(),
             format!("redis.urls=redis://127.0.0.1:{}", self.port),
         ]
     }

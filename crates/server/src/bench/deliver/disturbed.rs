@@ -1,7 +1,7 @@
 //! What a failing subscriber costs: another subscription of the same topic beside one whose endpoint hangs, and four keys beside a fifth
 //! that fails. Each in turns with the same without the disturbance.
 
-use super::{Bench, Counted, TURNS, bare};
+use super::{Bench, Counted, FILL_MESSAGES_MIN, TURNS, bare};
 use crate::cli::Failure;
 
 const KEYS_HANG: usize = 1000;
@@ -78,7 +78,7 @@ impl Bench {
         self.stage.say("the bare loop");
         let bare = bare::calls_per_second(self.sink.address, self.stage.measure_for / 4)?;
         let messages = bare * self.stage.measure_for.as_secs_f64() * 2.5;
-        self.fill(topic, messages as u64, keys)?;
+        self.fill(topic, (messages as u64).max(FILL_MESSAGES_MIN), keys)?;
         Ok(())
     }
 }

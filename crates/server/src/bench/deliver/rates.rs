@@ -1,6 +1,6 @@
 //! How fast a backlog is delivered, without order and in the order of a thousand keys, in turns with the bare loop.
 
-use super::{Bench, Counted, TURNS, bare};
+use super::{Bench, Counted, FILL_MESSAGES_MIN, TURNS, bare};
 use crate::cli::{DeliverRound, Failure};
 
 /// Keys of the ordered round, and of the topic that both rounds read.
@@ -15,7 +15,7 @@ impl Bench {
         let bare = bare::calls_per_second(self.sink.address, self.stage.measure_for / 2)?;
         // Enough for all turns of a subscription that is as fast as the bare loop.
         let messages = bare * self.stage.measure_for.as_secs_f64() * 1.5;
-        self.fill(&topic, messages as u64, KEYS)?;
+        self.fill(&topic, (messages as u64).max(FILL_MESSAGES_MIN), KEYS)?;
         let rounds = [
             (DeliverRound::None, "none", "deliver, ordering none".to_owned(), NONE_GOAL),
             (DeliverRound::Key, "key", format!("deliver, ordering key, {KEYS} keys"), KEY_GOAL),

@@ -11,7 +11,7 @@ use crate::cli::output::{print_json, print_line, shown_payload, table};
 /// Characters of a payload that a table shows.
 const PAYLOAD_SHOWN_CHARS: usize = 60;
 /// Members that have a table or a line of their own.
-const SHOWN_APART: [&str; 3] = ["partitions", "replays", "last_error"];
+const SHOWN_APART: [&str; 3] = ["partitions", "disabled", "last_error"];
 
 pub fn list(subscriptions: &[SubscriptionInfo], json: bool) -> Result<ExitCode, Failure> {
     if json {
@@ -32,7 +32,7 @@ pub fn list(subscriptions: &[SubscriptionInfo], json: bool) -> Result<ExitCode, 
             target(one),
             number(one.lag),
             number(one.in_flight),
-            fact(&one.more, "parked_messages"),
+            fact(&one.more, "parked"),
             fact(&one.more, "delivered_rate"),
             last_error(one),
         ]);
@@ -137,7 +137,8 @@ pub fn facts(answer: &Value) -> String {
 }
 
 fn state(subscription: &SubscriptionInfo) -> String {
-    let why = fact(&subscription.more, "disabled_reason");
+    let why =
+        subscription.more.get("disabled").and_then(|disabled| disabled.get("reason")).map_or(String::new(), plain);
     if why.is_empty() { subscription.state.clone() } else { format!("{}: {why}", subscription.state) }
 }
 

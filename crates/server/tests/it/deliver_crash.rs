@@ -1,0 +1,122 @@
+//! The crash test of deliveries: the real binary is killed with SIGKILL at random moments while it delivers, and started again. Nothing
+//! that was published is lost, keys keep their order among first successes, and what comes again was delivered shortly before a kill.
+//!
+//! Randomness comes from one seed, which is printed; `WHIMBREL_DELIVER_SEED` replays its choices, `WHIMBREL_DELIVER_KILLS` says how often.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use whimbrel_client::{NewMessage, SubscriptionSettings, TopicSettings};
+
+use super::deliver::retrying;
+use super::hold_crash::number;
+use super::random::Random;
+use super::receiver::{Got, Receiver, Reply, reply};
+use super::server::{Server, converse, eventually};
+use super::services::{OwnKafka, OwnRedis, skip};
+
+const KILLS_DEFAULT: u64 = 5;
+/// Messages that are published before each kill.
+const MESSAGES_PER_KILL: usize = 600;
+const KEYS: usize = 12;
+const RUN_MS_MIN: u64 = 300;
+const RUN_MS_MAX: u64 = 2500;
+/// Progress is saved every second; the rest is for a busy machine.
+const AGAIN_WITHIN: Duration = Duration::from_secs(4);
+
+#[test]
+fn deliveries_survive_kills() {
+    kill_at_random("embedded", &[]);
+}
+
+#[test]
+fn deliveries_on_kafka_with_redis_survive_kills() {
+    if skip(&["WHIMBREL_TEST_KAFKA_LIBS", "WHIMBREL_TEST_REDIS"]) {
+        return;
+    }
+    let (kafka, redis) = (OwnKafka::start(), OwnRedis::start());
+    let mut settings = kafka.settings();
+    settings.extend(redis.settings());
+    kill_at_random("Kafka with Redis", &settings);
+}
+
+fn kill_at_random(engines: &str, settings: &[String]) {
+    let kills = number("WHIMBREL_DELIVER_KILLS", KILLS_DEFAULT);
+    let seed = number("WHIMBREL_DELIVER_SEED", u64::from(std::process::id()));
+    println!("{engines}: seed {seed}, {kills} kills");
+    let mut random = Random(seed);
+    // One callback of ten fails once in a while, so that retries are under way at every moment.
+    let receiver = Receiver::answering(|got| {
+        let is_unlucky = got.attempt() == 1 && got.body.len() % 3 == 0 && got.text().ends_with('7');
+        Reply { after: Duration::from_millis(2), ..reply(if is_unlucky { 500 } else { 200 }) }
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let arguments: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting.as_str()]).collect();
+    let mut server = Server::start(folder.path(), &arguments);
+    for (name, ordering) in [("by-key", "key"), ("unordered", "none")] {
+        let topic = TopicSettings { partitions: Some(3), ..TopicSettings::default() };
+        converse(server.client().put_topic(name, &topic)).unwrap();
+        let subscription = SubscriptionSettings {
+            ordering: Some(ordering.into()),
+            ..SubscriptionSettings::push([name], receiver.url(&format!("/{name}")))
+        };
+        converse(server.client().put_subscription(name, &retrying(subscription, 1000, "100ms"))).unwrap();
+    }
+    let (mut published, mut killed) = (0, Vec::new());
+    for _ in 0..kills {
+        publish(&server, &mut published);
+        std::thread::sleep(Duration::from_millis(RUN_MS_MIN + random.below(RUN_MS_MAX - RUN_MS_MIN)));
+        server.kill();
+        killed.push(Instant::now());
+        server = Server::start(folder.path(), &arguments);
+    }
+    publish(&server, &mut published);
+    for name in ["by-key", "unordered"] {
+        eventually(&format!("{name} to deliver everything"), || {
+            let shown = converse(server.client().subscription(name)).unwrap();
+            shown.lag == Some(0) && shown.in_flight == Some(0)
+        });
+        let got: Vec<Got> = receiver.all().into_iter().filter(|one| one.path == format!("/{name}")).collect();
+        judge(name, &got, published, &killed);
+    }
+}
+
+fn publish(server: &Server, published: &mut usize) {
+    for topic in ["by-key", "unordered"] {
+        let numbers = *published..*published + MESSAGES_PER_KILL;
+        let messages: Vec<NewMessage> =
+            numbers.map(|number| NewMessage::text(number.to_string()).key(format!("k{}", number % KEYS))).collect();
+        converse(server.client().publish_batch(topic, &messages)).unwrap();
+    }
+    *published += MESSAGES_PER_KILL;
+}
+
+fn judge(name: &str, got: &[Got], published: usize, killed: &[Instant]) {
+    let mut last_came: HashMap<usize, (Instant, u32)> = HashMap::new();
+    let mut by_key: HashMap<&str, Vec<usize>> = HashMap::new();
+    let mut again = 0;
+    for one in got {
+        let number: usize = one.text().parse().unwrap();
+        let fails = one.attempt() == 1 && one.body.len() % 3 == 0 && one.text().ends_with('7');
+        if fails {
+            continue;
+        }
+        match last_came.insert(number, (one.at, one.attempt())) {
+            Some((before, _)) => {
+                again += 1;
+                let is_of_a_kill =
+                    killed.iter().any(|kill| before <= *kill && *kill <= one.at && *kill - before < AGAIN_WITHIN);
+                assert!(is_of_a_kill, "{name}: {number} came again, {:?} after it was delivered", one.at - before);
+            }
+            None => by_key.entry(one.key()).or_default().push(number),
+        }
+    }
+    let missing: Vec<usize> = (0..published).filter(|number| !last_came.contains_key(number)).collect();
+    assert!(missing.is_empty(), "{name}: {missing:?} were never delivered");
+    if name == "by-key" {
+        for (key, numbers) in by_key {
+            assert!(numbers.is_sorted(), "{key} came out of order: {numbers:?}");
+        }
+    }
+    println!("{name}: {published} published, {again} came again after {} kills", killed.len());
+}

@@ -1,0 +1,117 @@
+//! The doors of older systems, end to end: what a client of soraka, of c-delay-queue or of kafka-pusher has works on.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use whimbrel_client::{NewMessage, SubscriptionSettings};
+
+use super::deliver::{A_WHILE, Site};
+use super::receiver::{Receiver, reply};
+use super::server::{eventually, run, stderr_of, stdout_of};
+
+fn post(site: &Site, path: &str, body: &Value) -> Value {
+    let body = body.to_string();
+    let mut stream = TcpStream::connect(site.server.address()).unwrap();
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    stream.write_all(body.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap()
+}
+
+pub fn a_soraka_message_is_called_back_where_it_says(site: &Site) {
+    let receiver = Receiver::willing();
+    let submit = |method: &str, path: &str| {
+        let callback = json!({ "request_type": method, "url": receiver.url(path), "params": { "order": "7" } });
+        let message = json!({ "topic_name": "soraka-orders", "delay_time": 200, "ttr": 3000, "callback": callback });
+        let answer = post(site, "/sorakaq/msg/submit", &message);
+        assert_eq!(answer["ec"], 200, "{answer}");
+        assert!(!answer["result"]["msgId"].is_null(), "{answer}");
+    };
+    submit("POST", "/posted");
+    submit("GET", "/asked");
+    let got = receiver.wait_for(2);
+    let posted = got.iter().find(|one| one.method == "POST").unwrap();
+    assert_eq!(posted.path, "/posted");
+    assert_eq!(serde_json::from_slice::<Value>(&posted.body).unwrap(), json!({ "order": "7" }));
+    let asked = got.iter().find(|one| one.method == "GET").unwrap();
+    assert_eq!(asked.path, "/asked?order=7");
+}
+
+pub fn a_soraka_message_that_was_cancelled_never_comes(site: &Site) {
+    let receiver = Receiver::willing();
+    let submit = |delay: u64, path: &str| {
+        let callback = json!({ "request_type": "POST", "url": receiver.url(path), "params": {} });
+        let message = json!({ "topic_name": "soraka-undone", "delay_time": delay, "ttr": 3000, "callback": callback });
+        post(site, "/sorakaq/msg/submit", &message)["result"]["msgId"].clone()
+    };
+    let cancelled = submit(600, "/cancelled");
+    let moved = submit(300, "/moved");
+    let answer = post(site, "/sorakaq/msg/cancel", &json!({ "topic_name": "soraka-undone", "msg_id": cancelled }));
+    assert_eq!(answer["ec"], 200, "{answer}");
+    let more = json!({ "topic_name": "soraka-undone", "msg_id": moved, "add_time": 700 });
+    let answer = post(site, "/sorakaq/msg/addTime", &more);
+    assert_eq!(answer["ec"], 200, "{answer}");
+    let began = std::time::Instant::now();
+    let got = receiver.wait_for(1);
+    assert_eq!(got[0].path, "/moved");
+    assert!(began.elapsed() >= Duration::from_millis(500), "its time was not added");
+    std::thread::sleep(A_WHILE);
+    assert_eq!(receiver.count(), 1, "a cancelled message was called back");
+}
+
+pub fn a_task_of_a_delay_queue_is_delivered_by_its_own_rule(site: &Site) {
+    let receiver = Receiver::answering(|_| reply(500));
+    site.topic("send_mail", 1);
+    site.subscribe("send-mail", &SubscriptionSettings::push(["send_mail"], receiver.url("/")));
+    let task = json!({
+        "taskId": "task-7", "functionName": "send_mail", "params": { "to": "a@b" }, "retryCount": 1, "retryInterval": 1,
+        "delayTime": 0, "executeTimeout": 3, "nonceStr": "n-7",
+    });
+    let answer = post(site, "/dq/acceptMsg", &task);
+    assert_eq!(answer["code"], "0", "{answer}");
+    let client = site.client();
+    eventually("a dead letter after one retry", || {
+        super::server::converse(client.dead_letters("send-mail", None, None)).unwrap().dead_letters.len() == 1
+    });
+    let got = receiver.all();
+    assert_eq!(got.len(), 2, "one retry was asked for");
+    let waited = got[1].at - got[0].at;
+    assert!(waited >= Duration::from_millis(700), "its own interval is 1 s, not {waited:?}");
+    assert_eq!((got[0].header("webhook-id"), got[0].header("whimbrel-delivery")), ("task-7", ""));
+}
+
+pub fn a_pusher_file_becomes_subscriptions_and_again_the_same(site: &Site) {
+    let receiver = Receiver::willing();
+    site.topic("pushed", 1);
+    let text = format!(
+        "{{\n  // of the shop\n  \"consumer_groups\": [\n    {{ \"url\": \"{}\", \"topics\": [\"pushed\"], \"worker_num\": 2,\n      \
+         \"retry_times\": 1, \"bypass_failed\": true, \"zookeepers\": [\"127.0.0.1:2181\"], }},\n  ],\n}}\n",
+        receiver.url("/paid")
+    );
+    let file = site.folder.path().join("pusher.json");
+    std::fs::write(&file, text).unwrap();
+    let import = |more: &[&str]| {
+        let arguments = [&["import", "pusher.json", "--server", site.server.url.as_str()], more].concat();
+        let output = run(site.folder.path(), &arguments);
+        assert!(output.status.success(), "{}", stderr_of(&output));
+        output
+    };
+    let planned = import(&["--dry-run"]);
+    assert!(stdout_of(&planned).contains("pusher.pushed.paid"), "{}", stdout_of(&planned));
+    assert!(stderr_of(&planned).contains("zookeepers is ignored"), "{}", stderr_of(&planned));
+    let made: Value = serde_json::from_str(&stdout_of(&import(&["--json"]))).unwrap();
+    assert_eq!(made["subscriptions"][0]["outcome"], "made");
+    let again: Value = serde_json::from_str(&stdout_of(&import(&["--json"]))).unwrap();
+    assert_eq!(again["subscriptions"][0]["outcome"], "changed");
+    site.publish("pushed", &NewMessage::text("x").key("k"));
+    let got = receiver.wait_for(1).remove(0);
+    assert_eq!((got.path.as_str(), got.header("x-kmq-topic"), got.text()), ("/paid", "pushed", "x"));
+}
