@@ -1,5 +1,6 @@
 //! Reading what the lines want, and handing it to them.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -65,8 +66,8 @@ impl Runner {
                 }
                 self.take_batch(line, wanted, batch);
             }
-            Err(LogError::Trimmed { first, .. }) => self.skip_to(line, wanted, first, "left the log's retention"),
-            Err(LogError::Damaged { resume_at, .. }) => self.skip_to(line, wanted, resume_at, "is damaged in the log"),
+            Err(LogError::Trimmed { first, .. }) => self.skip(line, wanted, 0..first, "left the log's retention"),
+            Err(LogError::Damaged { resume_at, .. }) => self.skip(line, wanted, wanted.from..resume_at, "is damaged in the log"),
             Err(error) => {
                 tracing::debug!(%error, partition = %wanted.partition, "a read for a subscription failed");
                 if matches!(error, LogError::Unavailable(_) | LogError::Poisoned(_)) {
@@ -111,13 +112,14 @@ impl Runner {
         }
     }
 
-    /// The log has nothing before `to`. What was not delivered of it is said.
-    fn skip_to(&mut self, number: u32, wanted: ReadWanted, to: u64, what: &str) {
+    /// The log cannot give these. What was not delivered of them is said.
+    fn skip(&mut self, number: u32, wanted: ReadWanted, gone: Range<u64>, what: &str) {
+        let to = gone.end;
         let line = self.lines.get_mut(&number).expect("it was just there");
         let before = line.window.read_to(wanted.partition).unwrap_or(to);
         line.window.read_over(wanted);
         // Where there are more, the next read says so again.
-        let lost = line.window.trimmed(wanted.partition, to, LOST_AT_ONCE);
+        let lost = line.window.gone(wanted.partition, gone, LOST_AT_ONCE);
         let after = line.window.read_to(wanted.partition).unwrap_or(before);
         if after > before {
             let name = &self.subscription.name;

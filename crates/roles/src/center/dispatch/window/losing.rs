@@ -1,4 +1,7 @@
-//! What the log has no more, because retention took it while it was parked: it is settled under tickets, and its lanes go on.
+//! What the log cannot give any more, because retention or damage took it while it was parked: it is settled under tickets, and its
+//! lanes go on.
+
+use std::ops::Range;
 
 use whimbrel_model::PartitionId;
 
@@ -25,19 +28,19 @@ impl<B: Clone> Window<B> {
         lost
     }
 
-    /// The log has nothing before `first` any more. What comes next is read from there; what was parked before it is lost: at most
-    /// `most` of those are answered with, to be settled under their tickets. Call again while it answers with as many.
-    pub fn trimmed(&mut self, id: PartitionId, first: u64, most: usize) -> Vec<(Ticket, u64)> {
+    /// The log cannot give these any more. What comes next is read from behind them; what was parked among them is lost: at most `most`
+    /// of those are answered with, to be settled under their tickets. Call again while it answers with as many.
+    pub fn gone(&mut self, id: PartitionId, gone: Range<u64>, most: usize) -> Vec<(Ticket, u64)> {
         let Some(partition) = self.partitions.get_mut(&id) else { return Vec::new() };
         let before = partition.read_to;
-        let lost = partition.without_body(first, most);
+        let lost = partition.without_body(&gone, most);
         let mut unread = Vec::new();
-        if lost.len() < most && partition.read_to < first {
+        if lost.len() < most && gone.contains(&partition.read_to) {
             // What an earlier owner had not finished, and was not read again yet, is lost as well.
-            unread = partition.unfinished_ahead(first).take(most - lost.len()).collect();
+            unread = partition.unfinished_ahead(gone.end).take(most - lost.len()).collect();
             match unread.last() {
                 Some(last) if lost.len() + unread.len() == most => partition.read_to = last + 1,
-                _ => partition.read_to = partition.until.map_or(first, |until| until.min(first)),
+                _ => partition.read_to = partition.up_to(gone.end),
             }
             unread.iter().for_each(|offset| partition.adopt_lost(*offset));
             partition.left_behind();
@@ -60,20 +63,21 @@ impl<B: Clone> Window<B> {
         }
     }
 
-    /// The log has not got the head of a lane any more: it is settled, and the lane goes on.
+    /// The log has not got a message of a lane any more: it is settled, and where it was the head, the lane goes on.
     fn lose_one(&mut self, id: PartitionId, offset: u64, key: &LaneKey) -> Ticket {
         let partition = self.partitions.get_mut(&id).expect("it is open");
-        partition.lose(offset, key);
         let lane = &partition.lanes[key];
-        if let LaneState::Parked(until) = lane.state {
+        let was_head = lane.head() == Some(offset);
+        if let LaneState::Parked(until) = lane.state
+            && was_head
+        {
             self.parked.remove(&(until, id, key.clone()));
         }
-        match (lane.state, lane.head()) {
-            // It goes on by itself when its turn comes.
-            (LaneState::Ready | LaneState::Out, _) | (LaneState::Behind, Some(_)) => {}
-            _ => self.lane_goes_on(id, key),
+        partition.lose(offset, key);
+        if was_head {
+            self.lane_goes_on(id, key);
+            self.look_behind(key);
         }
-        self.look_behind(key);
         self.note_hunger(id);
         self.out_without_body(id, offset)
     }

@@ -1,6 +1,7 @@
 //! One partition of a window: what was read of it and is not done, and its lanes.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::ops::Range;
 
 use bytes::Bytes;
 use roaring::RoaringTreemap;
@@ -395,10 +396,12 @@ impl<B> Partition<B> {
         Some(key)
     }
 
-    /// The lowest offsets below `first` that have no body, with their lanes, in order.
-    pub fn without_body(&self, first: u64, most: usize) -> Vec<(u64, LaneKey)> {
+    /// The lowest offsets among these that have no body, with their lanes, in order.
+    pub fn without_body(&self, among: &Range<u64>, most: usize) -> Vec<(u64, LaneKey)> {
         let of = |(key, lane): (&LaneKey, &Lane)| {
-            let below: Vec<u64> = lane.backlog.iter().take_while(|offset| *offset < first).take(most).collect();
+            let mut offsets = lane.backlog.iter();
+            offsets.advance_to(among.start);
+            let below: Vec<u64> = offsets.take_while(|offset| *offset < among.end).take(most).collect();
             let key = key.clone();
             below.into_iter().map(move |offset| (offset, key.clone()))
         };

@@ -291,17 +291,49 @@ fn what_retention_took_from_under_a_parked_key_is_settled() {
     let out = scene.next().unwrap();
     scene.window.park(out.ticket, at(1_000), true);
     scene.trim(place(0), 2);
-    let lost = scene.window.trimmed(place(0), 2, 1);
+    let lost = scene.window.gone(place(0), 0..2, 1);
     assert_eq!(lost.iter().map(|(_, offset)| *offset).collect::<Vec<_>>(), [0]);
-    let more = scene.window.trimmed(place(0), 2, 10);
+    let more = scene.window.gone(place(0), 0..2, 10);
     assert_eq!(more.iter().map(|(_, offset)| *offset).collect::<Vec<_>>(), [1]);
-    assert!(scene.window.trimmed(place(0), 2, 10).is_empty());
+    assert!(scene.window.gone(place(0), 0..2, 10).is_empty());
     assert_eq!(scene.window.watermark(place(0)), Some(0), "until that is durable");
     lost.into_iter().chain(more).for_each(|(ticket, _)| assert!(scene.window.done(ticket)));
     assert_eq!(scene.window.watermark(place(0)), Some(2));
     scene.read();
     let next = scene.next().unwrap();
     assert_eq!((next.offset, next.attempts), (2, 0));
+}
+
+#[test]
+fn damage_takes_only_what_it_covers() {
+    let mut scene = Scene::new(Ordering::None);
+    scene.publish_all(&[""; 6]);
+    scene.read();
+    let out = [(); 4].map(|()| scene.next().unwrap().ticket);
+    out.into_iter().for_each(|ticket| assert!(scene.window.park(ticket, at(1_000), true)));
+    let lost = scene.window.gone(place(0), 2..4, 10);
+    assert_eq!(lost.iter().map(|(_, offset)| *offset).collect::<Vec<_>>(), [2, 3], "what is before it can be read");
+    lost.into_iter().for_each(|(ticket, _)| assert!(scene.window.done(ticket)));
+    scene.now = at(1_000);
+    let mut delivered = scene.deliver_all();
+    delivered.sort_unstable();
+    assert_eq!(delivered, [(0, 0), (0, 1), (0, 4), (0, 5)]);
+}
+
+#[test]
+fn a_parked_key_that_lost_a_later_message_stays_parked() {
+    let mut scene = Scene::new(Ordering::Key);
+    scene.publish_all(&["a", "a", "a"]);
+    scene.read();
+    let out = scene.next().unwrap();
+    scene.window.park(out.ticket, at(1_000), true);
+    assert_eq!(scene.window.gone(place(0), 1..2, 10).len(), 1);
+    assert_eq!(scene.window.next_time(), Some(at(1_000)));
+    scene.now = at(1_000);
+    scene.window.has_ready(scene.now, FRESH);
+    scene.read();
+    let again = scene.next().unwrap();
+    assert_eq!((again.offset, again.attempts), (0, 1));
 }
 
 #[test]
@@ -314,7 +346,7 @@ fn what_retention_took_before_a_restart_is_settled() {
     scene.window.done(b);
     scene.restart();
     scene.trim(place(0), 3);
-    let lost = scene.window.trimmed(place(0), 3, 100);
+    let lost = scene.window.gone(place(0), 0..3, 100);
     assert_eq!(lost.iter().map(|(_, offset)| *offset).collect::<Vec<_>>(), [0, 2]);
     assert_eq!(scene.window.watermark(place(0)), Some(0));
     lost.into_iter().for_each(|(ticket, _)| assert!(scene.window.done(ticket)));

@@ -133,7 +133,7 @@ fn a_key_whose_old_messages_were_lost_goes_on() {
     scene.read();
     let old = scene.next().unwrap();
     scene.window.park(old.ticket, at(1_000), true);
-    let lost = scene.window.trimmed(place(0), 1, 10);
+    let lost = scene.window.gone(place(0), 0..1, 10);
     lost.into_iter().for_each(|(ticket, _)| assert!(scene.window.done(ticket)));
     assert_eq!(scene.deliver_all(), [(2, 0)]);
 }
@@ -147,7 +147,7 @@ fn partitions_in_order_go_on_when_the_last_old_message_was_lost() {
     scene.read();
     let old = scene.next().unwrap();
     scene.window.park(old.ticket, at(1_000), true);
-    let lost = scene.window.trimmed(place(0), 1, 10);
+    let lost = scene.window.gone(place(0), 0..1, 10);
     lost.into_iter().for_each(|(ticket, _)| assert!(scene.window.done(ticket)));
     assert_eq!(scene.deliver_all(), [(2, 0)]);
 }

@@ -190,7 +190,7 @@ impl Run {
         let expected = self.model.lost_below(&self.window, id, first);
         let mut lost = Vec::new();
         loop {
-            let some = self.window.trimmed(id, first, most);
+            let some = self.window.gone(id, 0..first, most);
             let count = some.len();
             assert!(count <= most);
             lost.extend(some);
