@@ -19,7 +19,7 @@ const EXTENSION: &str = ".slice";
 const SLICES_PER_SHELF: u64 = 16;
 /// Bytes of a slice; fewer are not worth a file.
 const SLICE_BYTES_MIN: u64 = 64 << 10;
-const SLICE_BYTES_MAX: u64 = 16 << 20;
+const SLICE_BYTES_MAX: u64 = 256 << 20;
 /// Bytes of a body at most: a head that says more is none.
 pub const BODY_BYTES_MAX: usize = 1 << 20;
 pub const HEAD_BYTES: usize = 52;
