@@ -14,8 +14,8 @@ pub(super) const CONNECTION_BUFFER_BYTES_MAX: usize = 128 << 10;
 pub(super) const IDLE_CONNECTIONS_MAX: usize = 1024;
 /// How long one waits. Most servers close idle connections after a minute or more.
 pub(super) const IDLE_CONNECTION_FOR: Duration = Duration::from_secs(30);
-/// How often a thread looks for connections that have waited too long.
-pub(super) const IDLE_SWEEP_EVERY: Duration = Duration::from_secs(5);
+/// How often a thread that calls looks for targets that nobody else knows any more.
+pub(super) const FORGET_UNUSED_EVERY: Duration = Duration::from_secs(5);
 /// Kept connections that turn out to be closed before one call gives up on them and dials.
 pub(super) const STALE_CONNECTIONS_MAX: u32 = 3;
 /// Targets that a thread keeps prepared; beyond, those that nobody else holds go.

@@ -162,7 +162,7 @@ async fn exchange(core: &Arc<WorkerCore>, call: &Call, began: Instant) -> Result
         let _ = timeout_at(until, reading.read(body)).await;
     }
     if reading.is_whole {
-        destination.origin.put_idle(sender, Instant::now());
+        destination.origin.put_idle(sender);
     }
     let retry_after = if status.is_success() { None } else { retry_after(&head.headers, SystemTime::now()) };
     Ok(CallOutcome::Answered { status: status.as_u16(), retry_after, answer: reading.into_kept() })

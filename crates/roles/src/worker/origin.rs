@@ -2,8 +2,8 @@
 //!
 //! Connections are kept by thread and by target and never shared: what one subscriber does to its own is nobody else's matter.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bytes::Bytes;
 use http::uri::{PathAndQuery, Scheme};
@@ -11,6 +11,7 @@ use http::{HeaderValue, Uri};
 use http_body_util::Full;
 use hyper::client::conn::http1::SendRequest;
 use rustls::pki_types::ServerName;
+use tokio::time::{Instant, sleep};
 
 use super::limits::{IDLE_CONNECTION_FOR, IDLE_CONNECTIONS_MAX, URL_BYTES_MAX};
 
@@ -97,6 +98,8 @@ pub(super) struct Origin {
     /// Header names as `X-Kmq-Topic` and not `x-kmq-topic`: for receivers that compare them by the letter.
     pub(super) has_title_case: bool,
     idle: Mutex<Vec<Idle>>,
+    /// Whether a task closes what has waited too long.
+    is_swept: AtomicBool,
 }
 
 struct Idle {
@@ -107,7 +110,8 @@ struct Idle {
 impl Origin {
     pub(super) fn new(place: &Place, has_title_case: bool) -> Self {
         let Place { is_tls, host, port, .. } = place;
-        Self { is_tls: *is_tls, host: host.clone(), port: *port, has_title_case, idle: Mutex::default() }
+        let (host, idle, is_swept) = (host.clone(), Mutex::default(), AtomicBool::new(false));
+        Self { is_tls: *is_tls, host, port: *port, has_title_case, idle, is_swept }
     }
 
     /// The connection that was used last, so that those of a busier hour grow old.
@@ -125,24 +129,44 @@ impl Origin {
         None
     }
 
-    pub(super) fn put_idle(&self, sender: Sender, now: Instant) {
+    pub(super) fn put_idle(self: &Arc<Self>, sender: Sender) {
         if sender.is_closed() {
             return;
         }
         let mut idle = self.idle();
         if idle.len() < IDLE_CONNECTIONS_MAX {
-            idle.push(Idle { sender, since: now });
+            idle.push(Idle { sender, since: Instant::now() });
+        }
+        drop(idle);
+        if !self.is_swept.load(Ordering::Relaxed) && !self.is_swept.swap(true, Ordering::Relaxed) {
+            tokio::spawn(keep_swept(Arc::downgrade(self)));
         }
     }
 
-    /// Closes what has waited too long.
-    pub(super) fn sweep(&self, now: Instant) {
+    /// Closes what has waited too long, and says whether anything is left.
+    fn sweep(&self) -> bool {
+        let now = Instant::now();
         let is_fresh = |idle: &Idle| !idle.sender.is_closed() && now - idle.since < IDLE_CONNECTION_FOR;
-        self.idle().retain(is_fresh);
+        let mut idle = self.idle();
+        idle.retain(is_fresh);
+        if idle.is_empty() {
+            self.is_swept.store(false, Ordering::Relaxed);
+        }
+        !idle.is_empty()
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<Idle>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Runs for as long as connections wait, so that an endpoint that is called no more is left alone.
+async fn keep_swept(origin: Weak<Origin>) {
+    loop {
+        sleep(IDLE_CONNECTION_FOR).await;
+        if !origin.upgrade().is_some_and(|origin| origin.sweep()) {
+            return;
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use whimbrel_model::ports::CallTarget;
 
 use super::WorkerCore;
 use super::failure::Failure;
-use super::limits::{IDLE_SWEEP_EVERY, OWN_ORIGINS_MAX, PREPARED_TARGETS_MAX};
+use super::limits::{FORGET_UNUSED_EVERY, OWN_ORIGINS_MAX, PREPARED_TARGETS_MAX};
 use super::origin::{Origin, Place};
 use super::prepared::{Destination, Prepared};
 
@@ -25,7 +25,7 @@ struct Kept {
     targets: HashMap<*const CallTarget, Arc<Prepared>, FixedState>,
     /// Places that messages brought themselves.
     own_origins: HashMap<(bool, Box<str>, u16), Arc<Origin>>,
-    swept_at: Instant,
+    looked_at: Instant,
 }
 
 /// The target, made ready on this thread.
@@ -64,29 +64,21 @@ fn with_kept<T>(worker: &Arc<WorkerCore>, now: Instant, work: impl FnOnce(&mut K
         let at = all.iter().position(|(owner, _)| owner.as_ptr() == Arc::as_ptr(worker));
         let at = at.unwrap_or_else(|| {
             all.retain(|(owner, _)| owner.strong_count() > 0);
-            let kept = Kept { targets: HashMap::default(), own_origins: HashMap::new(), swept_at: now };
+            let kept = Kept { targets: HashMap::default(), own_origins: HashMap::new(), looked_at: now };
             all.push((Arc::downgrade(worker), kept));
             all.len() - 1
         });
         let kept = &mut all[at].1;
-        if now.saturating_duration_since(kept.swept_at) >= IDLE_SWEEP_EVERY {
-            kept.sweep(now);
+        if now.saturating_duration_since(kept.looked_at) >= FORGET_UNUSED_EVERY {
+            kept.looked_at = now;
+            kept.forget_unused();
         }
         work(kept)
     })
 }
 
 impl Kept {
-    /// Closes connections that waited too long, and forgets targets that nobody else knows any more.
-    fn sweep(&mut self, now: Instant) {
-        self.swept_at = now;
-        self.forget_unused();
-        let destinations = self.targets.values().filter_map(|prepared| prepared.destination.as_ref());
-        destinations.map(|destination| &destination.origin).chain(self.own_origins.values()).for_each(|origin| {
-            origin.sweep(now);
-        });
-    }
-
+    /// Forgets targets that nobody else knows any more, and with them their connections.
     fn forget_unused(&mut self) {
         self.targets.retain(|_, prepared| Arc::strong_count(&prepared.target) > 1);
         if self.targets.len() >= PREPARED_TARGETS_MAX {
@@ -136,7 +128,7 @@ mod tests {
         prepared(&core, &gone, now).unwrap();
         drop(gone);
         assert_eq!(watched.strong_count(), 1, "it is kept for a while");
-        prepared(&core, &target(), now + IDLE_SWEEP_EVERY).unwrap();
+        prepared(&core, &target(), now + FORGET_UNUSED_EVERY).unwrap();
         assert_eq!(watched.strong_count(), 0);
     }
 

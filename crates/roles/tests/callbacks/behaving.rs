@@ -137,3 +137,24 @@ async fn a_connection_that_was_closed_while_it_waited_costs_no_call() {
     }
     assert_eq!(heard.requests().len(), 20, "no request was sent twice");
 }
+
+#[tokio::test]
+async fn an_endpoint_that_is_called_no_more_is_left_alone() {
+    let (closed, mut on_close) = tokio::sync::mpsc::unbounded_channel();
+    let (address, heard) = endpoint(move |mut stream: TcpStream, heard: Heard| {
+        let closed = closed.clone();
+        async move {
+            while heard.request(&mut stream).await.is_some() {
+                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+            }
+            closed.send(()).unwrap();
+        }
+    })
+    .await;
+    let (worker, target) = (worker(), Arc::new(target(Some(format!("http://{address}/")), WITHIN)));
+    assert_eq!(status_of(&worker.call(call(&target)).await.outcome), 200);
+    assert_eq!(heard.connections(), 1);
+    // From here on time passes as fast as nothing else happens.
+    tokio::time::pause();
+    on_close.recv().await.unwrap();
+}
