@@ -51,6 +51,7 @@ impl From<ClientError> for Failure {
             ClientError::Problem(problem) => match problem.code.as_str() {
                 "key_missing" | "key_unknown" => failure.with_hint("pass an API key with --key or WHIMBREL_KEY"),
                 "unknown_topic" => failure.with_hint("`whimbrel topic list` shows the topics there are"),
+                "unknown_subscription" => failure.with_hint("`whimbrel sub list` shows the subscriptions there are"),
                 "unknown_hold" => failure.with_hint("`whimbrel holds list` shows what is pending"),
                 "no_owner" => failure.with_hint("the shard is being taken over; repeating it is safe"),
                 _ => failure,

@@ -184,3 +184,58 @@ fn a_quick_bench_of_holds_measures_every_round_and_leaves_nothing_behind() {
     assert_eq!(report["remarks"], serde_json::json!([]));
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
+
+#[test]
+fn a_quick_bench_of_deliveries_measures_every_round_and_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let report = json_of(&run(folder.path(), &["bench", "deliver", "--quick", "--json"]));
+    let rows = report["rows"].as_array().unwrap();
+    for word in [
+        "publish to callback",
+        "bare client loop",
+        "deliver, ordering none",
+        "deliver, ordering key",
+        "deliver beside",
+        "four keys while",
+        "catch up",
+        "catching up",
+    ] {
+        assert!(rows.iter().any(|row| row["measured"].as_str().unwrap().starts_with(word)), "{word}: {report}");
+    }
+    assert_eq!(report["remarks"], serde_json::json!([]));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_subscription_is_made_shown_stopped_pulled_from_and_deleted_from_the_command_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &["--set", "topics.partitions=1"]);
+    let sub = |arguments: &[&str]| on(&server, folder.path(), &[&["sub"], arguments].concat());
+    let made = json_of(&sub(&["create", "mail", "-t", "orders", "--pull", "--concurrency", "4", "--json"]));
+    assert_eq!((&made["name"], &made["mode"], &made["concurrency"]), (&"mail".into(), &"pull".into(), &4.into()));
+    let again = sub(&["create", "mail", "-t", "orders", "--pull"]);
+    assert!(stderr_of(&again).contains("--replace"), "{}", stderr_of(&again));
+    assert!(sub(&["create", "mail", "-t", "orders", "--pull", "--replace"]).status.success());
+    assert!(on(&server, folder.path(), &["publish", "orders", "hello", "-k", "k"]).status.success());
+    let pulled = sub(&["pull", "mail", "--wait", "30s", "--ack"]);
+    assert!(stdout_of(&pulled).contains("hello"), "{}", stderr_of(&pulled));
+    assert!(stdout_of(&sub(&["pull", "mail"])).contains("nothing to pull"));
+    assert!(stdout_of(&sub(&["pause", "mail"])).starts_with("paused: mail"));
+    let listed = stdout_of(&sub(&["list"]));
+    assert!(listed.contains("mail") && listed.contains("paused") && listed.contains("orders"), "{listed}");
+    assert!(stdout_of(&sub(&["resume", "mail"])).starts_with("resumed: mail"));
+    assert!(stdout_of(&sub(&["seek", "mail", "earliest"])).starts_with("moved: mail"));
+    assert!(stdout_of(&sub(&["pull", "mail", "--wait", "30s", "--ack"])).contains("hello"));
+    assert!(stdout_of(&sub(&["replay", "mail"])).starts_with("replaying: mail"));
+    assert!(stdout_of(&sub(&["dead", "mail"])).contains("no dead letters"));
+    assert!(stdout_of(&sub(&["redrive", "mail", "--all"])).contains("redriven 0"));
+    let shown = stdout_of(&sub(&["show", "mail"]));
+    assert!(shown.contains("orders/0") && shown.contains("concurrency"), "{shown}");
+    let stats = stdout_of(&on(&server, folder.path(), &["stats", "orders"]));
+    assert!(stats.contains("published"), "{stats}");
+    let unasked = sub(&["delete", "mail"]);
+    assert!(stderr_of(&unasked).contains("--yes"), "{}", stderr_of(&unasked));
+    assert!(sub(&["delete", "mail", "--yes"]).status.success());
+    let gone = sub(&["show", "mail"]);
+    assert!(stderr_of(&gone).contains("(unknown_subscription)"), "{}", stderr_of(&gone));
+}

@@ -16,7 +16,7 @@ use super::random::Random;
 use super::server::{PATIENCE, Server, converse};
 use super::services::{Outage as _, OwnEtcd, OwnKafka, OwnRedis, skip};
 
-const NEEDED: [&str; 3] = ["WHIMBREL_TEST_KAFKA_LIBS", "WHIMBREL_TEST_REDIS", "WHIMBREL_TEST_ETCD"];
+pub const NEEDED: [&str; 3] = ["WHIMBREL_TEST_KAFKA_LIBS", "WHIMBREL_TEST_REDIS", "WHIMBREL_TEST_ETCD"];
 const ROUNDS_DEFAULT: u64 = 4;
 const ROUND_OPERATIONS_DEFAULT: u64 = 300;
 const WORKERS: u64 = 8;
@@ -28,7 +28,7 @@ const WITHOUT_ETCD: Duration = Duration::from_secs(5);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What two nodes share.
-struct Shared {
+pub struct Shared {
     _kafka: OwnKafka,
     _redis: OwnRedis,
     etcd: OwnEtcd,
@@ -36,7 +36,7 @@ struct Shared {
 }
 
 impl Shared {
-    fn start() -> Self {
+    pub fn start() -> Self {
         let (kafka, redis, etcd) = (OwnKafka::start(), OwnRedis::start(), OwnEtcd::start());
         let mut settings = kafka.settings();
         settings.extend(redis.settings());
@@ -45,7 +45,7 @@ impl Shared {
         Self { _kafka: kafka, _redis: redis, etcd, settings }
     }
 
-    fn node(&self, folder: &TempDir, more: &[String]) -> Server {
+    pub fn node(&self, folder: &TempDir, more: &[String]) -> Server {
         let settings = self.settings.iter().chain(more);
         let arguments: Vec<&str> = settings.flat_map(|setting| ["--set", setting.as_str()]).collect();
         Server::start(folder.path(), &arguments)

@@ -6,6 +6,7 @@ mod deliver;
 mod deliver_crash;
 mod deliver_doors;
 mod deliver_moving;
+mod deliver_nodes;
 mod deliver_pull;
 mod deliver_push;
 mod hold_crash;
