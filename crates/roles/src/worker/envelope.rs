@@ -39,8 +39,8 @@ pub(super) fn write(call: &Call, prepared: &Prepared, now: Timestamp) -> Letter 
         Envelope::Binary => {
             own_headers(call, prepared, &mut headers, &mut pen, |_| true);
             content_type(call, &mut headers, &mut pen, "application/octet-stream");
-            event_headers(call, &mut headers, &mut pen);
             place_headers(call, &mut headers, &mut pen);
+            event_headers(call, &mut headers, &mut pen);
             call.record.value.clone()
         }
         Envelope::Structured => {
@@ -96,7 +96,7 @@ fn content_type(call: &Call, headers: &mut HeaderMap, pen: &mut Pen, default: &'
     headers.insert(CONTENT_TYPE, value);
 }
 
-/// The attributes of CloudEvents. What the publisher said of its event stays, but for the id, by which repeats are known.
+/// The attributes of CloudEvents, after those of the place. What the publisher said of its event stays, but for the id, by which repeats are known.
 fn event_headers(call: &Call, headers: &mut HeaderMap, pen: &mut Pen) {
     let mut made = |name: HeaderName, value: &mut dyn FnMut(&mut Pen) -> Option<HeaderValue>| {
         if !headers.contains_key(&name)
@@ -108,12 +108,17 @@ fn event_headers(call: &Call, headers: &mut HeaderMap, pen: &mut Pen) {
     made(names::CE_SPECVERSION, &mut |_| Some(HeaderValue::from_static("1.0")));
     made(names::CE_SOURCE, &mut |pen| pen.formatted(format_args!("/topics/{}", call.topic)));
     made(names::CE_TYPE, &mut |_| Some(HeaderValue::from_static(EVENT_TYPE_DEFAULT)));
-    made(names::CE_TIME, &mut |pen| pen.formatted(format_args!("{}", call.published_at)));
     if let Some(key) = &call.record.key {
         made(names::CE_PARTITIONKEY, &mut |pen| pen.percent_encoded(key));
     }
     if let Some(id) = pen.value(call.id.as_bytes()) {
         headers.insert(names::CE_ID, id);
+    }
+    // The time is that of the publish, which stands there already.
+    if !headers.contains_key(names::CE_TIME)
+        && let Some(time) = headers.get(names::PUBLISHED_AT).cloned()
+    {
+        headers.insert(names::CE_TIME, time);
     }
 }
 
@@ -125,7 +130,6 @@ fn place_headers(call: &Call, headers: &mut HeaderMap, pen: &mut Pen) {
     headers.insert(names::PARTITION, pen.number(i64::from(call.partition)));
     headers.insert(names::OFFSET, pen.number(call.offset.cast_signed()));
     headers.insert(names::ATTEMPT, pen.number(i64::from(call.attempt)));
-    // The same text, where the event's time was made here.
     if let Some(published_at) = pen.formatted(format_args!("{}", call.published_at)) {
         headers.insert(names::PUBLISHED_AT, published_at);
     }
