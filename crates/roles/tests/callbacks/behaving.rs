@@ -158,3 +158,14 @@ async fn an_endpoint_that_is_called_no_more_is_left_alone() {
     tokio::time::pause();
     on_close.recv().await.unwrap();
 }
+
+#[tokio::test]
+async fn a_large_message_arrives_whole() {
+    let (address, heard) = answering("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+    let mut call = call_to(address, WITHIN);
+    call.record.value = vec![b'x'; 1 << 20].into();
+    assert_eq!(status_of(&worker().call(call).await.outcome), 200);
+    let request = heard.requests().remove(0);
+    let (_, body) = request.split_once("\r\n\r\n").unwrap();
+    assert_eq!(body.len(), 1 << 20);
+}

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use whimbrel_model::ports::{ANSWER_KEPT_BYTES, Call, CallFailure, CallOutcome, Callbacks, Called};
 use whimbrel_roles::worker::{AddressGuard, Worker, WorkerSettings};
@@ -282,6 +282,26 @@ async fn a_second_answer_that_nobody_asked_for_is_never_taken_for_the_next_one()
     let target = Arc::new(target(Some(format!("http://{address}/")), SHORT));
     for _ in 0..3 {
         assert_eq!(status_of(&worker.call(call(&target)).await.outcome), 500);
+    }
+}
+
+#[tokio::test]
+async fn one_that_refuses_a_message_that_it_has_not_read_has_answered() {
+    let (address, heard) = endpoint(|mut stream: TcpStream, _: Heard| async move {
+        let mut head = [0; 16];
+        stream.read_exact(&mut head).await.unwrap();
+        stream.write_all(b"HTTP/1.1 413 Too large\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+        std::future::pending::<()>().await;
+    })
+    .await;
+    let worker = Worker::new(WorkerSettings::default()).unwrap();
+    let target = Arc::new(target(Some(format!("http://{address}/")), LONG));
+    for calls in 1..=2 {
+        let mut call = call(&target);
+        // More than the buffers between both sides take.
+        call.record.value = vec![b'x'; 32 << 20].into();
+        assert_eq!(status_of(&worker.call(call).await.outcome), 413);
+        assert_eq!(heard.connections(), calls, "a connection with half a message on it is not used again");
     }
 }
 
