@@ -33,25 +33,30 @@ type Answer = Result<DispatchTold, DispatchDeskError>;
 struct FakeDesk {
     answer: Mutex<Answer>,
     asked: AtomicU64,
+    /// Where that is so, it answers only when it is told to go on.
     hangs: bool,
+    go_on: tokio::sync::Notify,
     minutes: Vec<(Timestamp, MinuteRow)>,
 }
 
 impl FakeDesk {
+    fn new(answer: Answer, hangs: bool, minutes: Vec<(Timestamp, MinuteRow)>) -> Arc<Self> {
+        let (answer, asked, go_on) = (Mutex::new(answer), AtomicU64::new(0), tokio::sync::Notify::new());
+        Arc::new(Self { answer, asked, hangs, go_on, minutes })
+    }
+
     fn answering(answer: Answer) -> Arc<Self> {
-        Arc::new(Self { answer: Mutex::new(answer), asked: AtomicU64::new(0), hangs: false, minutes: Vec::new() })
+        Self::new(answer, false, Vec::new())
     }
 
     fn hanging() -> Arc<Self> {
-        let answer = Mutex::new(Ok(DispatchTold::CaughtUp));
-        Arc::new(Self { answer, asked: AtomicU64::new(0), hangs: true, minutes: Vec::new() })
+        Self::new(Ok(DispatchTold::CaughtUp), true, Vec::new())
     }
 
     fn counting(minutes: &[(i64, u64)]) -> Arc<Self> {
         let row = |published| MinuteRow { published, ..MinuteRow::default() };
         let minutes = minutes.iter().map(|(start, published)| (minute(*start), row(*published))).collect();
-        let answer = Mutex::new(Err(DispatchDeskError::NotHere));
-        Arc::new(Self { answer, asked: AtomicU64::new(0), hangs: false, minutes })
+        Self::new(Err(DispatchDeskError::NotHere), false, minutes)
     }
 
     fn asked(&self) -> u64 {
@@ -65,7 +70,7 @@ impl DispatchDesk for FakeDesk {
         Box::pin(async move {
             self.asked.fetch_add(1, Ordering::SeqCst);
             if self.hangs {
-                std::future::pending::<()>().await;
+                self.go_on.notified().await;
             }
             self.answer.lock().unwrap().clone()
         })
@@ -220,6 +225,25 @@ async fn what_changes_something_and_got_no_answer_has_an_unknown_outcome_and_is_
         assert!(matches!(told, Err(DispatchError::OutcomeUnknown(_))), "{told:?}");
         assert_eq!(desk.asked(), 1);
     }
+}
+
+#[tokio::test]
+async fn a_pull_that_waits_for_messages_is_waited_for() {
+    let desk = FakeDesk::hanging();
+    *desk.answer.lock().unwrap() = Ok(DispatchTold::Pulled(Vec::new()));
+    let (address, _server) = serve(desk.clone(), None).await;
+    let scene = Scene::owned_by(Some(OTHER), &address);
+    let answer_within = Duration::from_millis(1);
+    let router = scene.router(nobody_here(), PeerSettings { answer_within, ..PeerSettings::default() }, OWNER_WAIT);
+    let pull = DispatchAsk::Pull { max: 1, wait_ms: OWNER_WAIT.as_millis() as u64 };
+    let asked = tokio::spawn(async move { router.ask(SUBSCRIPTION, pull).await });
+    while desk.asked() == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    // Any other question would have been given up by now.
+    tokio::time::sleep(answer_within * 20).await;
+    desk.go_on.notify_one();
+    assert_eq!(asked.await.unwrap(), Ok(DispatchTold::Pulled(Vec::new())));
 }
 
 #[tokio::test]
