@@ -109,7 +109,9 @@ impl Bench {
         let topic = format!("{NAME_PREFIX}{name}");
         let client = self.stage.client()?;
         self.stage.runtime.block_on(client.put_topic(&topic, &TopicSettings::default()))?;
-        self.topics.push(topic.clone());
+        if !self.topics.contains(&topic) {
+            self.topics.push(topic.clone());
+        }
         Ok(topic)
     }
 
@@ -179,8 +181,7 @@ impl Bench {
         self.stage.request("POST", &format!("/v1/topics/{topic}/batch"), "application/x-ndjson", lines.as_bytes())
     }
 
-    /// What the sink counts on that path per second, for so long, once it has counted anything new. `key` looks only at what came
-    /// with a key other than the one that fails.
+    /// What the sink counts on that path per second, for so long, once it has counted anything new.
     fn delivered_per_second(&self, path: &str, duration: Duration, of: Counted) -> Result<f64, Failure> {
         let count = |bench: &Self| -> Result<(u64, Duration), Failure> {
             let figures = bench.sink.figures(path)?;

@@ -80,7 +80,7 @@ fn name_and_equals(text: &str) -> Result<(String, String), String> {
 
 impl SettingsArgs {
     pub fn settings(self) -> Result<SubscriptionSettings, Failure> {
-        let mut settings = self.from_file()?;
+        let mut settings = self.told_by_file()?;
         if !self.topic.is_empty() {
             settings.topics = self.topic;
         }
@@ -120,7 +120,7 @@ impl SettingsArgs {
         Ok(settings)
     }
 
-    fn from_file(&self) -> Result<SubscriptionSettings, Failure> {
+    fn told_by_file(&self) -> Result<SubscriptionSettings, Failure> {
         let Some(path) = &self.file else { return Ok(SubscriptionSettings::default()) };
         let name = path.display();
         let text =
