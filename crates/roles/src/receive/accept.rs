@@ -100,7 +100,7 @@ pub(crate) async fn accept_one(
     let outcome = outcome.into_iter().next().unwrap_or_else(|| Err(no_answer()));
     let mut taken = Taken::default();
     let accepted = expected.accepted(outcome, topic, &mut taken);
-    taken.count(&pass, now);
+    taken.count(door, &pass, now);
     accepted
 }
 
@@ -142,7 +142,7 @@ pub(crate) async fn accept_many(
     let mut taken = Taken::default();
     let outcomes = answers_of(outcome, all_expected.len()).zip(all_expected);
     let answered = outcomes.map(|(outcome, expected)| expected.accepted(outcome, topic, &mut taken)).collect();
-    taken.count(&pass, now);
+    taken.count(door, &pass, now);
     Ok(answered)
 }
 
@@ -243,8 +243,11 @@ pub(super) struct Taken {
 }
 
 impl Taken {
-    pub(super) fn count(&self, topic: &Topic, now: Timestamp) {
+    pub(super) fn count(&self, door: &Door, topic: &Topic, now: Timestamp) {
         let figures = &topic.running.figures;
+        if self.published + self.held > 0 {
+            door.stats.published(topic.number(), (self.published + self.held) as u64);
+        }
         if self.published > 0 {
             topic.running.published.add(now, u32::try_from(self.published).unwrap_or(u32::MAX));
             figures.published_messages.increment(self.published as u64);

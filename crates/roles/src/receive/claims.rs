@@ -247,7 +247,7 @@ impl Claiming<'_> {
             };
             answers.push(answer);
         }
-        self.taken.count(self.pass, self.now);
+        self.taken.count(self.door, self.pass, self.now);
         answers
     }
 

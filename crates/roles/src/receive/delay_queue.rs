@@ -13,22 +13,24 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
-use whimbrel_model::check_brought_id;
 use whimbrel_model::ports::ClaimKind;
+use whimbrel_model::subscription::{DeliveryRule, RetryPolicy};
+use whimbrel_model::{Headers, check_brought_id};
 
 use super::accept::accept_one;
 use super::answer::json_response;
 use super::attributes::check_user_topic;
 use super::body::collect;
 use super::door::Door;
-use super::draft::{Brought, ContentType, DELAY_MAX, Draft, Later, OwnHeaders, check_payload_size};
+use super::draft::{Brought, ContentType, DELAY_MAX, Draft, Later, check_payload_size};
 use super::keys::Scope;
 use super::problem::{Code, Problem};
+use super::soraka::rule_header;
+use super::subscription_body::RETRY_TIMES_MAX;
 
-/// How the callback of a task is tried, as headers of its message.
-const RETRY_COUNT: &str = "dq-retry-count";
-const RETRY_INTERVAL: &str = "dq-retry-interval";
-const EXECUTE_TIMEOUT: &str = "dq-execute-timeout";
+/// How long may lie between two tries, and how long one may take.
+const RETRY_INTERVAL_MAX_S: u64 = 7 * 86_400;
+const EXECUTE_TIMEOUT_MAX_S: u64 = 600;
 /// What a task's body may have beside its parameters. As JSON those take up to six times their own size.
 const FRAME_BYTES_MAX: usize = 64 << 10;
 const ESCAPED_BYTES_MAX: usize = 6;
@@ -44,16 +46,16 @@ pub struct DelayQueueTask {
     /// The payload: a text as it is, anything else as JSON.
     #[schema(value_type = Option<Object>)]
     params: Option<Value>,
-    /// Travels as the header `dq-retry-count`.
+    /// How often its callback is tried again, by every subscription of the topic.
     #[schema(value_type = Option<u64>)]
     retry_count: Option<Count>,
-    /// In seconds. Travels as the header `dq-retry-interval`.
+    /// In seconds, before each of those.
     #[schema(value_type = Option<u64>)]
     retry_interval: Option<Count>,
     /// In seconds.
     #[schema(value_type = Option<u64>)]
     delay_time: Option<Count>,
-    /// In seconds. Travels as the header `dq-execute-timeout`.
+    /// In seconds: how long a callback may take.
     #[schema(value_type = Option<u64>)]
     execute_timeout: Option<Count>,
     /// Makes a repeat safe; without it the task's id does.
@@ -148,20 +150,40 @@ fn draft_of(task: DelayQueueTask, door: &Door) -> Result<Draft, Problem> {
         Some(json) => (Bytes::from(json.to_string()), ContentType::Json),
     };
     check_payload_size(payload.len(), settings)?;
-    let mut own = OwnHeaders::new(settings);
-    let tries = [
-        (RETRY_COUNT, "retryCount", task.retry_count),
-        (RETRY_INTERVAL, "retryInterval", task.retry_interval),
-        (EXECUTE_TIMEOUT, "executeTimeout", task.execute_timeout),
-    ];
-    for (header, name, count) in tries {
-        if let Some(count) = count {
-            own.push(header, count.read(name)?.to_string().as_bytes())?;
-        }
-    }
+    let rule = rule_of(task.retry_count, task.retry_interval, task.execute_timeout)?;
+    let headers = if rule == DeliveryRule::default() { Headers::EMPTY } else { rule_header(&rule) };
     let brought = brought_of(task_id, task.nonce_str.as_deref())?;
     let later = Some(Later::After(delay));
-    Ok(Draft { key: None, payload, content_type, headers: own.take(), brought: Some(brought), later })
+    Ok(Draft { key: None, payload, content_type, headers, brought: Some(brought), later })
+}
+
+/// How a task's callback is tried. A timeout of nothing is none.
+fn rule_of(
+    retry_count: Option<Count>,
+    retry_interval: Option<Count>,
+    execute_timeout: Option<Count>,
+) -> Result<DeliveryRule, Problem> {
+    let times = bounded(retry_count, "retryCount", RETRY_TIMES_MAX)?;
+    let interval = bounded(retry_interval, "retryInterval", RETRY_INTERVAL_MAX_S)?;
+    let timeout = bounded(execute_timeout, "executeTimeout", EXECUTE_TIMEOUT_MAX_S)?.filter(|seconds| *seconds > 0);
+    let mut rule = DeliveryRule { timeout_ms: timeout.map(|seconds| seconds * 1000), ..DeliveryRule::default() };
+    if times.is_some() || interval.is_some() {
+        let usual = RetryPolicy::default();
+        rule.retry = Some(RetryPolicy {
+            times: times.map_or(usual.times, |times| times as u32),
+            schedule_ms: interval.map_or(usual.schedule_ms, |seconds| vec![seconds * 1000]),
+        });
+    }
+    Ok(rule)
+}
+
+fn bounded(count: Option<Count>, name: &str, most: u64) -> Result<Option<u64>, Problem> {
+    let Some(count) = count else { return Ok(None) };
+    let count = count.read(name)?;
+    if count <= most {
+        return Ok(Some(count));
+    }
+    Err(Problem::new(Code::BadParameter, format!("`{name}` is {most} at most")))
 }
 
 /// The task's id and its idempotency key, which differ: other doors would call that a contradiction.

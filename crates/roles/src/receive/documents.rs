@@ -57,6 +57,12 @@ pub struct ProblemDocument {
     /// `holds_pending`: how many.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,
+    /// In a body of JSON: the field that is wrong.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub field: Option<String>,
+    /// `topic_subscribed`: which.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subscriptions: Option<Vec<String>>,
     /// `not_ready`: why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasons: Option<Vec<String>>,
@@ -176,8 +182,8 @@ pub struct MessageState {
     pub state: String,
     #[serde(flatten)]
     pub message: MessageDocument,
-    /// What each subscription did with it.
-    pub subscriptions: Vec<Value>,
+    /// What each subscription of its topic did with it.
+    pub subscriptions: Vec<super::deliveries::DeliveryDocument>,
 }
 
 /// A message that is held, or that was held and is not in its topic: withdrawn, dead, or fired and no longer kept.

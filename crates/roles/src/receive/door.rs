@@ -14,6 +14,8 @@ use super::load::InFlight;
 use super::settings::ReceiveSettings;
 use super::{Ports, StartError};
 use crate::figures::DoorFigures;
+use crate::stats::TopicStats;
+use crate::subscriptions::Subscriptions;
 use crate::topics::{Registry, Topic, TopicError};
 
 /// How long `/readyz` waits for the log.
@@ -23,6 +25,8 @@ pub(crate) struct Door {
     pub(crate) ports: Ports,
     pub(crate) settings: ReceiveSettings,
     pub(crate) registry: Arc<Registry>,
+    pub(crate) subscriptions: Arc<Subscriptions>,
+    pub(crate) stats: Arc<TopicStats>,
     /// The topic of all holds: its partitions are the shards, and never change.
     pub(crate) holds: Arc<Topic>,
     pub(crate) mint: Arc<IdMint>,
@@ -39,6 +43,8 @@ impl Door {
     pub(super) async fn open(
         ports: Ports,
         registry: Arc<Registry>,
+        subscriptions: Arc<Subscriptions>,
+        stats: Arc<TopicStats>,
         settings: ReceiveSettings,
     ) -> Result<Self, StartError> {
         let holds = registry.get(HOLDS_TOPIC).ok_or_else(|| TopicError::Unknown(HOLDS_TOPIC.to_owned()))?;
@@ -57,6 +63,8 @@ impl Door {
             ports,
             settings,
             registry,
+            subscriptions,
+            stats,
             holds,
         })
     }

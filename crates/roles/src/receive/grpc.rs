@@ -301,17 +301,26 @@ fn grpc_code(code: Code) -> tonic::Code {
         Code::KeyMissing | Code::KeyUnknown => tonic::Code::Unauthenticated,
         Code::Forbidden => tonic::Code::PermissionDenied,
         Code::UnknownPath | Code::MethodNotAllowed | Code::NotYet => tonic::Code::Unimplemented,
-        Code::UnknownTopic | Code::UnknownPartition | Code::UnknownMessage | Code::UnknownHold => tonic::Code::NotFound,
-        Code::BodyTooSlow | Code::InProgress | Code::Conflict => tonic::Code::Aborted,
+        Code::UnknownTopic
+        | Code::UnknownPartition
+        | Code::UnknownMessage
+        | Code::UnknownHold
+        | Code::UnknownSubscription
+        | Code::UnknownWorker => tonic::Code::NotFound,
+        Code::BodyTooSlow | Code::InProgress | Code::Conflict | Code::SubscriptionDeleting => tonic::Code::Aborted,
         Code::Damaged => tonic::Code::DataLoss,
-        Code::OffsetOutOfRange => tonic::Code::OutOfRange,
-        Code::Overloaded | Code::TooManyTopics => tonic::Code::ResourceExhausted,
+        Code::OffsetOutOfRange | Code::OffsetBeyondEnd => tonic::Code::OutOfRange,
+        Code::Overloaded | Code::TooManyTopics | Code::TooManySubscriptions | Code::TooManyReplays => {
+            tonic::Code::ResourceExhausted
+        }
         Code::CannotShrink
         | Code::Unsupported
         | Code::AlreadyFired
         | Code::AlreadyWithdrawn
         | Code::AlreadyDead
         | Code::HoldsPending
+        | Code::TopicSubscribed
+        | Code::WrongMode
         | Code::VersionDiffers => tonic::Code::FailedPrecondition,
         Code::DifferentBody | Code::IdTaken => tonic::Code::AlreadyExists,
         Code::DiskFull
@@ -338,6 +347,9 @@ fn grpc_code(code: Code) -> tonic::Code {
         | Code::TooManyHeaders
         | Code::HeaderTooLarge
         | Code::BadJson
+        | Code::BadUrl
+        | Code::ForbiddenAddress
+        | Code::BadSecret
         | Code::BadEntry => tonic::Code::InvalidArgument,
     }
 }

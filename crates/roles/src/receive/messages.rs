@@ -15,6 +15,7 @@ use whimbrel_model::{Ending, MessageId, PartitionId, StoredRecord, Timestamp};
 
 use super::answer::bounded_json_response;
 use super::attributes::path_part;
+use super::deliveries::{DeliveryDocument, deliveries_of};
 use super::documents::{FoundMessage, HeldMessageState, HoldDocument};
 use super::door::Door;
 use super::hold_calls::{self, hold_id};
@@ -55,7 +56,11 @@ pub(super) async fn get_message(State(door): State<Arc<Door>>, request: Request)
     query.end()?;
     let look = Look { door: &door, caller: &caller, within: within.as_deref(), id: &id };
     let json = match look.find().await? {
-        Some(Found::InTopic(found)) => published_json(&found),
+        Some(Found::InTopic(found)) => {
+            let (topic, partition, stored) = &found;
+            let place = topic.partition(*partition);
+            published_json(&found, &deliveries_of(&door, &caller, topic, place, stored.offset).await)
+        }
         Some(Found::Hold(hold)) => {
             let state = HeldMessageState { hold, subscriptions: Vec::new() };
             serde_json::to_vec(&state).expect("a document is plain data")
@@ -68,14 +73,16 @@ pub(super) async fn get_message(State(door): State<Arc<Door>>, request: Request)
     bounded_json_response(door.answers.begin(), json)
 }
 
-fn published_json((topic, partition, stored): &InTopic) -> Vec<u8> {
+fn published_json((topic, partition, stored): &InTopic, deliveries: &[DeliveryDocument]) -> Vec<u8> {
     let mut json = Vec::with_capacity(stored.record.size() * 2 + 256);
     let state: &[u8] = if Held::of(&stored.record).is_some() { b"fired" } else { b"published" };
     json.extend_from_slice(b"{\"state\":\"");
     json.extend_from_slice(state);
     json.extend_from_slice(b"\",");
     write_members(&mut json, topic, *partition, stored);
-    json.extend_from_slice(b",\"subscriptions\":[]}");
+    json.extend_from_slice(b",\"subscriptions\":");
+    serde_json::to_writer(&mut json, deliveries).expect("a buffer takes all");
+    json.push(b'}');
     json
 }
 

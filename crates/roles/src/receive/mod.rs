@@ -9,17 +9,21 @@ mod attributes;
 mod batch;
 mod body;
 mod claims;
+mod dead_letters;
 mod delay_queue;
+mod deliveries;
 pub mod documents;
 pub(crate) mod door;
 mod draft;
 mod entry;
+mod event_stream;
 pub mod grpc;
 mod grpc_guard;
 mod hold_calls;
 mod hold_list;
 mod holding;
 mod holds;
+mod json_fields;
 mod keys;
 mod load;
 mod message_json;
@@ -29,14 +33,24 @@ pub mod openapi;
 mod operating;
 mod problem;
 mod publish;
+mod pulling;
 mod query;
 mod read;
 mod routes;
 mod scan;
 mod search;
 pub(crate) mod settings;
+mod soraka;
 mod split;
+mod stats;
+mod subscription_body;
+mod subscription_calls;
+mod subscription_delete;
+mod subscription_json;
+mod subscription_runs;
+mod subscriptions;
 mod tail;
+mod topic_workers;
 pub(crate) mod topics;
 mod undisturbed;
 
@@ -44,10 +58,12 @@ use std::sync::Arc;
 
 use axum::Router;
 use tokio::task::JoinHandle;
-use whimbrel_model::ports::{Holds, Log, LogTopics, Receipts, ReceiptsError};
+use whimbrel_model::ports::{Dispatch, Holds, Log, LogTopics, Progress, Receipts, ReceiptsError};
 use whimbrel_model::{Clock, EVENTS_TOPIC};
 
 use crate::events::Events;
+use crate::stats::TopicStats;
+use crate::subscriptions::Subscriptions;
 use crate::topics::{Registry, TopicError};
 use door::Door;
 
@@ -69,6 +85,10 @@ pub struct Ports {
     pub receipts: Arc<dyn Receipts>,
     /// The owners of holds, wherever they run.
     pub holds: Arc<dyn Holds>,
+    /// The owners of subscriptions, wherever they run.
+    pub dispatch: Arc<dyn Dispatch>,
+    /// Only so that a deleted subscription leaves nothing.
+    pub progress: Arc<dyn Progress>,
     pub clock: Arc<dyn Clock>,
 }
 
@@ -87,20 +107,23 @@ pub struct Receive {
 }
 
 impl Receive {
-    /// Opens the door over a registry that is open already, and starts the writer of events on the runtime that it is called in; it
-    /// ends with `settings.shutdown`. A recorder of metrics must be installed before.
+    /// Opens the door over registries that are open already, and starts the writer of events, and whatever finishes deletions that were
+    /// cut short, on the runtime that it is called in; they end with `settings.shutdown`. A recorder of metrics must be installed before.
     pub async fn start(
         ports: Ports,
         registry: Arc<Registry>,
+        subscriptions: Arc<Subscriptions>,
+        stats: Arc<TopicStats>,
         settings: ReceiveSettings,
         events: Arc<Events>,
     ) -> Result<Self, StartError> {
         let shutdown = settings.shutdown.clone();
-        let door = Arc::new(Door::open(ports, registry, settings).await?);
+        let door = Arc::new(Door::open(ports, registry, subscriptions, stats, settings).await?);
         let events_topic = door.registry.get(EVENTS_TOPIC).ok_or(TopicError::Unknown(EVENTS_TOPIC.to_owned()))?;
         let (log, mint, partition) = (Arc::clone(&door.ports.log), Arc::clone(&door.mint), events_topic.partition(0));
         let writer = tokio::spawn(async move { events.run(log, mint, partition, shutdown).await });
-        Ok(Self { door, tasks: vec![writer] })
+        let finisher = tokio::spawn(subscription_delete::finish_left(Arc::clone(&door)));
+        Ok(Self { door, tasks: vec![writer, finisher] })
     }
 
     /// Everything that is served: HTTP, gRPC, the page at `/`, the API document. Add `/metrics` beside it.

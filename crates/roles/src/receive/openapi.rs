@@ -14,7 +14,10 @@ use utoipa::{Modify, OpenApi};
 
 use super::answer::json_response;
 use super::problem::Code;
-use super::{batch, delay_queue, hold_list, holds, messages, mqproxy, operating, publish, read, search, tail, topics};
+use super::{
+    batch, dead_letters, delay_queue, event_stream, hold_list, holds, messages, mqproxy, operating, publish, pulling,
+    read, search, soraka, stats, subscription_runs, subscriptions, tail, topic_workers, topics,
+};
 use crate::admin::page;
 
 /// The document, made once.
@@ -53,6 +56,22 @@ pub fn document() -> Document {
         topics::list_topics,
         topics::get_topic,
         topics::delete_topic,
+        topic_workers::add_worker,
+        topic_workers::remove_worker,
+        subscriptions::put_subscription,
+        subscriptions::list_subscriptions,
+        subscriptions::get_subscription,
+        subscriptions::delete_subscription,
+        subscription_runs::pause,
+        subscription_runs::resume,
+        subscription_runs::seek,
+        subscription_runs::replay,
+        dead_letters::list_dead_letters,
+        dead_letters::redrive,
+        pulling::pull,
+        pulling::ack,
+        pulling::nack,
+        pulling::extend,
         holds::get_hold,
         holds::extend_hold,
         holds::withdraw_hold,
@@ -61,6 +80,11 @@ pub fn document() -> Document {
         hold_list::count_holds,
         mqproxy::produce,
         delay_queue::accept_msg,
+        soraka::submit,
+        soraka::cancel,
+        soraka::add_time,
+        event_stream::events,
+        stats::topic_stats,
         operating::healthz,
         operating::readyz,
         openapi,

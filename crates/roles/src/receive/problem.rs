@@ -12,8 +12,9 @@ use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, StatusCode};
 use serde_json::{Map, Value};
 use whimbrel_model::NameError;
-use whimbrel_model::ports::{CatalogueError, HoldsError, LogError, ReceiptsError};
+use whimbrel_model::ports::{CatalogueError, DispatchError, HoldsError, LogError, ProgressError, ReceiptsError};
 
+use crate::subscriptions::SubscriptionError;
 use crate::topics::TopicError;
 
 macro_rules! codes {
@@ -53,6 +54,8 @@ codes! {
     UnknownPartition 404 "unknown_partition" "The topic has no such partition",
     UnknownMessage 404 "unknown_message" "There is no such message",
     UnknownHold 404 "unknown_hold" "There is no such hold",
+    UnknownSubscription 404 "unknown_subscription" "There is no such subscription",
+    UnknownWorker 404 "unknown_worker" "The topic does not name this worker",
     MethodNotAllowed 405 "method_not_allowed" "The path does not take this method",
     BodyTooSlow 408 "body_too_slow" "The body did not come on in time",
     InProgress 409 "in_progress" "A publish under the same key is under way",
@@ -62,6 +65,10 @@ codes! {
     AlreadyWithdrawn 409 "already_withdrawn" "The hold was withdrawn",
     AlreadyDead 409 "already_dead" "The hold could never be written",
     HoldsPending 409 "holds_pending" "Holds of this topic are pending",
+    TopicSubscribed 409 "topic_subscribed" "Subscriptions read this topic",
+    SubscriptionDeleting 409 "subscription_deleting" "The subscription is being deleted",
+    WrongMode 409 "wrong_mode" "The subscription is of the other mode",
+    TooManyReplays 409 "too_many_replays" "As many replays as there can be are under way",
     Damaged 410 "damaged" "The log cannot be read at this place",
     VersionDiffers 412 "version_differs" "The hold has another version",
     PayloadTooLarge 413 "payload_too_large" "The payload is over the limit",
@@ -81,15 +88,20 @@ codes! {
     BadJson 422 "bad_json" "This is not the JSON that is expected here",
     BadEntry 422 "bad_entry" "An entry of the batch is wrong",
     DifferentBody 422 "different_body" "The key was used with another message before",
+    BadUrl 422 "bad_url" "This cannot be called",
+    ForbiddenAddress 422 "forbidden_address" "Callbacks may not go there",
+    BadSecret 422 "bad_secret" "This cannot sign",
+    OffsetBeyondEnd 422 "offset_beyond_end" "The offset is beyond the end",
     CannotShrink 422 "cannot_shrink" "Partitions grow only",
     Unsupported 422 "unsupported" "The engine cannot do this",
     TooManyTopics 422 "too_many_topics" "No more topics can be made",
+    TooManySubscriptions 422 "too_many_subscriptions" "No more subscriptions can be made",
     Overloaded 429 "overloaded" "Too much is under way",
     NotYet 501 "not_yet" "This comes with a later version",
     DiskFull 503 "disk_full" "The disk is full",
     LogClosed 503 "log_closed" "The log takes nothing until a restart",
     Unavailable 503 "unavailable" "A part of the system cannot be reached",
-    NoOwner 503 "no_owner" "The hold's shard has no owner at the moment",
+    NoOwner 503 "no_owner" "The shard has no owner at the moment",
     TopicGrowing 503 "topic_growing" "The topic is growing",
     PartlyAppended 503 "partly_appended" "Only some of the messages were taken",
     NotReady 503 "not_ready" "The server is not ready",
@@ -233,6 +245,8 @@ impl From<TopicError> for Problem {
             TopicError::Shrink { .. } => Self::new(Code::CannotShrink, detail),
             TopicError::Partitions(_) => Self::new(Code::BadParameter, detail),
             TopicError::Copies { .. } => Self::new(Code::Unsupported, detail),
+            TopicError::Workers { .. } => Self::new(Code::BadParameter, detail).with("field", "workers"),
+            TopicError::UnknownWorker { .. } => Self::new(Code::UnknownWorker, detail),
             TopicError::TooMany(_) => Self::new(Code::TooManyTopics, detail),
             TopicError::Growing(_) => Self::new(Code::TopicGrowing, detail),
             TopicError::InUse(_) | TopicError::Malformed { .. } => Self::new(Code::Unavailable, detail),
@@ -251,6 +265,49 @@ impl From<HoldsError> for Problem {
             HoldsError::Overloaded(_) => Code::Overloaded,
         };
         Self::new(code, error.to_string())
+    }
+}
+
+impl From<SubscriptionError> for Problem {
+    fn from(error: SubscriptionError) -> Self {
+        let detail = error.to_string();
+        match error {
+            SubscriptionError::Unknown(_) => Self::new(Code::UnknownSubscription, detail),
+            SubscriptionError::Deleting(_) => Self::new(Code::SubscriptionDeleting, detail),
+            SubscriptionError::TooMany => Self::new(Code::TooManySubscriptions, detail),
+            SubscriptionError::TooManyReplays { .. } => Self::new(Code::TooManyReplays, detail),
+            SubscriptionError::Unreadable { .. } => Self::new(Code::ReservedName, detail),
+            SubscriptionError::NoPartition { .. } => Self::new(Code::BadParameter, detail).with("field", "offsets"),
+            SubscriptionError::BeyondEnd { next, .. } => {
+                Self::new(Code::OffsetBeyondEnd, detail).with("field", "offsets").with("next_offset", next)
+            }
+            SubscriptionError::InFuture(_) => Self::new(Code::BadTime, detail),
+            SubscriptionError::EmptyStretch => Self::new(Code::BadParameter, detail),
+            SubscriptionError::OwnerNeeded => Self::new(Code::NoOwner, detail),
+            SubscriptionError::Malformed { .. } => Self::new(Code::Unavailable, detail),
+            SubscriptionError::Topic(error) => error.into(),
+            SubscriptionError::Log(error) => error.into(),
+            SubscriptionError::Catalogue(error) => error.into(),
+        }
+    }
+}
+
+impl From<DispatchError> for Problem {
+    fn from(error: DispatchError) -> Self {
+        let code = match error {
+            DispatchError::NoOwner => Code::NoOwner,
+            DispatchError::Unknown => Code::UnknownSubscription,
+            DispatchError::WrongMode(_) => Code::WrongMode,
+            DispatchError::Unavailable(_) => Code::Unavailable,
+            DispatchError::OutcomeUnknown(_) => Code::OutcomeUnknown,
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
+impl From<ProgressError> for Problem {
+    fn from(error: ProgressError) -> Self {
+        Self::new(Code::Unavailable, error.to_string())
     }
 }
 

@@ -6,7 +6,8 @@ use axum::routing::{MethodRouter, get, post};
 
 use super::door::Door;
 use super::{
-    batch, delay_queue, hold_list, holds, messages, mqproxy, openapi, operating, publish, read, search, tail, topics,
+    batch, dead_letters, delay_queue, event_stream, hold_list, holds, messages, mqproxy, openapi, operating, publish,
+    pulling, read, search, soraka, stats, subscription_runs, subscriptions, tail, topic_workers, topics,
 };
 use crate::admin::page;
 
@@ -29,6 +30,29 @@ pub(super) fn routes() -> Vec<Route> {
             &["delete", "get", "put"],
             get(topics::get_topic).put(topics::put_topic).delete(topics::delete_topic),
         ),
+        route(
+            "/v1/topics/{topic}/workers/{id}",
+            &["delete", "post"],
+            post(topic_workers::add_worker).delete(topic_workers::remove_worker),
+        ),
+        route("/v1/subscriptions", &["get"], get(subscriptions::list_subscriptions)),
+        route(
+            "/v1/subscriptions/{name}",
+            &["delete", "get", "put"],
+            get(subscriptions::get_subscription)
+                .put(subscriptions::put_subscription)
+                .delete(subscriptions::delete_subscription),
+        ),
+        route("/v1/subscriptions/{name}/pause", &["post"], post(subscription_runs::pause)),
+        route("/v1/subscriptions/{name}/resume", &["post"], post(subscription_runs::resume)),
+        route("/v1/subscriptions/{name}/seek", &["post"], post(subscription_runs::seek)),
+        route("/v1/subscriptions/{name}/replay", &["post"], post(subscription_runs::replay)),
+        route("/v1/subscriptions/{name}/dead-letters", &["get"], get(dead_letters::list_dead_letters)),
+        route("/v1/subscriptions/{name}/redrive", &["post"], post(dead_letters::redrive)),
+        route("/v1/subscriptions/{name}/pull", &["post"], post(pulling::pull)),
+        route("/v1/subscriptions/{name}/ack", &["post"], post(pulling::ack)),
+        route("/v1/subscriptions/{name}/nack", &["post"], post(pulling::nack)),
+        route("/v1/subscriptions/{name}/extend", &["post"], post(pulling::extend)),
         route("/v1/messages", &["get"], get(search::search)),
         route("/v1/messages/{id}", &["get"], get(messages::get_message)),
         route("/v1/holds", &["get"], get(hold_list::list_holds)),
@@ -38,6 +62,11 @@ pub(super) fn routes() -> Vec<Route> {
         route("/v1/holds/{id}/fire", &["post"], post(holds::fire_hold)),
         route("/produce", &["post"], post(mqproxy::produce)),
         route("/dq/acceptMsg", &["post"], post(delay_queue::accept_msg)),
+        route("/sorakaq/msg/submit", &["post"], post(soraka::submit)),
+        route("/sorakaq/msg/cancel", &["post"], post(soraka::cancel)),
+        route("/sorakaq/msg/addTime", &["post"], post(soraka::add_time)),
+        route("/v1/events", &["get"], get(event_stream::events)),
+        route("/v1/stats/topics/{topic}", &["get"], get(stats::topic_stats)),
         route("/healthz", &["get"], get(operating::healthz)),
         route("/readyz", &["get"], get(operating::readyz)),
         route("/openapi.json", &["get"], get(openapi::openapi)),

@@ -1,11 +1,13 @@
 //! What the door is told when it opens: its limits, its keys, what the page for people says.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use whimbrel_model::limits;
 
 use super::keys::ApiKey;
+use crate::worker::AddressGuard;
 
 /// Bytes of payloads that may be on their way into the log at one time, by default.
 pub const IN_FLIGHT_BYTES_DEFAULT: usize = 256 << 20;
@@ -41,6 +43,8 @@ pub struct ReceiveSettings {
     pub node: u16,
     /// Without any key, everything is allowed: whoever opens the port guards its address.
     pub keys: Vec<ApiKey>,
+    /// Where callbacks may go, as far as it can be told when a subscription is made.
+    pub guard: Arc<AddressGuard>,
     /// What the page at `/` says of this process.
     pub page: PageInfo,
     /// Cancelled when the server ends: tails and waiting reads end then, and the background tasks.
@@ -74,6 +78,7 @@ impl Default for ReceiveSettings {
             tails_max: TAILS_DEFAULT,
             node: 0,
             keys: Vec::new(),
+            guard: Arc::default(),
             page: PageInfo::default(),
             shutdown: CancellationToken::new(),
         }

@@ -74,13 +74,36 @@ pub(super) async fn tail(State(door): State<Arc<Door>>, request: Request) -> Res
         let detail = "an offset is of one partition: give `partition` too, or `since`, `earliest` or `latest`";
         return Err(Problem::new(Code::BadParameter, detail));
     }
-    let cursor =
-        text_header(&parts.headers, "last-event-id")?.filter(|id| !id.is_empty()).map(parse_cursor).transpose()?;
+    let cursor = text_header(&parts.headers, "last-event-id")?.filter(|id| !id.is_empty());
+    let cursor = cursor.map(parse_cursor).transpose()?.unwrap_or_default();
     let topic = door.registry.find(&name).await?;
+    follow(door, topic, Wanted { only, start, cursor, form: Form::Message }).await
+}
+
+/// What of a topic is followed, and how it is written.
+pub(super) struct Wanted {
+    pub(super) only: Option<u32>,
+    pub(super) start: Start,
+    /// Where an earlier stream ended.
+    pub(super) cursor: Vec<(u32, u64)>,
+    pub(super) form: Form,
+}
+
+/// What the data of an event is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// The message with all that is known of it.
+    Message,
+    /// Its payload, which is an event as JSON.
+    Event,
+}
+
+/// The stream of a topic.
+pub(super) async fn follow(door: Arc<Door>, topic: Arc<Topic>, wanted: Wanted) -> Result<Response, Problem> {
     let permit = Arc::clone(&door.tails)
         .try_acquire_owned()
         .map_err(|_| Problem::new(Code::Overloaded, format!("{} tails are open already", door.settings.tails_max)))?;
-    let tail = Tail::open(door, topic, only, start, cursor.as_deref().unwrap_or_default(), permit).await?;
+    let tail = Tail::open(door, topic, wanted, permit).await?;
     let stream = futures_util::stream::unfold(tail, |mut tail| async move {
         let piece = tail.next_piece().await?;
         Some((Ok::<_, std::convert::Infallible>(piece), tail))
@@ -92,7 +115,7 @@ pub(super) async fn tail(State(door): State<Arc<Door>>, request: Request) -> Res
 }
 
 /// `partition:offset` pairs; the first is the event's own place (there is none in a greeting's), the others are where to read on.
-fn parse_cursor(id: &str) -> Result<Vec<(u32, u64)>, Problem> {
+pub(super) fn parse_cursor(id: &str) -> Result<Vec<(u32, u64)>, Problem> {
     let pair = |text: &str| {
         let (partition, offset) = text.split_once(':')?;
         Some((partition.parse().ok()?, offset.parse::<u64>().ok()?))
@@ -118,6 +141,7 @@ struct Tail {
     door: Arc<Door>,
     topic: Arc<Topic>,
     only: Option<u32>,
+    form: Form,
     /// Where each partition is read on from, by index; `None` for one that is not followed.
     positions: Vec<Option<u64>>,
     steps: FuturesUnordered<Step>,
@@ -132,11 +156,10 @@ impl Tail {
     async fn open(
         door: Arc<Door>,
         topic: Arc<Topic>,
-        only: Option<u32>,
-        start: Start,
-        cursor: &[(u32, u64)],
+        wanted: Wanted,
         permit: OwnedSemaphorePermit,
     ) -> Result<Self, Problem> {
+        let Wanted { only, start, cursor, form } = wanted;
         if let Some(index) = only {
             check_partition(&topic, index)?;
         }
@@ -151,6 +174,7 @@ impl Tail {
             door,
             topic,
             only,
+            form,
         };
         for partition in tail.topic.all_partitions().collect::<Vec<_>>() {
             let followed = only.is_none_or(|only| only == partition.index);
@@ -247,8 +271,13 @@ impl Tail {
             if let Some(others) = &others {
                 out.extend_from_slice(format!("id: {index}:{}{others}\n", stored.offset).as_bytes());
             }
-            out.extend_from_slice(b"event: message\ndata: ");
-            write_message(&mut out, &self.topic, index, stored);
+            match self.form {
+                Form::Message => {
+                    out.extend_from_slice(b"event: message\ndata: ");
+                    write_message(&mut out, &self.topic, index, stored);
+                }
+                Form::Event => write_event(&mut out, &stored.record.value),
+            }
             out.extend_from_slice(b"\n\n");
         }
         // Where clients have left too much untaken, this one comes again with its last id, and loses nothing by it.
@@ -304,6 +333,17 @@ impl Tail {
             }
         }
         self.keep_alive()
+    }
+}
+
+/// A payload that is one line of JSON. Others' records may be anything, and must not break the stream: they become a text of JSON.
+fn write_event(out: &mut Vec<u8>, payload: &[u8]) {
+    out.extend_from_slice(b"event: event\ndata: ");
+    let is_one_line = !payload.iter().any(|byte| matches!(byte, b'\n' | b'\r')) && std::str::from_utf8(payload).is_ok();
+    if is_one_line {
+        out.extend_from_slice(payload);
+    } else {
+        serde_json::to_writer(out, &String::from_utf8_lossy(payload)).expect("a buffer takes all");
     }
 }
 

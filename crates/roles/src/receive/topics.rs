@@ -17,10 +17,14 @@ use super::attributes::{check_user_topic, topic_in_path};
 use super::body::collect;
 use super::door::Door;
 use super::hold_calls::{count_pending, withdraw_topic};
+use super::json_fields::Fields;
 use super::keys::Scope;
 use super::problem::{Code, Problem};
 use super::query::{Query, shown};
-use crate::topics::{Growth, PutOutcome, Topic, TopicChange};
+use super::subscription_body::workers_of;
+use super::subscription_json::{WorkersDocument, workers_document};
+use super::subscriptions::subscribed;
+use crate::topics::{Growth, PutOutcome, Topic, TopicChange, WorkersChange};
 
 /// Bytes of a body that describes a topic.
 const TOPIC_BODY_BYTES_MAX: usize = 64 << 10;
@@ -46,9 +50,10 @@ pub struct TopicSettings {
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<u64>)]
     retention_bytes: Option<Option<u64>>,
-    /// Answers 501 `not_yet` in this version.
-    #[schema(value_type = Option<Object>)]
-    workers: Option<serde_json::Value>,
+    /// Which workers make the callbacks of its subscriptions, where those do not say; `null` for every worker.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<WorkersDocument>)]
+    workers: Option<Option<serde_json::Map<String, serde_json::Value>>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -88,6 +93,9 @@ pub struct TopicDocument {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub messages: Option<u64>,
     pub rates: RatesDocument,
+    /// Which workers make the callbacks of its subscriptions. Absent: every worker.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workers: Option<WorkersDocument>,
     pub growths: Vec<GrowthDocument>,
     /// Where one topic was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -149,7 +157,7 @@ pub struct TopicList {
         (status = 201, description = "It was made", body = TopicDocument, content_type = "application/json"),
         (status = 200, description = "It was there, and is now as asked", body = TopicDocument, content_type = "application/json"),
         (status = "4XX", description = "`bad_name`, `reserved_name`, `bad_json`, `bad_parameter`, `bad_duration`, `cannot_shrink`, `unsupported`, `too_many_topics`, `conflict`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`not_yet`, `topic_growing`, `disk_full`, `log_closed`, `unavailable`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+        (status = "5XX", description = "`topic_growing`, `disk_full`, `log_closed`, `unavailable`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn put_topic(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
@@ -229,10 +237,11 @@ pub(super) async fn get_topic(State(door): State<Arc<Door>>, request: Request) -
     params(
         ("topic" = String, Path, description = "The topic"),
         ("holds" = Option<String>, Query, description = "`withdraw`: pending holds go with it"),
+        ("subscriptions" = Option<String>, Query, description = "`keep`: subscriptions that read it stay, and read one that is made anew under the name from its beginning"),
     ),
     responses(
         (status = 204, description = "It is gone"),
-        (status = "4XX", description = "`unknown_topic`, `bad_name`, `reserved_name`, `bad_parameter`, `conflict`, `holds_pending`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+        (status = "4XX", description = "`unknown_topic`, `bad_name`, `reserved_name`, `bad_parameter`, `conflict`, `holds_pending`, `topic_subscribed`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
         (status = "5XX", description = "`unavailable`, `no_owner`, `outcome_unknown`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
@@ -250,7 +259,19 @@ pub(super) async fn delete_topic(State(door): State<Arc<Door>>, request: Request
             return Err(Problem::new(Code::BadParameter, detail));
         }
     };
+    let keeps_readers = match query.take("subscriptions")?.as_deref() {
+        None => false,
+        Some("keep") => true,
+        Some(other) => {
+            let detail = format!("`subscriptions` can be `keep`, not `{}`", shown(other));
+            return Err(Problem::new(Code::BadParameter, detail));
+        }
+    };
     query.end()?;
+    let readers = door.subscriptions.reading(&name);
+    if let Some(problem) = subscribed(&name, &readers).filter(|_| !keeps_readers) {
+        return Err(problem);
+    }
     undisturbed(&door, move |door| async move { delete(&door, &name, holds).await }).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
@@ -301,9 +322,6 @@ fn change_of(body: &[u8]) -> Result<TopicChange, Problem> {
     }
     let settings: TopicSettings =
         serde_json::from_slice(body).map_err(|error| Problem::new(Code::BadJson, error.to_string()))?;
-    if settings.workers.is_some() {
-        return Err(Problem::new(Code::NotYet, "`workers` come with subscriptions, in a later version"));
-    }
     for (name, value) in [("replicas", settings.replicas), ("min_insync", settings.min_insync)] {
         if value == Some(0) {
             return Err(Problem::new(Code::BadParameter, format!("`{name}` is at least 1")));
@@ -315,6 +333,8 @@ fn change_of(body: &[u8]) -> Result<TopicChange, Problem> {
             "`retention_bytes` is at least 1, or null for without that bound",
         ));
     }
+    let workers =
+        settings.workers.map(|workers| workers.map(|map| workers_of(Fields::below_body("workers", map))).transpose());
     let retention = settings.retention.map(|form| form.map(retention_of).transpose()).transpose()?;
     Ok(TopicChange {
         partitions: settings.partitions,
@@ -322,6 +342,7 @@ fn change_of(body: &[u8]) -> Result<TopicChange, Problem> {
         min_insync: settings.min_insync,
         retention,
         retention_bytes: settings.retention_bytes,
+        workers: workers.transpose()?.map(WorkersChange::Set),
     })
 }
 
@@ -355,6 +376,7 @@ fn document_of(topic: &Topic, now: Timestamp) -> TopicDocument {
             published_per_s_10s: published.per_second(now, 10),
             published_per_s_60s: published.per_second(now, 60),
         },
+        workers: stored.workers.as_ref().map(workers_document),
         growths: stored.growths.iter().map(growth_document).collect(),
         partition_list: None,
         note: None,

@@ -11,9 +11,11 @@ pub mod registry;
 pub mod stored;
 pub mod system;
 pub mod topic;
+pub mod workers;
 
 pub use gate::Pass;
 pub use growth::Growth;
 pub use registry::{Deletion, PutOutcome, Registry, RegistryPorts, TopicChange, TopicDefaults, TopicError};
 pub use system::{SHARDS_DEFAULT, open_topics};
 pub use topic::Topic;
+pub use workers::WorkersChange;

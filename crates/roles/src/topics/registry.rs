@@ -16,6 +16,7 @@ use super::gate::{Closed, Pass};
 use super::growth::{DRAIN_WITHIN, Growth, PUBLISH_WAITS_WITHIN, ends_of};
 use super::stored::{LAST_NUMBER_KEY, StoredTopic, TOPIC_PREFIX, key_of};
 use super::topic::Topic;
+use super::workers::WorkersChange;
 
 /// Tries at a write that somebody else was faster at.
 const CONFLICT_TRIES: usize = 16;
@@ -65,6 +66,7 @@ pub struct TopicChange {
     /// `Some(None)`: without that bound.
     pub retention: Option<Option<Duration>>,
     pub retention_bytes: Option<Option<u64>>,
+    pub workers: Option<WorkersChange>,
 }
 
 /// What a `put` did.
@@ -89,6 +91,10 @@ pub enum TopicError {
     TooMany(usize),
     #[error("`{0}` is growing; this passes within moments")]
     Growing(String),
+    #[error("`{topic}`: {why}")]
+    Workers { topic: String, why: &'static str },
+    #[error("`{topic}` does not name the worker `{id}`")]
+    UnknownWorker { topic: String, id: String },
     #[error("publishes to `{0}` are still under way; delete it again in a moment")]
     InUse(String),
     #[error("the catalogue's entry `{key}` cannot be read: {why}")]
@@ -247,7 +253,7 @@ impl Registry {
             adopted,
             deleting: false,
             growths: Vec::new(),
-            workers: None,
+            workers: change.workers.map_or(Ok(None), |workers| workers.applied(name, None))?,
         };
         let key = key_of(name);
         let version = self.ports.catalogue.put(&key, encode(&stored), None).await?;
@@ -305,6 +311,9 @@ impl Registry {
         }
         if let Some(bytes) = change.retention_bytes {
             stored.retention_bytes = bytes;
+        }
+        if let Some(workers) = change.workers {
+            stored.workers = workers.applied(&name, stored.workers.as_ref())?;
         }
         let wanted = change.partitions.unwrap_or(stored.partitions);
         if wanted < stored.partitions {

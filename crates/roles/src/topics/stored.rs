@@ -37,7 +37,7 @@ pub struct StoredTopic {
     pub deleting: bool,
     #[serde(default)]
     pub growths: Vec<Growth>,
-    /// Which workers serve the callbacks of the topic, unless a subscription says otherwise.
+    /// Which workers make the callbacks of its subscriptions, where those do not say; `None`: every worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workers: Option<WorkerChoice>,
 }

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use whimbrel_model::ports::HoldsError;
+use whimbrel_model::subscription::{DeliveryRule, HEADER_DELIVERY, RetryPolicy};
 
 use crate::support::House;
 
@@ -36,8 +37,10 @@ async fn a_task_is_a_hold_that_carries_how_it_is_tried() {
     house.world.holds.fire_due();
     let fired = house.get("/v1/messages/task-1").await.ok(200);
     assert_eq!((&fired["state"], &fired["payload"]), (&json!("fired"), &json!("{\"order\":7}")));
-    let tried = json!({ "dq-retry-count": "3", "dq-retry-interval": "5", "dq-execute-timeout": "10" });
-    assert_eq!(fired["headers"], tried);
+    assert_eq!(fired["headers"], json!({}), "how it is tried is nobody's header");
+    let rule: DeliveryRule = serde_json::from_slice(&house.header_of("audit", HEADER_DELIVERY)).unwrap();
+    assert_eq!(rule.retry, Some(RetryPolicy { times: 3, schedule_ms: vec![5_000] }));
+    assert_eq!((rule.timeout_ms, rule.callback), (Some(10_000), None));
 }
 
 #[tokio::test]
@@ -63,6 +66,9 @@ async fn bad_parameters_and_missing_owners_have_their_codes() {
         json!({ "delayTime": -1 }),
         json!({ "delayTime": 99_999_999_999_u64 }),
         json!({ "retryCount": "many" }),
+        json!({ "retryCount": 1001 }),
+        json!({ "retryInterval": 604_801 }),
+        json!({ "executeTimeout": 601 }),
         json!({ "nonceStr": "n\u{7}" }),
     ] {
         let (code, msg) = accept(&house, with(changes.clone())).await;

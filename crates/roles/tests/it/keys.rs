@@ -33,12 +33,13 @@ async fn without_a_key_everything_that_matters_is_closed() {
     for (path, methods) in whimbrel_roles::receive::served_paths() {
         for method in methods {
             let method: Method = method.to_uppercase().parse().unwrap();
-            let uri = path.replace("{topic}", "orders").replace("{id}", "x");
+            let uri = path.replace("{topic}", "orders").replace("{id}", "x").replace("{name}", "x");
             let answer = house.call(method, &uri, &[], "").await;
             match path {
                 "/healthz" | "/readyz" | "/openapi.json" | "/" => assert_eq!(answer.status, 200, "{path}"),
                 "/produce" => assert_eq!(answer.ok(200)["errno"], -1),
                 "/dq/acceptMsg" => assert_eq!(answer.ok(200)["code"], "-1"),
+                path if path.starts_with("/sorakaq/") => assert_eq!(answer.ok(200)["ec"], 406),
                 _ => drop(answer.problem(401, "key_missing")),
             }
         }

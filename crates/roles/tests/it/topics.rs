@@ -85,7 +85,6 @@ async fn what_cannot_be_is_told() {
     house.put("/v1/topics/orders", json!({ "replicas": 1 })).await.ok(200);
     house.put("/v1/topics/other", json!({ "replicas": 3 })).await.problem(422, "unsupported");
     assert_eq!(house.world.catalogue.value("topics/other"), None, "what was never made is not kept");
-    house.put("/v1/topics/orders", json!({ "workers": {} })).await.problem(501, "not_yet");
     house.put("/v1/topics/_mine", json!({})).await.problem(422, "reserved_name");
     house.delete("/v1/topics/_events").await.problem(422, "reserved_name");
     house.delete("/v1/topics/orders?holds=keep").await.problem(422, "bad_parameter");

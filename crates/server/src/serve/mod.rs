@@ -145,7 +145,7 @@ impl Server<'_> {
         let address = listener.local_addr()?;
         let mut described = wiring::describe(self.config, self.engines);
         described.extend(folding);
-        let door = self.open_door(registry, cluster, address, &described).await?;
+        let door = self.open_door(registry, cluster, deliveries, address, &described).await?;
         let (watched, watch_ends) = (Arc::clone(registry), self.shutdown.clone());
         let watch = tokio::spawn(async move { watched.watch(watch_ends).await });
         let upkeep = tokio::spawn(telemetry::keep_figures(figures.clone()));
@@ -184,6 +184,7 @@ impl Server<'_> {
         &self,
         registry: &Arc<Registry>,
         cluster: &Cluster,
+        deliveries: &Deliveries,
         address: SocketAddr,
         described: &[String],
     ) -> Result<OpenDoor, Failure> {
@@ -195,6 +196,8 @@ impl Server<'_> {
             log_topics: Arc::clone(&self.engines.log_topics),
             receipts: Arc::clone(&self.engines.receipts),
             holds: Arc::clone(&cluster.holds),
+            dispatch: Arc::clone(&cluster.dispatch),
+            progress: Arc::clone(&self.engines.progress),
             clock: Arc::clone(&self.clock),
         };
         let settings = wiring::receive_settings(
@@ -202,9 +205,12 @@ impl Server<'_> {
             cluster.node,
             banner::local_url(address),
             described.to_vec(),
+            wiring::address_guard(self.config)?,
             &self.shutdown,
         );
-        let receive = Receive::start(ports, Arc::clone(registry), settings, Arc::clone(&self.events)).await;
+        let (subscriptions, stats) = (Arc::clone(&deliveries.subscriptions), Arc::clone(&deliveries.stats));
+        let (registry, events) = (Arc::clone(registry), Arc::clone(&self.events));
+        let receive = Receive::start(ports, registry, subscriptions, stats, settings, events).await;
         Ok(OpenDoor::Whole(Box::new(receive.map_err(cannot_start)?)))
     }
 

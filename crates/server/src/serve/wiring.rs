@@ -1,6 +1,8 @@
 //! From the configuration to what engines and roles take. Which engine serves which port is decided in `whimbrel_engines::resolve`; here
 //! values only change their types.
 
+use std::sync::Arc;
+
 use tokio_util::sync::CancellationToken;
 use whimbrel_engines::embedded::{LogSettings, NotebookSettings, OpenError, ReceiptSettings, TimerSettings};
 use whimbrel_engines::resolve::{
@@ -274,6 +276,7 @@ pub fn receive_settings(
     node: u16,
     address: String,
     engines: Vec<String>,
+    guard: AddressGuard,
     shutdown: &CancellationToken,
 ) -> ReceiveSettings {
     let limits = &config.limits;
@@ -291,6 +294,7 @@ pub fn receive_settings(
         tails_max: limits.tails,
         node,
         keys: config.keys.iter().map(api_key).collect(),
+        guard: Arc::new(guard),
         page: PageInfo {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             data_folder: config.data.display().to_string(),
@@ -342,7 +346,8 @@ mod tests {
 
     #[test]
     fn the_defaults_of_the_configuration_are_those_of_receive() {
-        let ours = receive_settings(&defaults(), 0, String::new(), Vec::new(), &CancellationToken::new());
+        let guard = address_guard(&defaults()).unwrap();
+        let ours = receive_settings(&defaults(), 0, String::new(), Vec::new(), guard, &CancellationToken::new());
         let theirs = ReceiveSettings { page: ours.page.clone(), shutdown: ours.shutdown.clone(), ..Default::default() };
         assert_eq!(format!("{ours:?}"), format!("{theirs:?}"));
     }

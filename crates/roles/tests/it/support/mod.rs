@@ -1,6 +1,7 @@
 //! The house that the tests live in: in-memory ports, a door over them, and few words to talk to it.
 
 pub mod catalogue;
+pub mod dispatch;
 pub mod holds;
 pub mod log;
 pub mod receipts;
@@ -19,9 +20,12 @@ use tower::ServiceExt;
 use whimbrel_model::{Clock, Timestamp};
 use whimbrel_roles::events::Events;
 use whimbrel_roles::receive::{Ports, Receive, ReceiveSettings, StartError};
+use whimbrel_roles::stats::TopicStats;
+use whimbrel_roles::subscriptions::{SubscriptionPorts, Subscriptions};
 use whimbrel_roles::topics::{Registry, RegistryPorts, TopicDefaults, open_topics};
 
 use catalogue::MemoryCatalogue;
+use dispatch::{MemoryDispatch, MemoryNotebook, MemoryProgress};
 use holds::MemoryHolds;
 use log::MemoryLog;
 use receipts::MemoryReceipts;
@@ -58,6 +62,8 @@ pub struct World {
     pub catalogue: Arc<MemoryCatalogue>,
     pub receipts: Arc<MemoryReceipts>,
     pub holds: Arc<MemoryHolds>,
+    pub dispatch: Arc<MemoryDispatch>,
+    pub progress: Arc<MemoryProgress>,
     pub clock: Arc<StillClock>,
 }
 
@@ -66,7 +72,9 @@ pub struct House {
     pub world: Arc<World>,
     pub receive: Receive,
     pub registry: Arc<Registry>,
-    watch: JoinHandle<()>,
+    pub subscriptions: Arc<Subscriptions>,
+    pub stats: Arc<TopicStats>,
+    watches: [JoinHandle<()>; 2],
     pub router: Router,
     pub events: Arc<Events>,
     pub settings: ReceiveSettings,
@@ -85,7 +93,15 @@ impl World {
         let clock = Arc::new(StillClock(AtomicI64::new(1_794_739_122_000)));
         let log = Arc::new(MemoryLog::default());
         let holds = Arc::new(MemoryHolds::new(Arc::clone(&log), Arc::clone(&clock)));
-        Arc::new(Self { log, catalogue: Arc::default(), receipts: Arc::default(), holds, clock })
+        Arc::new(Self {
+            log,
+            catalogue: Arc::default(),
+            receipts: Arc::default(),
+            holds,
+            dispatch: Arc::default(),
+            progress: Arc::default(),
+            clock,
+        })
     }
 
     pub fn ports(&self) -> Ports {
@@ -94,6 +110,8 @@ impl World {
             log_topics: self.log.clone(),
             receipts: self.receipts.clone(),
             holds: self.holds.clone(),
+            dispatch: self.dispatch.clone(),
+            progress: self.progress.clone(),
             clock: self.clock.clone(),
         }
     }
@@ -116,11 +134,28 @@ impl World {
             events: events.sink(),
         };
         let registry = open_topics(ports, topics, SHARDS).await?;
-        let receive = Receive::start(self.ports(), Arc::clone(&registry), settings.clone(), events.clone()).await?;
-        let shutdown = settings.shutdown.clone();
-        let watched = Arc::clone(&registry);
-        let watch = tokio::spawn(async move { watched.watch(shutdown).await });
-        Ok(House { world: Arc::clone(self), router: receive.router(), receive, registry, watch, events, settings })
+        let ports = SubscriptionPorts {
+            catalogue: self.catalogue.clone(),
+            log: self.log.clone(),
+            registry: Arc::clone(&registry),
+            clock: self.clock.clone(),
+            events: events.sink(),
+        };
+        let subscriptions = Arc::new(Subscriptions::open(ports).await.expect("the catalogue can be read"));
+        let stats = TopicStats::new(self.clock.clone(), Arc::new(MemoryNotebook::default()));
+        let parts = (Arc::clone(&registry), Arc::clone(&subscriptions), Arc::clone(&stats));
+        let receive = Receive::start(self.ports(), parts.0, parts.1, parts.2, settings.clone(), events.clone()).await?;
+        let (ends, watched) = (settings.shutdown.clone(), Arc::clone(&registry));
+        let topics = tokio::spawn(async move { watched.watch(ends).await });
+        let (ends, watched) = (settings.shutdown.clone(), Arc::clone(&subscriptions));
+        let watches = [topics, tokio::spawn(async move { watched.watch(ends).await })];
+        let (world, router) = (Arc::clone(self), receive.router());
+        Ok(House { world, router, receive, registry, subscriptions, stats, watches, events, settings })
+    }
+
+    /// What the clock says, as requests write it.
+    pub fn clock_text(&self) -> String {
+        self.clock.now().to_string()
     }
 
     pub async fn open(self: &Arc<Self>) -> House {
@@ -146,7 +181,9 @@ impl House {
         self.settings.shutdown.cancel();
         drop(self.router);
         self.receive.close().await;
-        self.watch.await.unwrap();
+        for watch in self.watches {
+            watch.await.unwrap();
+        }
         self.world
     }
 
@@ -179,6 +216,15 @@ impl House {
 
     pub async fn delete(&self, uri: &str) -> Answer {
         self.call(Method::DELETE, uri, &[], Body::empty()).await
+    }
+
+    /// A header of the only message of a topic, as it stands in the log.
+    pub fn header_of(&self, topic: &str, name: &str) -> Vec<u8> {
+        let topic = self.registry.get(topic).expect("the topic is there");
+        let mut records: Vec<_> = topic.all_partitions().flat_map(|each| self.world.log.records(each)).collect();
+        assert_eq!(records.len(), 1);
+        let record = records.remove(0);
+        record.headers.get(name).unwrap_or_else(|| panic!("no {name}")).to_vec()
     }
 
     /// Every payload of a topic, partition by partition.

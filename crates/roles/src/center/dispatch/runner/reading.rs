@@ -67,7 +67,9 @@ impl Runner {
                 self.take_batch(line, wanted, batch);
             }
             Err(LogError::Trimmed { first, .. }) => self.skip(line, wanted, 0..first, "left the log's retention"),
-            Err(LogError::Damaged { resume_at, .. }) => self.skip(line, wanted, wanted.from..resume_at, "is damaged in the log"),
+            Err(LogError::Damaged { resume_at, .. }) => {
+                self.skip(line, wanted, wanted.from..resume_at, "is damaged in the log")
+            }
             Err(error) => {
                 tracing::debug!(%error, partition = %wanted.partition, "a read for a subscription failed");
                 if matches!(error, LogError::Unavailable(_) | LogError::Poisoned(_)) {

@@ -1,0 +1,165 @@
+//! Pausing, resuming, disabling, seeking, replaying.
+
+use serde_json::json;
+use whimbrel_model::ports::{DispatchAsk, DispatchTold, PartitionStanding, SubscriptionStatus};
+use whimbrel_model::subscription::RunState;
+use whimbrel_model::{PartitionId, SubscriptionNumber};
+
+use crate::subscriptions::{event, push, stored};
+use crate::support::House;
+
+/// A subscription of one partition with three messages, a second apart.
+async fn house() -> House {
+    let house = House::new().await;
+    house.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
+    house.put("/v1/subscriptions/billing", push(json!({}))).await.ok(201);
+    for payload in ["a", "b", "c"] {
+        house.post("/v1/topics/orders/messages", payload).await.ok(201);
+        house.world.clock.forward(1000);
+    }
+    house
+}
+
+/// Drops what lies before that offset, as retention does.
+fn drop_before(house: &House, first: u64) {
+    let orders = house.registry.get("orders").unwrap();
+    house.world.log.drop_before(PartitionId::new(orders.number(), 0), first);
+}
+
+fn stand_at(house: &House, places: &'static [(&'static str, u32, u64)]) {
+    house.world.dispatch.say(move |ask| {
+        let standing = |(topic, partition, watermark): &(&str, u32, u64)| PartitionStanding {
+            topic: (*topic).to_owned(),
+            partition: *partition,
+            watermark: *watermark,
+            read_to: 0,
+            end: 0,
+            unfinished: 0,
+        };
+        let status =
+            SubscriptionStatus { partitions: places.iter().map(standing).collect(), ..SubscriptionStatus::default() };
+        matches!(ask, DispatchAsk::Status).then(|| Ok(DispatchTold::Status(Box::new(status))))
+    });
+}
+
+#[tokio::test]
+async fn it_is_paused_and_resumed_and_says_so() {
+    let house = house().await;
+    assert_eq!(house.post("/v1/subscriptions/billing/pause", "").await.ok(200)["state"], "paused");
+    assert_eq!(house.post("/v1/subscriptions/billing/pause", "").await.ok(200)["state"], "paused");
+    event(&house, "subscription_paused").await;
+    assert_eq!(house.post("/v1/subscriptions/billing/resume", "").await.ok(200)["state"], "active");
+    event(&house, "subscription_resumed").await;
+    house.post("/v1/subscriptions/none/pause", "").await.problem(404, "unknown_subscription");
+    house.post("/v1/subscriptions/billing/pause", r#"{"why":1}"#).await.problem(422, "bad_parameter");
+}
+
+#[tokio::test]
+async fn one_that_the_system_disabled_is_resumed_by_people_only() {
+    let house = house().await;
+    house.subscriptions.disable(SubscriptionNumber(1), "410").await.unwrap();
+    let shown = house.get("/v1/subscriptions/billing").await.ok(200);
+    assert_eq!((&shown["state"], &shown["disabled"]["reason"]), (&json!("disabled"), &json!("410")));
+    assert_eq!(event(&house, "subscription_disabled").await["fields"]["reason"], "410");
+    let paused = house.post("/v1/subscriptions/billing/pause", "").await.ok(200);
+    assert_eq!(paused["state"], "disabled", "why it stands is not covered up");
+    house.post("/v1/subscriptions/billing/resume", "").await.ok(200);
+    assert_eq!(stored(&house, "billing").state, RunState::Active);
+}
+
+#[tokio::test]
+async fn a_seek_is_a_new_run_with_new_starts_in_one_write() {
+    let house = house().await;
+    let sought = house.post("/v1/subscriptions/billing/seek", r#"{"to":"earliest"}"#).await.ok(200);
+    assert_eq!(sought, json!({ "run": 2, "offsets": { "orders/0": 0 }, "truncated": [] }));
+    let entry = stored(&house, "billing");
+    assert_eq!((entry.run, entry.last_run, &entry.starts[0].offsets), (2, 2, &vec![0]));
+    let time = json!({ "to": "2026-11-15T10:38:43.000Z" }).to_string();
+    let sought = house.post("/v1/subscriptions/billing/seek", time).await.ok(200);
+    assert_eq!((&sought["run"], &sought["offsets"]["orders/0"]), (&json!(3), &json!(1)));
+    let sought = house.post("/v1/subscriptions/billing/seek", r#"{"to":"latest"}"#).await.ok(200);
+    assert_eq!(sought["offsets"]["orders/0"], 3);
+    event(&house, "subscription_sought").await;
+}
+
+#[tokio::test]
+async fn a_seek_behind_what_is_kept_goes_to_the_oldest_with_an_event() {
+    let house = house().await;
+    drop_before(&house, 2);
+    let sought = house.post("/v1/subscriptions/billing/seek", r#"{"offsets":{"orders/0":0}}"#).await.ok(200);
+    assert_eq!((&sought["offsets"]["orders/0"], &sought["truncated"]), (&json!(2), &json!(["orders/0"])));
+    let told = event(&house, "seek_truncated").await;
+    assert_eq!(told["fields"]["first_offset"], "2");
+    let time = json!({ "to": "2020-01-01T00:00:00Z" }).to_string();
+    let sought = house.post("/v1/subscriptions/billing/seek", time).await.ok(200);
+    assert_eq!((&sought["offsets"]["orders/0"], &sought["truncated"]), (&json!(2), &json!(["orders/0"])));
+}
+
+#[tokio::test]
+async fn a_seek_beyond_the_end_or_into_the_future_is_refused_and_moves_nothing() {
+    let house = house().await;
+    let seek = |body: &'static str| house.post("/v1/subscriptions/billing/seek", body);
+    let refused = seek(r#"{"offsets":{"orders/0":4}}"#).await.problem(422, "offset_beyond_end");
+    assert_eq!(refused["next_offset"], 3);
+    seek(r#"{"to":"2099-01-01T00:00:00Z"}"#).await.problem(422, "bad_time");
+    seek(r#"{"to":"tomorrow"}"#).await.problem(422, "bad_time");
+    seek(r#"{"offsets":{"orders/1":0}}"#).await.problem(422, "bad_parameter");
+    seek(r#"{"offsets":{"payments/0":0}}"#).await.problem(422, "bad_parameter");
+    seek(r#"{}"#).await.problem(422, "bad_parameter");
+    seek(r#"{"to":"latest","form":1}"#).await.problem(422, "bad_parameter");
+    assert_eq!(stored(&house, "billing").run, 1);
+}
+
+#[tokio::test]
+async fn partitions_that_a_seek_does_not_name_go_on_from_their_watermarks() {
+    let house = House::new().await;
+    house.put("/v1/topics/orders", json!({ "partitions": 2 })).await.ok(201);
+    house.put("/v1/subscriptions/billing", push(json!({}))).await.ok(201);
+    for _ in 0..8 {
+        house.post("/v1/topics/orders/messages", "x").await.ok(201);
+    }
+    stand_at(&house, &[("orders", 0, 2), ("orders", 1, 3), ("_retry.billing", 0, 9)]);
+    let sought = house.post("/v1/subscriptions/billing/seek", r#"{"offsets":{"orders/0":1}}"#).await.ok(200);
+    assert_eq!(sought["offsets"], json!({ "orders/0": 1, "orders/1": 3 }));
+    let starts = stored(&house, "billing").starts;
+    let retries = starts.iter().find(|start| start.topic == "_retry.billing").unwrap();
+    assert_eq!(retries.offsets, [9], "retries that were delivered are not delivered again");
+    house.world.dispatch.nobody();
+    house.post("/v1/subscriptions/billing/seek", r#"{"offsets":{"orders/0":1}}"#).await.problem(503, "no_owner");
+    house.post("/v1/subscriptions/billing/seek", r#"{"offsets":{"orders/0":1,"orders/1":1}}"#).await.ok(200);
+    let starts = stored(&house, "billing").starts;
+    let retries = starts.iter().find(|start| start.topic == "_retry.billing").unwrap();
+    assert_eq!(retries.offsets, [9], "without an owner's word nothing is passed over");
+}
+
+#[tokio::test]
+async fn a_replay_is_a_run_beside_the_cursor() {
+    let house = house().await;
+    let body = json!({ "from": "earliest", "to": "2026-11-15T10:38:44.000Z", "key": "k" }).to_string();
+    let begun = house.post("/v1/subscriptions/billing/replay", body).await.ok(200);
+    assert_eq!((&begun["run"], &begun["offsets"]["orders/0"]), (&json!(2), &json!(0)));
+    let entry = stored(&house, "billing");
+    assert_eq!((entry.run, entry.last_run), (1, 2), "the cursor's run stays");
+    let replay = &entry.replays[0];
+    assert_eq!((&replay.from[0].offsets, &replay.until[0].offsets), (&vec![0], &vec![2]));
+    let shown = house.get("/v1/subscriptions/billing").await.ok(200);
+    assert_eq!((&shown["replays"][0]["run"], &shown["replays"][0]["key"]), (&json!(2), &json!("k")));
+    house.subscriptions.end_replay(SubscriptionNumber(1), 2).await.unwrap();
+    assert!(stored(&house, "billing").replays.is_empty());
+    event(&house, "replay_ended").await;
+    assert_eq!(house.subscriptions.raise_run(SubscriptionNumber(1)).await.unwrap(), 3);
+}
+
+#[tokio::test]
+async fn replays_of_nothing_and_too_many_are_refused() {
+    let house = house().await;
+    let replay = |body: &'static str| house.post("/v1/subscriptions/billing/replay", body);
+    replay("{}").await.problem(422, "bad_parameter");
+    replay(r#"{"from":"latest"}"#).await.problem(422, "bad_parameter");
+    replay(r#"{"from":"2099-01-01T00:00:00Z"}"#).await.problem(422, "bad_time");
+    replay(r#"{"from":"earliest","to":"2020-01-01T00:00:00Z"}"#).await.problem(422, "bad_parameter");
+    for _ in 0..8 {
+        replay(r#"{"from":"earliest"}"#).await.ok(200);
+    }
+    replay(r#"{"from":"earliest"}"#).await.problem(409, "too_many_replays");
+}
