@@ -19,6 +19,7 @@ use whimbrel_model::ports::{Ask, CountQuery, HoldsError, Log, Membership, PortFu
 use whimbrel_model::{Clock, Event, EventSink, HOLDS_TOPIC, PartitionId};
 
 use crate::owners::{Desk, DeskError, Duties, Resign};
+use crate::stats::TopicStats;
 use crate::topics::Registry;
 use holds::figures::HoldFigures;
 use holds::owner::{Question, Tools, own};
@@ -38,6 +39,7 @@ pub struct CenterPorts {
     pub registry: Arc<Registry>,
     pub clock: Arc<dyn Clock>,
     pub events: EventSink,
+    pub stats: Arc<TopicStats>,
     /// How a shard is given up by the center itself.
     pub resign: Resign,
 }
@@ -84,7 +86,7 @@ impl Center {
             events: ports.events,
             settings: Arc::new(settings),
             shards: topic.partitions(),
-            figures: HoldFigures::new(),
+            figures: HoldFigures::new(ports.stats),
             began: Instant::now(),
         };
         let center = Arc::new(Self {

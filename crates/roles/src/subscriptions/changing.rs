@@ -39,6 +39,13 @@ pub struct Made {
     pub truncated: Vec<Truncation>,
 }
 
+/// What asked for more than is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TruncatedBy {
+    Start,
+    Seek,
+}
+
 /// Whether a topic may be subscribed to: the users' own, dead letters, events.
 pub fn check_readable(topic: &str) -> Result<(), &'static str> {
     let is_for_reading = !topic.starts_with('_') || topic == EVENTS_TOPIC || topic.starts_with(DEAD_TOPIC_PREFIX);
@@ -122,7 +129,7 @@ impl Subscriptions {
         };
         let Some(subscription) = self.write(name, stored, None, changing).await? else { return Ok(None) };
         self.report(Event::new("subscription_created", format!("subscription `{name}` was made")), name);
-        self.report_truncated("start_truncated", name, &truncated);
+        self.report_truncated(TruncatedBy::Start, name, &truncated);
         Ok(Some(Made { subscription, created: true, truncated }))
     }
 
@@ -156,7 +163,7 @@ impl Subscriptions {
         }
         let Some(subscription) = self.write(name, after, Some(version), changing).await? else { return Ok(None) };
         self.report(Event::new("subscription_changed", format!("subscription `{name}` was changed")), name);
-        self.report_truncated("start_truncated", name, &truncated);
+        self.report_truncated(TruncatedBy::Start, name, &truncated);
         Ok(Some(Made { subscription, created: false, truncated }))
     }
 
@@ -266,15 +273,18 @@ impl Subscriptions {
         entry.ok_or_else(|| SubscriptionError::Unknown(name.to_owned()))
     }
 
-    pub(super) fn report_truncated(&self, kind: &'static str, name: &str, truncated: &[Truncation]) {
+    /// Tells of partitions that begin at the oldest that is kept: at the start of a subscription, or of a topic of it, and where it was
+    /// sent there later.
+    pub(super) fn report_truncated(&self, by: TruncatedBy, name: &str, truncated: &[Truncation]) {
         for Truncation { topic, partition, first } in truncated {
             let detail = format!(
                 "`{name}` begins at offset {first} of `{topic}/{partition}`, the oldest that is kept: what was asked for is gone"
             );
-            let event = Event::warning(kind, detail)
-                .with("topic", topic)
-                .with("partition", partition)
-                .with("first_offset", first);
+            let event = match by {
+                TruncatedBy::Start => Event::warning("start_truncated", detail),
+                TruncatedBy::Seek => Event::warning("seek_truncated", detail),
+            };
+            let event = event.with("topic", topic).with("partition", partition).with("first_offset", first);
             self.report(event, name);
         }
     }

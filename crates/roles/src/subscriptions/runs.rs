@@ -6,7 +6,7 @@ use std::sync::Arc;
 use whimbrel_model::subscription::{Replay, StoredSubscription, TopicStart, retry_topic};
 use whimbrel_model::{Event, PartitionId, SubscriptionNumber, Timestamp};
 
-use super::changing::conflict;
+use super::changing::{TruncatedBy, conflict};
 use super::error::SubscriptionError;
 use super::registry::{CONFLICT_TRIES, Subscription, Subscriptions};
 use super::starts::{Position, Truncation, start_at};
@@ -69,7 +69,7 @@ impl Subscriptions {
             if let Some(subscription) = self.write(name, stored, Some(version), &changing).await? {
                 let detail = format!("the cursor of `{name}` was put elsewhere");
                 self.report(Event::new("subscription_sought", detail).with("run", run), name);
-                self.report_truncated("seek_truncated", name, &truncated);
+                self.report_truncated(TruncatedBy::Seek, name, &truncated);
                 return Ok(Sought { subscription, run, truncated });
             }
         }
@@ -98,7 +98,7 @@ impl Subscriptions {
             if let Some(subscription) = self.write(name, stored, Some(version), &changing).await? {
                 let detail = format!("a stretch is delivered to `{name}` once more, as run {run}");
                 self.report(Event::new("replay_begun", detail).with("run", run), name);
-                self.report_truncated("seek_truncated", name, &truncated);
+                self.report_truncated(TruncatedBy::Seek, name, &truncated);
                 return Ok(Sought { subscription, run, truncated });
             }
         }

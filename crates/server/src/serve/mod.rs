@@ -95,6 +95,7 @@ impl Server<'_> {
                 registry: Arc::clone(&registry),
                 clock: Arc::clone(&self.clock),
                 events: self.events.sink(),
+                stats: Arc::clone(&deliveries.stats),
                 resign,
             };
             Some(Center::start(ports, wiring::holds_settings(self.config)).map_err(cannot_start)?)

@@ -1,13 +1,14 @@
 //! The figures of the holds: what comes due, what fired and how late, what is in memory.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use whimbrel_model::{Ending, HoldRecord, Timestamp};
 
 use super::shard::{Decision, ShardFigures, Written};
+use crate::stats::TopicStats;
 
 /// Holds that are pending.
 pub const PENDING: &str = "whimbrel_holds_pending";
@@ -75,11 +76,13 @@ pub(crate) struct HoldFigures {
     commit_seconds: Histogram,
     checkpoint_changes: Histogram,
     shards_owned: Gauge,
+    /// By topic and minute.
+    stats: Arc<TopicStats>,
     shards: Mutex<HashMap<u32, ShardFigures>>,
 }
 
 impl HoldFigures {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(stats: Arc<TopicStats>) -> Self {
         Self {
             pending: gauge!(PENDING),
             fired: counter!(FIRED),
@@ -96,6 +99,7 @@ impl HoldFigures {
             commit_seconds: histogram!(COMMIT_SECONDS),
             checkpoint_changes: histogram!(CHECKPOINT_CHANGES),
             shards_owned: gauge!(SHARDS_OWNED),
+            stats,
             shards: Mutex::default(),
         }
     }
@@ -116,6 +120,7 @@ impl HoldFigures {
                     self.fired.increment(1);
                     let late_ms = now.as_millis().saturating_sub(hold.due.as_millis()).max(0);
                     self.lateness.record(late_ms as f64 / 1000.0);
+                    self.stats.fired(hold.topic, (late_ms as u64).saturating_mul(1000));
                 }
                 Decision::Write(HoldRecord::Moved { .. }) => self.moved.increment(1),
                 Decision::Write(HoldRecord::Ended { end, .. }) => match end.how {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use whimbrel_model::ports::{
     AttemptNote, Dispatch, DispatchAsk, DispatchError, DispatchTold, MinuteRow, Notebook, PortFuture, Progress,
-    ProgressError, ProgressRow, SubscriptionStatus,
+    ProgressError, ProgressRow,
 };
 use whimbrel_model::{PartitionId, SubscriptionNumber, Timestamp, TopicNumber};
 
@@ -51,7 +51,7 @@ impl Dispatch for MemoryDispatch {
         }
         let said = self.say.lock().unwrap().clone().and_then(|say| say(&ask));
         let answer = said.unwrap_or_else(|| match ask {
-            DispatchAsk::Status => Ok(DispatchTold::Status(Box::new(SubscriptionStatus::default()))),
+            DispatchAsk::Status => Ok(DispatchTold::Status(Box::default())),
             DispatchAsk::CaughtUp { .. } => Ok(DispatchTold::CaughtUp),
             DispatchAsk::Pull { .. } => Ok(DispatchTold::Pulled(Vec::new())),
             DispatchAsk::DeadLetters { .. } => Ok(DispatchTold::DeadLetters { letters: Vec::new(), next: None }),
