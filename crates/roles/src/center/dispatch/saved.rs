@@ -68,6 +68,11 @@ pub fn decode(mut bytes: &[u8]) -> Result<(Resume, Option<Timestamp>), Malformed
     Ok((Resume { watermark, read_to, unfinished, retries }, failing_since))
 }
 
+/// Whether a row counts for a line of this run. A seek begins a new run; the retries that were under way are not part of it.
+pub fn counts(row_run: u32, run: u32, is_retry: bool) -> bool {
+    row_run == run || is_retry
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -21,7 +21,7 @@ pub(super) struct Source {
     pub topic: Arc<str>,
     pub is_retry: bool,
     /// The version of the topic's picture that was followed.
-    version: u64,
+    pub version: u64,
 }
 
 impl Runner {
@@ -153,8 +153,7 @@ impl Runner {
     fn resume(&mut self, line: u32, partition: PartitionId, start: u64, is_retry: bool) -> Option<Resume> {
         let run = self.lines[&line].run;
         let Some(row) = self.rows.remove(&ProgressPlace { line, partition }) else { return Some(Resume::at(start)) };
-        // A seek begins a new run; the retries that were under way are not part of it.
-        if row.run != run && !is_retry {
+        if !saved::counts(row.run, run, is_retry) {
             return Some(Resume::at(start));
         }
         match saved::decode(&row.state) {

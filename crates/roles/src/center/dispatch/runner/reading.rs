@@ -7,6 +7,7 @@ use std::time::Duration;
 use whimbrel_model::ports::{LogError, ReadBatch, ReadLimits};
 use whimbrel_model::{Event, PartitionId};
 
+use super::following::Source;
 use super::settling::{OutAs, Why};
 use super::{RETRY_AFTER, Runner};
 use crate::center::dispatch::letters::Parcel;
@@ -81,9 +82,14 @@ impl Runner {
     }
 
     fn take_batch(&mut self, number: u32, wanted: ReadWanted, batch: ReadBatch) {
+        // A growth is known, and its partitions are open, before anything that was published after it is taken in.
+        let is_followed = |source: &Source| {
+            self.tools.registry.get(&source.topic).is_some_and(|topic| topic.version == source.version)
+        };
+        if !self.sources.get(&wanted.partition.topic).is_some_and(is_followed) {
+            self.follow_topics();
+        }
         let Some(source) = self.sources.get(&wanted.partition.topic) else { return };
-        // A growth is known before anything that was published after it is taken in.
-        let growths = self.tools.registry.get(&source.topic);
         let filter = self.filter_of(number);
         let is_retry = source.is_retry;
         let topic = Arc::clone(&source.topic);
@@ -103,9 +109,6 @@ impl Runner {
             .collect();
         self.retry_holds = self.retry_holds.saturating_sub(arrived_retries);
         let line = self.lines.get_mut(&number).expect("it was just there");
-        if let Some(topic) = growths {
-            line.window.set_growths(topic.number(), &topic.stored.growths);
-        }
         if wanted.again {
             let lost = line.window.take_again(wanted, arrivals, batch.next);
             self.bury_lost(number, wanted.partition, lost, "is no longer in the log");

@@ -9,7 +9,8 @@ use super::partition::{LaneKey, LaneState};
 use crate::topics::Growth;
 
 impl<B: Clone> Window<B> {
-    /// How a topic grew. To be called before anything is taken in that was read after a growth.
+    /// How a topic grew. To be called, and all its partitions to be open, before anything is taken in that was read after a growth: one
+    /// that is not open holds nobody up.
     pub fn set_growths(&mut self, topic: TopicNumber, growths: &[Growth]) {
         if self.growths.get(&topic).is_none_or(|known| known.len() != growths.len()) {
             self.growths.insert(topic, growths.to_vec());
