@@ -1,15 +1,16 @@
-//! The simulator: the real storage code on a disk that fails, and the real deciding part of holds on a log and a store that fail,
-//! by seed, with checkers that know what must be true.
+//! The simulator: the real storage code on a disk that fails, and the real deciding parts of holds and of deliveries on logs, stores and
+//! endpoints that fail, by seed, with checkers that know what must be true.
 //!
 //! - [`SimDisk`] is the disk's faulty twin.
 //! - [`Model`](model::Model) is the log as it should be, in memory and without cleverness.
-//! - [`holds`] does the same for the owners of holds.
+//! - [`holds`] does the same for the owners of holds, [`deliveries`] for those of subscriptions.
 //! - [`run`] drives a `Core` by a seed and compares the two at every step. The same seed makes the same run; one that fails
 //!   says what was wrong and what was done last.
 //!
 //! It must never use time, threads or chance that a seed does not give.
 
 mod checker;
+pub mod deliveries;
 pub mod disk;
 pub mod holds;
 pub mod model;
@@ -19,6 +20,7 @@ mod tamper;
 pub mod trace;
 mod workload;
 
+pub use deliveries::{DeliveriesFailure, DeliveriesProfile, DeliveriesReport, run_deliveries, run_deliveries_traced};
 pub use disk::SimDisk;
 pub use holds::{HoldsFailure, HoldsProfile, HoldsReport, run_holds, run_holds_traced};
 pub use profile::Profile;

@@ -1,5 +1,5 @@
 //! Runs seeds of the simulator: `whimbrel-sim --seeds 10000`, or one of them again: `whimbrel-sim --seed 17 --trace`. With
-//! `--what holds`, of the owners of holds.
+//! `--what holds`, of the owners of holds; with `--what deliveries`, of those of subscriptions.
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -7,7 +7,10 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
-use whimbrel_sim::{HoldsProfile, HoldsReport, Profile, Report, run, run_holds, run_holds_traced, run_traced};
+use whimbrel_sim::{
+    DeliveriesProfile, DeliveriesReport, HoldsProfile, HoldsReport, Profile, Report, run, run_deliveries,
+    run_deliveries_traced, run_holds, run_holds_traced, run_traced,
+};
 
 /// Failures that are printed whole; what is broken fails on most seeds.
 const FAILURES_PRINTED: usize = 3;
@@ -16,7 +19,7 @@ const FAILURES_LISTED: usize = 20;
 
 #[derive(Parser)]
 #[command(
-    about = "Runs the embedded log on a simulated disk that fails, or the owners of holds on a log and a store that fail, by seed."
+    about = "Runs the embedded log on a simulated disk that fails, or the owners of holds or of subscriptions on a log and a store that fail, by seed."
 )]
 struct Arguments {
     /// What is simulated
@@ -35,7 +38,7 @@ struct Arguments {
     #[arg(long)]
     trace: bool,
     /// Of the log: crashes, errors, full, flips, mixed; or a deliberate breakage: lying-sync, resealed-flips. Of holds: crashes,
-    /// zombies, store, clock, mixed. All but the breakages where it is left out
+    /// zombies, store, clock, mixed. Of deliveries: endpoint, crashes, zombies, store, seeks, topics, mixed. All but the breakages where it is left out
     #[arg(long)]
     fault: Option<String>,
 }
@@ -44,6 +47,7 @@ struct Arguments {
 enum What {
     Log,
     Holds,
+    Deliveries,
 }
 
 fn main() -> ExitCode {
@@ -66,6 +70,14 @@ fn main() -> ExitCode {
             let one = if arguments.trace { run_holds_traced } else { run_holds };
             each(fault, &HoldsProfile::ALL, HoldsProfile::by_name, |profile| {
                 all(profile.name(), seeds.clone(), HoldsReport::default(), HoldsReport::add, |seed| one(seed, profile))
+            })
+        }
+        What::Deliveries => {
+            let one = if arguments.trace { run_deliveries_traced } else { run_deliveries };
+            each(fault, &DeliveriesProfile::ALL, DeliveriesProfile::by_name, |profile| {
+                all(profile.name(), seeds.clone(), DeliveriesReport::default(), DeliveriesReport::add, |seed| {
+                    one(seed, profile)
+                })
             })
         }
     };

@@ -1,0 +1,280 @@
+//! A run of deliveries: what a seed makes of a world, step by step, and how it settles.
+
+use std::panic::AssertUnwindSafe;
+
+use whimbrel_model::PartitionId;
+
+use super::Check;
+use super::log::RETRIES;
+use super::profile::{DeliveriesProfile, Trouble};
+use super::report::{DeliveriesFailure, DeliveriesReport};
+use super::truth::Starts;
+use super::world::{AppendFault, World};
+use crate::Rng;
+use crate::trace::{Trace, panic_text};
+
+const NODES: usize = 3;
+const KEYS: u64 = 6;
+const STEPS_MIN: u64 = 400;
+const STEPS_MAX: u64 = 1_500;
+const PARTITIONS_MAX: u32 = 9;
+/// How much a world does without time passing before that is called spinning.
+const STEPS_AT_ONE_TIME_MAX: u64 = 20_000;
+/// How long the endpoint fails on, where it does when everything else has settled.
+const SETTLE_FAILS_MS: i64 = 60_000;
+/// How often time may pass until everything has settled.
+const SETTLE_ROUNDS_MAX: u64 = 50_000;
+
+/// Runs one seed.
+pub fn run_deliveries(seed: u64, profile: DeliveriesProfile) -> Result<DeliveriesReport, Box<DeliveriesFailure>> {
+    run_with(seed, profile, false)
+}
+
+/// Runs one seed and prints each step.
+pub fn run_deliveries_traced(
+    seed: u64,
+    profile: DeliveriesProfile,
+) -> Result<DeliveriesReport, Box<DeliveriesFailure>> {
+    run_with(seed, profile, true)
+}
+
+fn run_with(seed: u64, profile: DeliveriesProfile, print: bool) -> Result<DeliveriesReport, Box<DeliveriesFailure>> {
+    let mut driver = Driver::new(seed, profile, print);
+    let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| driver.run()));
+    let outcome = outcome.unwrap_or_else(|panic| Err(format!("a panic: {}", panic_text(&*panic))));
+    match outcome {
+        Ok(()) => Ok(driver.report()),
+        Err(message) => Err(Box::new(DeliveriesFailure { seed, profile, message, trace: driver.world.trace.last() })),
+    }
+}
+
+struct Driver {
+    rng: Rng,
+    world: World,
+    trouble: Trouble,
+    owner: usize,
+    report: DeliveriesReport,
+}
+
+impl Driver {
+    fn new(seed: u64, profile: DeliveriesProfile, print: bool) -> Self {
+        let mut rng = Rng::new(seed);
+        let settings = DeliveriesProfile::settings(&mut rng);
+        let trouble = profile.trouble(&mut rng);
+        let partitions = rng.between(1, 3) as u32;
+        let mut world = World::new(settings, NODES, partitions, rng.fork(), Trace::new(print));
+        world.endpoint = profile.endpoint(&mut rng);
+        world.log.page = *rng.pick(&[1, 3, 20]);
+        Self { rng, world, trouble, owner: 0, report: DeliveriesReport::default() }
+    }
+
+    fn report(&self) -> DeliveriesReport {
+        let (world, truth) = (&self.world, &self.world.truth);
+        DeliveriesReport {
+            seeds: 1,
+            steps: world.steps,
+            messages: truth.messages.len() as u64,
+            calls: world.calls,
+            taken: truth.taken,
+            taken_again: truth.taken_again,
+            held: truth.held,
+            buried: truth.buried,
+            dropped: truth.dropped,
+            growths: world.log.growths.len() as u64,
+            fingerprint: world.trace.fingerprint(),
+            ..self.report
+        }
+    }
+
+    fn run(&mut self) -> Check {
+        self.world.take(0)?;
+        for _ in 0..self.rng.between(STEPS_MIN, STEPS_MAX) {
+            self.make_trouble()?;
+            match self.rng.below(100) {
+                0..12 => self.publish(),
+                12..22 => {
+                    let ms = *self.rng.pick(&[0, 1, 10, 100, 1_000]);
+                    self.world.pass(ms)?;
+                    self.each_turns()?;
+                }
+                22..26 => {
+                    let node = self.rng.below(NODES as u64) as usize;
+                    self.world.follow(node)?;
+                }
+                _ => {
+                    let node = self.rng.below(NODES as u64) as usize;
+                    self.advance(node)?;
+                }
+            }
+        }
+        self.settle()
+    }
+
+    fn publish(&mut self) {
+        let key = (!self.rng.one_in(6)).then(|| format!("k{}", self.rng.below(KEYS)));
+        let size = self.rng.below(100) as usize;
+        if self.rng.one_in(10) {
+            let count = u64::from(self.world.log.count);
+            let index = self.rng.below(count) as u32;
+            self.world.log.skip_one(PartitionId::new(super::log::TOPIC, index));
+        }
+        self.world.publish(key.as_deref(), size);
+    }
+
+    fn each_turns(&mut self) -> Check {
+        (0..NODES).try_for_each(|node| self.world.turn(node))
+    }
+
+    /// One random thing of a node goes on. False where there is nothing.
+    fn advance(&mut self, node: usize) -> Check<bool> {
+        let Some(owner) = &self.world.nodes[node] else { return Ok(false) };
+        if owner.save_due <= self.world.time {
+            let is_lost = self.rng.one_in(self.trouble.save_unheard);
+            self.world.save(node, is_lost)?;
+            return Ok(true);
+        }
+        let (reads, calls, settling) = (owner.reads.len(), owner.calls.len(), owner.settling.len());
+        let all = reads + calls + settling;
+        if all == 0 {
+            return Ok(false);
+        }
+        // From a random one on, the first that can go on.
+        let from = self.rng.below(all as u64) as usize;
+        for index in (from..all).chain(0..from) {
+            let went_on = if index < reads {
+                let fails = self.rng.one_in(self.trouble.read_fails);
+                self.world.finish_read(node, index, fails)?
+            } else if index < reads + calls {
+                self.world.finish_call(node, index - reads)?
+            } else {
+                let fault = match self.rng.below(2) {
+                    0 if self.rng.one_in(self.trouble.append_fails) => AppendFault::Fails,
+                    1 if self.rng.one_in(self.trouble.append_unheard) => AppendFault::Unheard,
+                    _ => AppendFault::None,
+                };
+                self.world.finish_append(node, index - reads - calls, fault)?;
+                true
+            };
+            if went_on {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn make_trouble(&mut self) -> Check {
+        let trouble = self.trouble;
+        if self.rng.one_in(trouble.crash) {
+            self.report.crashes += 1;
+            self.world.crash(self.owner);
+        }
+        if self.world.nodes[self.owner].is_none() && self.rng.one_in(5) {
+            self.take(self.owner)?;
+        }
+        if self.rng.one_in(trouble.take_over) {
+            self.report.takeovers += 1;
+            self.take((self.owner + 1) % NODES)?;
+        }
+        if self.rng.one_in(trouble.fall_back) {
+            self.report.store_falls += 1;
+            let saves = self.rng.between(1, 3) as usize;
+            self.world.store.fall_back(saves);
+            self.world.note(|| format!("the store loses its last {saves} saves"));
+            // Whoever is at work does not notice; a successor does.
+        }
+        if self.rng.one_in(trouble.away) {
+            self.world.store.is_away = !self.world.store.is_away;
+        }
+        if self.rng.one_in(trouble.seek) {
+            self.report.seeks += 1;
+            let mut starts = Starts::new();
+            for id in self.world.log.ids() {
+                let (first, end) = (self.world.log.first(id), self.world.log.end(id));
+                starts.insert(id, self.rng.between(first, end));
+            }
+            self.world.seek(starts);
+        }
+        if self.rng.one_in(trouble.grow) && self.world.log.count < PARTITIONS_MAX {
+            let to = self.world.log.count + self.rng.between(1, 2) as u32;
+            self.world.grow(to);
+        }
+        if self.rng.one_in(trouble.trim) {
+            self.report.trims += 1;
+            for id in self.world.log.ids().collect::<Vec<_>>() {
+                let (first, end) = (self.world.log.first(id), self.world.log.end(id));
+                let to = self.rng.between(first, end.min(first + 15));
+                self.world.log.trim(id, to);
+            }
+        }
+        if self.rng.one_in(trouble.bad_key) {
+            let until = self.world.time + *self.rng.pick(&[100, 5_000, 3_600_000]);
+            let key = format!("k{}", self.rng.below(KEYS));
+            self.world.endpoint.bad_keys.insert(key.into_bytes(), until);
+        }
+        if self.rng.one_in(trouble.down) {
+            self.world.endpoint.down_until = self.world.time + *self.rng.pick(&[100, 5_000, 600_000]);
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, node: usize) -> Check {
+        if self.world.take(node)? {
+            self.owner = node;
+        }
+        Ok(())
+    }
+
+    /// From here on nothing fails but what the endpoint fails for a while: one owner brings everything to its end.
+    fn settle(&mut self) -> Check {
+        self.trouble = Trouble::default();
+        self.world.store.is_away = false;
+        self.world.note(|| "from here on nothing fails".to_owned());
+        let endpoint = &mut self.world.endpoint;
+        (endpoint.fails, endpoint.late, endpoint.never, endpoint.no_worker) = (0, 0, 0, 0);
+        let latest = self.world.time + SETTLE_FAILS_MS;
+        endpoint.down_until = endpoint.down_until.min(latest);
+        endpoint.bad_keys.values_mut().for_each(|until| *until = latest.min(*until));
+        self.take((self.owner + 1) % NODES)?;
+        for _ in 0..SETTLE_ROUNDS_MAX {
+            let mut steps = 0;
+            for node in 0..NODES {
+                self.world.follow(node)?;
+            }
+            while self.advance_any()? {
+                steps += 1;
+                if steps > STEPS_AT_ONE_TIME_MAX {
+                    return Err("it does not come to rest: it goes on and on without time passing".to_owned());
+                }
+            }
+            if self.is_at_rest() {
+                return self.world.truth.nothing_is_missing(&self.world.log);
+            }
+            let next = self.world.next_time().unwrap_or(self.world.time + 1);
+            self.world.pass((next - self.world.time).max(1))?;
+            self.each_turns()?;
+        }
+        Err(format!("it does not settle: {:?}", self.world.next_time()))
+    }
+
+    fn advance_any(&mut self) -> Check<bool> {
+        for node in 0..NODES {
+            if self.advance(node)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Everything was read and is done, nothing waits as a hold, and zombies have found out.
+    fn is_at_rest(&self) -> bool {
+        let others = (0..NODES).filter(|node| *node != self.owner);
+        let mut others = others.filter_map(|node| self.world.nodes[node].as_ref());
+        let Some(owner) = &self.world.nodes[self.owner] else { return false };
+        let is_through = |id: PartitionId| owner.line.window.watermark(id) == Some(self.world.log.end(id));
+        self.world.holds.waiting() == 0
+            && owner.settling.is_empty()
+            && owner.calls.is_empty()
+            && self.world.log.ids().chain([RETRIES]).all(is_through)
+            && others.all(|zombie| zombie.calls.is_empty() && zombie.settling.is_empty())
+    }
+}
