@@ -8,6 +8,7 @@ use std::process::Command;
 
 use whimbrel_roles::center;
 use whimbrel_roles::receive::{Code, METRIC_NAMES, Problem, served_paths};
+use whimbrel_roles::worker;
 
 /// A text that is no value of any kind of setting but a free text: no number, and a duration beyond every bound.
 const NONSENSE: &str = "99999999w";
@@ -157,7 +158,8 @@ fn the_page_of_the_configuration_says_what_each_setting_takes() {
 #[test]
 fn the_page_of_metrics_has_every_metric() {
     let documented: BTreeSet<String> = rows_under(&page("metrics.md"), "metric").into_keys().collect();
-    let named = METRIC_NAMES.iter().chain(center::METRIC_NAMES).map(|(name, _)| (*name).to_owned());
+    let of_roles = [METRIC_NAMES, center::METRIC_NAMES, center::dispatch::METRIC_NAMES, worker::METRIC_NAMES];
+    let named = of_roles.into_iter().flatten().map(|(name, _)| (*name).to_owned());
     let macros = ["counter!(", "gauge!(", "histogram!("];
     let in_code: BTreeSet<String> = named.chain(macros.into_iter().flat_map(literals_after)).collect();
     assert_eq!(documented, in_code);
