@@ -138,6 +138,13 @@ impl Dispatcher {
         self.owned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Why a subscription does not run here: one that is being deleted never will, and nobody need wait for it.
+    fn not_running(&self, number: SubscriptionNumber) -> DispatchDeskError {
+        let is_deleted = self.tools.subscriptions.by_number(number).is_some_and(|known| known.stored.deleting);
+        let is_ours = self.owned().contains_key(&number.shard(self.shards));
+        if is_deleted && is_ours { DispatchError::Unknown.into() } else { DispatchDeskError::NotHere }
+    }
+
     fn thread_of(&self, number: SubscriptionNumber) -> &Handle {
         &self.threads[number.0 as usize % self.threads.len()]
     }
@@ -185,8 +192,10 @@ impl DispatchDesk for Dispatcher {
     ) -> PortFuture<'_, Result<DispatchTold, DispatchDeskError>> {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let questions = running.get(&subscription).map(|running| running.questions.clone());
+        drop(running);
+        let questions = questions.ok_or_else(|| self.not_running(subscription));
         Box::pin(async move {
-            let questions = questions.ok_or(DispatchDeskError::NotHere)?;
+            let questions = questions?;
             let (reply, answer) = oneshot::channel();
             match questions.try_send(Question { ask, reply }) {
                 Ok(()) => {}
