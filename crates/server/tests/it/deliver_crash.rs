@@ -40,6 +40,35 @@ fn deliveries_on_kafka_with_redis_survive_kills() {
     kill_at_random("Kafka with Redis", &settings);
 }
 
+#[test]
+fn a_server_that_ends_in_order_delivers_nothing_twice() {
+    let receiver = Receiver::answering(|_| Reply { after: Duration::from_millis(2), ..reply(200) });
+    let folder = tempfile::tempdir().unwrap();
+    let mut server = Server::start(folder.path(), &[]);
+    for (name, ordering) in [("by-key", "key"), ("unordered", "none")] {
+        let subscription = SubscriptionSettings {
+            ordering: Some(ordering.into()),
+            ..SubscriptionSettings::push([name], receiver.url(&format!("/{name}")))
+        };
+        converse(server.client().put_subscription(name, &subscription)).unwrap();
+    }
+    let mut published = 0;
+    for _ in 0..3 {
+        publish(&server, &mut published);
+        let enough = receiver.count() + MESSAGES_PER_KILL / 3;
+        receiver.wait_for(enough);
+        assert!(server.end().success());
+        server = Server::start(folder.path(), &[]);
+    }
+    receiver.wait_for(2 * published);
+    for name in ["by-key", "unordered"] {
+        eventually(&format!("{name} to deliver everything"), || {
+            converse(server.client().subscription(name)).unwrap().lag == Some(0)
+        });
+    }
+    assert_eq!(receiver.count(), 2 * published);
+}
+
 fn kill_at_random(engines: &str, settings: &[String]) {
     let kills = number("WHIMBREL_DELIVER_KILLS", KILLS_DEFAULT);
     let seed = number("WHIMBREL_DELIVER_SEED", u64::from(std::process::id()));
