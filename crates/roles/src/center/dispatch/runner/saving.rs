@@ -66,6 +66,7 @@ impl Runner {
         }
         self.redriven_changed = !self.redriven.is_empty();
         match error {
+            ProgressError::Fenced { epoch, .. } if epoch < self.epoch => self.open_again(),
             ProgressError::Fenced { .. } => self.failure = Some(error.to_string()),
             // The catalogue has a seek that was not followed yet: it will be within moments.
             ProgressError::NewerRun { .. } => tracing::debug!(%error, "progress of an earlier run was refused"),
@@ -74,5 +75,27 @@ impl Runner {
                 self.set_stalled(Some("store_unavailable"));
             }
         }
+    }
+
+    /// The store has forgotten that it was opened (it fell back to an older state): it is opened once more, and gets everything.
+    fn open_again(&mut self) {
+        let progress = Arc::clone(&self.tools.progress);
+        let (number, epoch) = (self.subscription.number(), self.epoch);
+        self.chores.push(Box::pin(async move {
+            let outcome = progress.open(number, epoch).await;
+            let after: Box<dyn FnOnce(&mut Self) + Send> = Box::new(move |runner| match outcome {
+                Ok(_) => {
+                    for line in runner.lines.values_mut() {
+                        let all = line.window.partition_ids();
+                        line.window.not_saved(all);
+                    }
+                }
+                Err(ProgressError::Fenced { .. }) => {
+                    runner.failure = Some("somebody else owns the subscription".to_owned());
+                }
+                Err(error) => tracing::warn!(%error, "the store of progress could not be opened again"),
+            });
+            after
+        }));
     }
 }
