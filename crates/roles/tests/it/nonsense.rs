@@ -45,6 +45,17 @@ fn any_body() -> impl Strategy<Value = Vec<u8>> {
             format!("{{\"taskId\":\"t\",\"functionName\":{value:?},\"delayTime\":{value:?},\"params\":{value:?}}}")
                 .into_bytes()
         }),
+        any_value().prop_map(|value| {
+            format!("{{\"topics\":[{value:?}],\"endpoint\":{{\"url\":{value:?},\"timeout\":{value:?}}},\"rate\":{value:?}}}").into_bytes()
+        }),
+        any_value().prop_map(|value| format!("{{\"to\":{value:?}}}").into_bytes()),
+        any_value().prop_map(|value| format!("{{\"from\":{value:?},\"key\":{value:?}}}").into_bytes()),
+        any_value().prop_map(|value| format!("{{\"offsets\":{{\"orders/0\":{value}}}}}").into_bytes()),
+        any_value().prop_map(|value| format!("{{\"ack_ids\":[{value:?}],\"lease\":{value:?}}}").into_bytes()),
+        any_value().prop_map(|value| {
+            format!("{{\"topic_name\":{value:?},\"callback\":{{\"request_type\":\"GET\",\"url\":{value:?},\"params\":{value:?}}}}}")
+                .into_bytes()
+        }),
         any_value().prop_map(|value| format!("{{\"partitions\":{value},\"retention\":{value:?}}}").into_bytes()),
     ]
 }
@@ -91,7 +102,7 @@ proptest! {
         let (path, methods) = routes[route.index(routes.len())];
         let part = percent_encoded(&part);
         let query: Vec<String> = query.iter().map(|(name, value)| format!("{name}={}", percent_encoded(value))).collect();
-        let uri = format!("{}?{}", path.replace("{topic}", &part).replace("{id}", &part), query.join("&"));
+        let uri = format!("{}?{}", path.replace("{topic}", &part).replace("{id}", &part).replace("{name}", &part), query.join("&"));
         let Ok(uri) = uri.parse::<Uri>() else { return Ok(()) };
         // One method that no path takes, among those that this one does.
         let methods: Vec<&str> = methods.iter().copied().chain(["patch"]).collect();
@@ -107,6 +118,7 @@ proptest! {
         let status = runtime.block_on(async {
             let house = House::new().await;
             house.post("/v1/topics/orders/messages?key=k", "x").await.ok(201);
+            house.put("/v1/subscriptions/orders", serde_json::json!({ "topics": ["orders"], "mode": "pull" })).await.ok(201);
             let response = house.router.clone().oneshot(request).await.unwrap();
             let (parts, body) = response.into_parts();
             // A tail that was let in does not end by itself.
