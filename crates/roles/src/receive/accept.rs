@@ -98,7 +98,7 @@ pub(crate) async fn accept_one(
     })
     .await;
     let outcome = outcome.into_iter().next().unwrap_or_else(|| Err(no_answer()));
-    let mut taken = Taken::default();
+    let mut taken = Taken::of(door);
     let accepted = expected.accepted(outcome, topic, &mut taken);
     taken.count(door, &pass, now);
     accepted
@@ -139,7 +139,7 @@ pub(crate) async fn accept_many(
         (outcome, pass)
     })
     .await;
-    let mut taken = Taken::default();
+    let mut taken = Taken::of(door);
     let outcomes = answers_of(outcome, all_expected.len()).zip(all_expected);
     let answered = outcomes.map(|(outcome, expected)| expected.accepted(outcome, topic, &mut taken)).collect();
     taken.count(door, &pass, now);
@@ -156,7 +156,7 @@ pub(super) struct Expected {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Whither {
     Topic { partition: u32 },
-    Hold { due: Timestamp },
+    Hold { due: Timestamp, shard: u32 },
 }
 
 impl Expected {
@@ -165,7 +165,7 @@ impl Expected {
         self,
         outcome: Result<u64, LogError>,
         topic: &str,
-        taken: &mut Taken,
+        taken: &mut Taken<'_>,
     ) -> Result<Accepted, Problem> {
         let offset = outcome.map_err(|error| append_problem(error, topic))?;
         let standing = match self.whither {
@@ -174,8 +174,9 @@ impl Expected {
                 taken.published_bytes += self.payload_bytes;
                 Standing::InTopic { partition, offset }
             }
-            Whither::Hold { due } => {
+            Whither::Hold { due, shard } => {
                 taken.held += 1;
+                taken.holds.running.folding.appended(shard, offset);
                 Standing::Held { due }
             }
         };
@@ -197,8 +198,9 @@ pub(super) fn expect(
         let text = id.to_text();
         let message = compose(draft, &text, &[], headers);
         let text = std::str::from_utf8(&text).expect("hexadecimal digits are text");
-        let entry = Holding::new(door, topic, text, true, due, now, message)?.into_entry(now);
-        return Ok((Expected { id: AcceptedId::Minted(id), whither: Whither::Hold { due }, payload_bytes }, entry));
+        let holding = Holding::new(door, topic, text, true, due, now, message)?;
+        let whither = Whither::Hold { due, shard: holding.shard.index };
+        return Ok((Expected { id: AcceptedId::Minted(id), whither, payload_bytes }, holding.into_entry(now)));
     }
     let partition = topic.place(draft.key.as_deref());
     let id = door.mint.mint(now, partition);
@@ -235,14 +237,20 @@ fn no_answer() -> LogError {
 }
 
 /// What a call has taken, for the figures.
-#[derive(Debug, Default)]
-pub(super) struct Taken {
+#[derive(Debug)]
+pub(super) struct Taken<'a> {
+    /// The topic of all holds.
+    holds: &'a Topic,
     pub(super) published: usize,
     pub(super) published_bytes: usize,
     pub(super) held: usize,
 }
 
-impl Taken {
+impl<'a> Taken<'a> {
+    pub(super) fn of(door: &'a Door) -> Self {
+        Self { holds: &door.holds, published: 0, published_bytes: 0, held: 0 }
+    }
+
     pub(super) fn count(&self, door: &Door, topic: &Topic, now: Timestamp) {
         let figures = &topic.running.figures;
         if self.published + self.held > 0 {

@@ -63,7 +63,7 @@ struct Claiming<'a> {
     entries: Vec<Entry>,
     questions: Vec<(u32, Ask)>,
     headers: HeadersBuilder,
-    taken: Taken,
+    taken: Taken<'a>,
 }
 
 /// Accepts drafts of which some are claimed.
@@ -84,7 +84,7 @@ pub(super) async fn accept_claimed(
         entries: Vec::with_capacity(drafts.len()),
         questions: Vec::new(),
         headers: HeadersBuilder::default(),
-        taken: Taken::default(),
+        taken: Taken::of(door),
     };
     for (index, draft) in drafts.into_iter().enumerate() {
         if let Err(problem) = claiming.decide(index, draft).await {
@@ -171,7 +171,7 @@ impl Claiming<'_> {
         if !fresh {
             return Ok((shard, Ready::Ask(Arc::new(holding.hold))));
         }
-        let expected = Expected { id, whither: Whither::Hold { due }, payload_bytes };
+        let expected = Expected { id, whither: Whither::Hold { due, shard: shard.index }, payload_bytes };
         Ok((shard, Ready::Append(expected, holding.into_entry(now))))
     }
 

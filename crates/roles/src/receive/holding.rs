@@ -38,6 +38,7 @@ impl Holding {
         message: HeldMessage,
     ) -> Result<Self, Problem> {
         let shard = door.shard_of(id);
+        check_behind(door, shard)?;
         check_sizes(door, topic, shard, &message)?;
         let hold = Hold {
             id: HoldId::new(id),
@@ -57,6 +58,16 @@ impl Holding {
     pub(super) fn into_entry(self, now: Timestamp) -> Entry {
         Entry { partition: self.shard, record: HoldRecord::Held(self.hold).to_record(now) }
     }
+}
+
+/// Where batches come faster than the owner of the shard takes them in, it would be ever longer until it can answer for them.
+fn check_behind(door: &Door, shard: PartitionId) -> Result<(), Problem> {
+    let behind = door.holds.running.folding.behind(shard.index);
+    if behind <= door.settings.holds_behind_max {
+        return Ok(());
+    }
+    let detail = format!("the owner of the hold's shard is {behind} records behind; come again in a moment");
+    Err(Problem::new(Code::Overloaded, detail))
 }
 
 fn check_sizes(door: &Door, topic: &Topic, shard: PartitionId, message: &HeldMessage) -> Result<(), Problem> {

@@ -19,6 +19,8 @@ pub const BODY_WAIT_DEFAULT: Duration = Duration::from_secs(30);
 pub const SEARCH_SCAN_RECORDS_DEFAULT: usize = 100_000;
 /// Bytes of messages, as they are written into the answer, that one read returns at most, by default (one message is returned whatever its size).
 pub const READ_BYTES_DEFAULT: usize = 8 << 20;
+/// Records that the owner of a shard of holds may be behind, by default: what an ordinary disk takes within a few seconds.
+pub const HOLDS_BEHIND_DEFAULT: u64 = 50_000;
 /// Open tails, by default.
 pub const TAILS_DEFAULT: usize = 1024;
 
@@ -39,6 +41,8 @@ pub struct ReceiveSettings {
     pub body_wait: Duration,
     pub search_scan_max_records: usize,
     pub tails_max: usize,
+    /// Records that the owner of a shard may be behind before no more holds are taken for it.
+    pub holds_behind_max: u64,
     /// This process among those that mint ids: 12 bits.
     pub node: u16,
     /// Without any key, everything is allowed: whoever opens the port guards its address.
@@ -76,6 +80,7 @@ impl Default for ReceiveSettings {
             body_wait: BODY_WAIT_DEFAULT,
             search_scan_max_records: SEARCH_SCAN_RECORDS_DEFAULT,
             tails_max: TAILS_DEFAULT,
+            holds_behind_max: HOLDS_BEHIND_DEFAULT,
             node: 0,
             keys: Vec::new(),
             guard: Arc::default(),

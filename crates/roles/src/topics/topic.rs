@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use whimbrel_model::partitioner::partition_of;
-use whimbrel_model::{PartitionId, TopicNumber};
+use whimbrel_model::{HOLDS_TOPIC, PartitionId, TopicNumber};
 
+use super::folding::Folding;
 use super::gate::Gate;
 use super::rates::Meter;
 use super::stored::StoredTopic;
@@ -27,6 +28,8 @@ pub struct Topic {
 /// What counts and turns while messages pass.
 pub(crate) struct Running {
     next_partition: AtomicU32,
+    /// For topics whose partitions are folded into a state.
+    pub(crate) folding: Folding,
     pub(crate) published: Meter,
     pub(crate) figures: TopicFigures,
 }
@@ -39,8 +42,13 @@ impl std::fmt::Debug for Running {
 
 impl Topic {
     pub(crate) fn new(name: &str, stored: StoredTopic, version: u64) -> Self {
-        let running =
-            Running { next_partition: AtomicU32::new(0), published: Meter::default(), figures: TopicFigures::of(name) };
+        let folding = if name == HOLDS_TOPIC { Folding::new(stored.partitions) } else { Folding::default() };
+        let running = Running {
+            next_partition: AtomicU32::new(0),
+            folding,
+            published: Meter::default(),
+            figures: TopicFigures::of(name),
+        };
         Self { name: name.into(), stored, version, gate: Arc::default(), running: Arc::new(running) }
     }
 

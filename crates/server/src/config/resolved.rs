@@ -178,6 +178,7 @@ pub struct HoldsConfig {
     pub remember: Duration,
     pub shards: u32,
     pub commands_waiting: usize,
+    pub behind: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -307,6 +308,7 @@ pub fn resolve(settings: &Settings, findings: &mut Findings) -> Config {
             remember: take.time("holds.remember"),
             shards: take.number("holds.shards") as u32,
             commands_waiting: take.number("holds.commands_waiting") as usize,
+            behind: take.number("holds.behind"),
         },
         timers: take.state_engine("timers.engine"),
         subscriptions: SubscriptionsConfig {

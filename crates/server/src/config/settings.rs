@@ -388,6 +388,12 @@ pub const SETTINGS: &[Setting] = &[
         "Commands that may wait for the owner of a shard. Beyond, the answer is 429.",
     ),
     setting(
+        "holds.behind",
+        count(1_000, 1_000_000_000),
+        Count(50_000),
+        "Records that the owner of a shard may be behind what this process accepts for it. Beyond, no more is held there: 429.",
+    ),
+    setting(
         "timers.engine",
         Kind::OneOf(&["embedded", "redis"]),
         Text("embedded"),

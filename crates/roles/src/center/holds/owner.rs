@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_model::ports::{
     Ask, Fence, HoldsError, Log, LogError, Membership, ReadBatch, ReadLimits, Timers, TimersError, Told,
 };
-use whimbrel_model::{Clock, Event, EventSink, PartitionId, Timestamp};
+use whimbrel_model::{Clock, Event, EventSink, HOLDS_TOPIC, PartitionId, Timestamp};
 
 use super::alarm::Alarm;
 use super::clock::Reading;
@@ -159,7 +159,11 @@ impl Owner {
             }
             if self.figures_at.elapsed() >= FIGURES_EVERY {
                 self.figures_at = Instant::now();
-                self.tools.figures.of_shard(self.number, self.shard.figures());
+                let figures = self.shard.figures();
+                if let Some(holds) = self.tools.registry.get(HOLDS_TOPIC) {
+                    holds.running.folding.folded(self.number, figures.folded);
+                }
+                self.tools.figures.of_shard(self.number, figures);
             }
             let wake = self.until_wake(was_idle);
             // Questions are taken in whatever else happens: many calls must not keep them waiting.
@@ -384,6 +388,9 @@ impl Owner {
         }
         while let Ok(question) = questions.try_recv() {
             let _ = question.reply.send(Err(DeskError::NotHere));
+        }
+        if let Some(holds) = self.tools.registry.get(HOLDS_TOPIC) {
+            holds.running.folding.left(self.number);
         }
         self.tools.figures.forget_shard(self.number);
     }
