@@ -2,6 +2,7 @@
 
 use whimbrel_model::Record;
 use whimbrel_model::record::HEADER_CONTENT_TYPE;
+use whimbrel_model::subscription::{DeliveryRule, HEADER_DELIVERY};
 
 /// All of its conditions must hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -9,6 +10,8 @@ pub struct Filter {
     conditions: Vec<(Field, String)>,
     /// Only messages with this key, whatever else: a replay's.
     key: Option<Vec<u8>>,
+    /// Only messages that bring a callback of their own: the endpoint has no URL to call for others.
+    own_callbacks_only: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,12 +33,21 @@ impl Filter {
             };
             (field, value.clone())
         });
-        Self { conditions: conditions.collect(), key: key.map(|key| key.as_bytes().to_vec()) }
+        let key = key.map(|key| key.as_bytes().to_vec());
+        Self { conditions: conditions.collect(), key, own_callbacks_only: false }
+    }
+
+    /// The same for an endpoint without a URL: what brings no callback of its own is not for it.
+    pub fn of_own_callbacks(self, own_callbacks_only: bool) -> Self {
+        Self { own_callbacks_only, ..self }
     }
 
     pub fn takes(&self, topic: &str, record: &Record) -> bool {
         let key = record.key.as_deref();
         if self.key.as_deref().is_some_and(|wanted| key != Some(wanted)) {
+            return false;
+        }
+        if self.own_callbacks_only && !brings_callback(record) {
             return false;
         }
         self.conditions.iter().all(|(field, wanted)| match field {
@@ -47,6 +59,12 @@ impl Filter {
             }
         })
     }
+}
+
+fn brings_callback(record: &Record) -> bool {
+    let rule = record.headers.get(HEADER_DELIVERY);
+    let rule = rule.and_then(|json| serde_json::from_slice::<DeliveryRule>(json).ok());
+    rule.is_some_and(|rule| rule.callback.is_some())
 }
 
 #[cfg(test)]
@@ -66,6 +84,15 @@ mod tests {
             headers: builder.take(),
             timestamp: Timestamp::from_millis(0),
         }
+    }
+
+    #[test]
+    fn without_a_url_only_messages_that_bring_a_callback_are_taken() {
+        let filter = Filter::default().of_own_callbacks(true);
+        let bringing = r#"{"callback":{"method":"GET","url":"http://127.0.0.1/"}}"#;
+        assert!(filter.takes("orders", &record("k", &[(HEADER_DELIVERY, bringing)])));
+        assert!(!filter.takes("orders", &record("k", &[(HEADER_DELIVERY, r#"{"timeout_ms":5}"#)])));
+        assert!(!filter.takes("orders", &record("k", &[])));
     }
 
     #[test]

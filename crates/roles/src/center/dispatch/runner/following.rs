@@ -229,7 +229,9 @@ impl Runner {
     pub(super) fn filter_of(&self, line: u32) -> Filter {
         let stored = &self.subscription.stored;
         let replay = stored.replays.iter().find(|replay| replay.run == line);
-        Filter::new(&stored.spec.filter, replay.and_then(|replay| replay.key.as_deref()))
+        let has_no_url = stored.spec.endpoint.as_ref().is_some_and(|endpoint| endpoint.url.is_none());
+        let filter = Filter::new(&stored.spec.filter, replay.and_then(|replay| replay.key.as_deref()));
+        filter.of_own_callbacks(has_no_url)
     }
 
     /// Replays that are over are taken off the catalogue, and their progress is forgotten.
