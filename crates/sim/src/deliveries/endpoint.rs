@@ -52,7 +52,7 @@ impl Endpoint {
         if is_bad || fails || now < self.down_until {
             let refused = failed(CallFailure::Connect);
             let heard = if rng.one_in(4) { refused } else { answered(*rng.pick(&[500, 503, 429, 422]), rng) };
-            return planned(heard, took, None);
+            return Planned { is_heard_twice: rng.one_in(self.twice), ..planned(heard, took, None) };
         }
         if rng.one_in(self.never) {
             return planned(failed(CallFailure::Timeout), timeout_ms, None);

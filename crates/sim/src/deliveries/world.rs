@@ -273,7 +273,7 @@ impl World {
                     && call.out.read_at.0 != RETRIES
                     && owner.line.window.is_in_flight(call.out.ticket)
             };
-            if others.any(|call| is_beside(call)) {
+            if others.any(is_beside) {
                 return Err(format!("{id}:{offset} goes out beside another of its key"));
             }
         }

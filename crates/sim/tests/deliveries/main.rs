@@ -1,0 +1,6 @@
+//! Deliveries: a scene for each rule, a fixed set of seeds, and long times that pass in moments.
+
+mod long;
+mod rules;
+mod scene;
+mod seeds;

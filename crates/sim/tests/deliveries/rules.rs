@@ -1,0 +1,275 @@
+//! One scene for each rule of deliveries. Each fails when its rule is left out of the code: docs/internals/deliveries-rules.md says where
+//! the rule is and what was broken to see that. Every step is also checked against what really happened: the watermark passes nothing
+//! that is not done, a key's messages are first taken in order, and an owner goes on exactly where its progress was saved.
+
+use super::scene::{Scene, key_with, ordered, unordered, without_retries};
+use whimbrel_model::subscription::OnExhausted;
+use whimbrel_sim::deliveries::endpoint::Endpoint;
+use whimbrel_sim::deliveries::log::{DEAD, RETRIES};
+use whimbrel_sim::deliveries::truth::Starts;
+use whimbrel_sim::deliveries::world::{AppendFault, Settings};
+
+const HOUR: i64 = 3_600_000;
+
+#[test]
+fn stale_ticket_an_answer_that_arrives_twice_counts_once() {
+    let mut scene = Scene::new(ordered());
+    scene.world.endpoint = Endpoint { twice: 1, ..Endpoint::default() };
+    scene.bad_key("a", HOUR);
+    scene.publish(&["a", "a"]);
+    scene.wait(0, 100);
+    let memory = scene.world.memory(0, scene.world.log.ids().next().unwrap());
+    assert_eq!(memory.tries.get(&0).map(|(attempts, _)| *attempts), Some(1));
+    scene.world.endpoint.bad_keys.clear();
+    scene.wait(0, 60_000);
+    assert_eq!(scene.taken(), [1, 1]);
+}
+
+#[test]
+fn stale_line_an_answer_of_before_a_seek_moves_nothing() {
+    let mut scene = Scene::new(ordered());
+    scene.publish(&["a", "b", "c", "d"]);
+    scene.read(0);
+    let id = scene.world.log.ids().next().unwrap();
+    // All four are out, and nobody has heard of them when the cursor is set to the third.
+    scene.world.seek(Starts::from([(id, 2)]));
+    scene.bad_key("c", 500);
+    scene.bad_key("d", 500);
+    scene.sound(|world| world.follow(0));
+    scene.read(0);
+    scene.run(0);
+    assert_eq!(scene.watermark(0, 0), 2, "what is heard of the first four is not about the third");
+    // The endpoint may have asked for half a minute.
+    scene.wait(0, 60_000);
+    assert_eq!((scene.watermark(0, 0), scene.taken()), (4, vec![1, 1, 2, 2]));
+}
+
+#[test]
+fn run_progress_of_before_a_seek_counts_no_more() {
+    let mut scene = Scene::new(ordered());
+    scene.publish(&["a", "b", "c"]);
+    scene.wait(0, 2_000);
+    assert_eq!(scene.watermark(0, 0), 3);
+    let id = scene.world.log.ids().next().unwrap();
+    scene.world.seek(Starts::from([(id, 1)]));
+    // The owner dies before it has saved anything of the new run.
+    scene.world.crash(0);
+    scene.take(1);
+    scene.wait(1, 2_000);
+    assert_eq!(scene.taken(), [1, 2, 2]);
+}
+
+#[test]
+fn run_retries_that_were_delivered_are_not_repeated_by_a_seek() {
+    let mut scene = Scene::new(unordered());
+    scene.bad_key("a", 500);
+    scene.publish(&["a"]);
+    scene.wait(0, 5_000);
+    assert_eq!((scene.taken(), scene.world.log.records(RETRIES).len()), (vec![1], 1));
+    let id = scene.world.log.ids().next().unwrap();
+    scene.world.seek(Starts::from([(id, 1)]));
+    scene.world.crash(0);
+    scene.take(1);
+    scene.wait(1, 5_000);
+    assert_eq!(scene.taken(), [1]);
+}
+
+#[test]
+fn run_what_an_earlier_run_saves_late_is_refused() {
+    let mut scene = Scene::new(ordered());
+    scene.publish(&["a", "b", "c"]);
+    scene.run(0);
+    let id = scene.world.log.ids().next().unwrap();
+    let rows = scene.world.nodes[0].as_mut().unwrap().unsaved();
+    scene.world.seek(Starts::from([(id, 0)]));
+    scene.sound(|world| world.follow(0));
+    scene.save(0);
+    let saved = scene.world.store.save(1, rows);
+    assert!(saved.is_err(), "{saved:?}");
+    scene.wait(0, 100);
+    assert_eq!(scene.taken(), [2, 2, 2]);
+}
+
+#[test]
+fn epoch_what_a_zombie_saves_is_refused() {
+    let mut scene = Scene::new(ordered());
+    scene.bad_key("a", HOUR);
+    scene.publish(&["a", "b"]);
+    scene.run(0);
+    scene.take(1);
+    scene.save(0);
+    assert!(scene.world.nodes[0].is_none(), "it has found out");
+}
+
+#[test]
+fn settle_a_message_is_not_done_before_its_dead_letter_is_durable() {
+    let mut scene = Scene::new(without_retries(ordered()));
+    scene.bad_key("a", HOUR);
+    scene.publish(&["a", "a"]);
+    scene.run_but_appends(0);
+    assert_eq!(scene.watermark(0, 0), 0);
+    scene.append(0, AppendFault::Fails);
+    scene.save(0);
+    scene.world.crash(0);
+    assert!(scene.world.log.records(DEAD).is_empty());
+    scene.take(1);
+    scene.run(1);
+    assert_eq!(scene.world.log.records(DEAD).len(), 2, "the successor tries it again, and buries both");
+    assert_eq!(scene.watermark(1, 0), 2);
+}
+
+#[test]
+fn settle_a_message_is_not_done_before_its_hold_is_durable() {
+    let mut scene = Scene::new(unordered());
+    scene.bad_key("a", 500);
+    scene.publish(&["a"]);
+    scene.run_but_appends(0);
+    assert_eq!((scene.watermark(0, 0), scene.world.holds.waiting()), (0, 0));
+    scene.save(0);
+    scene.world.crash(0);
+    scene.take(1);
+    scene.wait(1, 5_000);
+    assert_eq!(scene.taken(), [1]);
+}
+
+#[test]
+fn settle_a_key_waits_until_its_dead_letter_is_durable() {
+    let mut scene = Scene::new(without_retries(ordered()));
+    scene.bad_key("a", 1);
+    scene.publish(&["a", "a"]);
+    scene.run_but_appends(0);
+    scene.sound(|world| world.pass(10));
+    scene.run_but_appends(0);
+    assert_eq!(scene.taken(), [0, 0]);
+    scene.run(0);
+    assert_eq!(scene.taken(), [0, 1]);
+}
+
+#[test]
+fn made_id_a_retry_whose_append_was_not_heard_of_is_one_hold() {
+    let mut scene = Scene::new(unordered());
+    scene.bad_key("a", 500);
+    scene.publish(&["a"]);
+    scene.run_but_appends(0);
+    scene.append(0, AppendFault::Unheard);
+    scene.run(0);
+    assert_eq!(scene.world.truth.held, 1);
+    scene.wait(0, 5_000);
+    assert_eq!((scene.taken(), scene.world.log.records(RETRIES).len()), (vec![1], 1));
+}
+
+#[test]
+fn made_id_a_retry_of_before_a_crash_is_one_hold() {
+    let mut scene = Scene::new(unordered());
+    scene.bad_key("a", 500);
+    scene.publish(&["a"]);
+    scene.run(0);
+    assert_eq!(scene.world.truth.held, 1);
+    // It dies before it has saved that the message is a hold now.
+    scene.world.crash(0);
+    scene.sound(|world| world.pass(100));
+    scene.take(1);
+    scene.wait(1, 5_000);
+    assert_eq!((scene.world.truth.held, scene.taken()), (1, vec![1]));
+}
+
+#[test]
+fn unfinished_what_is_parked_behind_the_read_comes_again_after_a_crash() {
+    let mut scene = Scene::new(ordered());
+    scene.bad_key("a", 500);
+    scene.publish(&["a", "b", "a", "b"]);
+    scene.run(0);
+    assert_eq!(scene.taken(), [0, 1, 0, 1]);
+    scene.save(0);
+    scene.world.crash(0);
+    scene.take(1);
+    scene.wait(1, 20_000);
+    assert_eq!(scene.taken(), [1, 1, 1, 1], "nothing is lost, and nothing that was done comes again");
+}
+
+#[test]
+fn attempts_the_ladder_goes_on_where_it_was_after_a_crash() {
+    let mut scene = Scene::new(ordered());
+    scene.bad_key("a", HOUR);
+    scene.publish(&["a"]);
+    let id = scene.world.log.ids().next().unwrap();
+    // Attempts at 0, 1 and 11 seconds; the fourth is at 71.
+    scene.wait(0, 30_000);
+    let before = scene.world.memory(0, id);
+    assert_eq!(before.tries.get(&0).map(|(attempts, _)| *attempts), Some(3));
+    scene.world.crash(0);
+    scene.take(1);
+    scene.wait(1, 30_000);
+    assert_eq!(scene.world.memory(1, id), before, "nothing was tried before its time");
+    scene.wait(1, 20_000);
+    assert_eq!(scene.world.memory(1, id).tries.get(&0).map(|(attempts, _)| *attempts), Some(4));
+    scene.wait(1, HOUR);
+    assert_eq!(scene.world.calls, 6, "six attempts in all, whoever made them");
+    assert!(scene.world.truth.messages[0].is_buried);
+}
+
+#[test]
+fn lane_a_keys_messages_wait_for_the_one_that_failed_and_others_do_not() {
+    let mut scene = Scene::new(ordered());
+    scene.bad_key("a", 500);
+    scene.publish(&["a", "a", "b", "a", "b"]);
+    scene.run(0);
+    assert_eq!(scene.taken(), [0, 0, 1, 0, 1]);
+    scene.wait(0, 5_000);
+    assert_eq!(scene.taken(), [1, 1, 1, 1, 1]);
+}
+
+#[test]
+fn barrier_a_moved_keys_new_messages_wait_for_its_old_ones() {
+    let mut scene = Scene::with_partitions(ordered(), 2);
+    let moved = key_with(&[(2, 0), (3, 2)]);
+    scene.bad_key(&moved, 500);
+    scene.publish(&[&moved, &moved]);
+    scene.run(0);
+    scene.world.grow(3);
+    scene.publish(&[&moved]);
+    scene.sound(|world| world.follow(0));
+    scene.wait(0, 400);
+    // From here on the key is taken: the new message, which never failed, must still be the last.
+    scene.wait(0, 200);
+    assert_eq!(scene.taken(), [0, 0, 0]);
+    scene.wait(0, 5_000);
+    assert_eq!(scene.taken(), [1, 1, 1]);
+}
+
+#[test]
+fn barrier_two_growths_in_a_row_keep_the_order() {
+    let mut scene = Scene::with_partitions(ordered(), 2);
+    let back = key_with(&[(2, 0), (3, 2), (4, 0)]);
+    scene.publish(&[&back]);
+    scene.world.grow(3);
+    scene.publish(&[&back]);
+    scene.world.grow(4);
+    scene.publish(&[&back]);
+    scene.wait(0, 100);
+    assert_eq!(scene.taken(), [1, 1, 1]);
+}
+
+#[test]
+fn lost_a_parked_message_that_retention_took_becomes_a_dead_letter() {
+    let mut scene = Scene::new(ordered());
+    scene.bad_key("a", 500);
+    scene.publish(&["a", "a", "b"]);
+    scene.run(0);
+    let id = scene.world.log.ids().next().unwrap();
+    scene.world.log.trim(id, 1);
+    scene.wait(0, 5_000);
+    assert_eq!(scene.taken(), [0, 1, 1]);
+    assert_eq!((scene.world.truth.buried, scene.watermark(0, 0)), (1, 3));
+}
+
+#[test]
+fn block_a_message_that_must_not_be_given_up_is_tried_on() {
+    let mut scene = Scene::new(Settings { on_exhausted: OnExhausted::Block, ..without_retries(ordered()) });
+    scene.bad_key("a", HOUR);
+    scene.publish(&["a", "a"]);
+    scene.wait(0, HOUR - 1_000);
+    assert_eq!(scene.taken(), [0, 0]);
+    scene.wait(0, 10_000);
+    assert_eq!((scene.taken(), scene.world.truth.buried), (vec![1, 1], 0));
+}

@@ -1,0 +1,67 @@
+//! A fixed set of seeds for each kind of trouble: every one must be clean, and the same seed must make the same run.
+
+use whimbrel_sim::{DeliveriesProfile, DeliveriesReport, run_deliveries};
+
+/// Enough to meet each kind of step many times, few enough for every test run; `whimbrel-sim --what deliveries` runs more.
+const SEEDS: u64 = 25;
+
+fn all_clean(profile: DeliveriesProfile) -> DeliveriesReport {
+    let mut report = DeliveriesReport::default();
+    for seed in 0..SEEDS {
+        match run_deliveries(seed, profile) {
+            Ok(one) => report.add(&one),
+            Err(failure) => panic!("{failure}"),
+        }
+    }
+    assert!(report.taken > 0 && report.held > 0 && report.buried > 0 && report.dropped > 0, "{report}");
+    report
+}
+
+#[test]
+fn every_message_is_delivered_or_accounted_for_by_an_endpoint_that_misbehaves() {
+    all_clean(DeliveriesProfile::Endpoint);
+}
+
+#[test]
+fn nothing_is_lost_when_owners_crash_and_appends_fail() {
+    let report = all_clean(DeliveriesProfile::Crashes);
+    assert!(report.crashes > SEEDS, "{report}");
+}
+
+#[test]
+fn order_and_watermarks_hold_with_several_owners_at_once() {
+    let report = all_clean(DeliveriesProfile::Zombies);
+    assert!(report.takeovers > SEEDS, "{report}");
+}
+
+#[test]
+fn a_store_that_forgets_costs_repeats_and_nothing_else() {
+    let report = all_clean(DeliveriesProfile::Store);
+    assert!(report.store_falls > SEEDS, "{report}");
+}
+
+#[test]
+fn a_seek_in_flight_is_not_moved_by_what_was_out_before_it() {
+    let report = all_clean(DeliveriesProfile::Seeks);
+    assert!(report.seeks > SEEDS, "{report}");
+}
+
+#[test]
+fn a_keys_order_survives_the_growth_of_its_topic_and_retention() {
+    let report = all_clean(DeliveriesProfile::Topics);
+    assert!(report.growths > 0 && report.trims > SEEDS, "{report}");
+}
+
+#[test]
+fn all_of_it_holds_together() {
+    let report = all_clean(DeliveriesProfile::Mixed);
+    assert!(report.crashes > 0 && report.takeovers > 0 && report.seeks > 0 && report.growths > 0, "{report}");
+}
+
+#[test]
+fn the_same_seed_makes_the_same_run() {
+    for profile in DeliveriesProfile::ALL {
+        let (first, second) = (run_deliveries(3, profile), run_deliveries(3, profile));
+        assert_eq!(first.expect("a clean run"), second.expect("a clean run"));
+    }
+}
