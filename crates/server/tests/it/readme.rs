@@ -1,6 +1,9 @@
-//! The README's promises to a new user: every command in it that calls `curl` works against a fresh server, in order.
+//! The README's promises to a new user: every command in it that calls `curl` works against a fresh server, in order, and the receiver
+//! in it gets what was published.
 
-use std::process::Command;
+use std::io::{BufRead as _, BufReader};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
 
 use super::server::Server;
 
@@ -20,10 +23,49 @@ fn curl_commands(text: &str) -> Vec<String> {
     commands
 }
 
+/// The README's receiver on a port of its own, ended with the test.
+struct PythonReceiver {
+    process: Child,
+    port: u16,
+}
+
+impl PythonReceiver {
+    /// `None`, said on standard error, where there is no Python.
+    fn start(text: &str) -> Option<Self> {
+        let code = text.split("```python\n").nth(1)?.split("```").next()?;
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let code = code.replace("9000", &port.to_string());
+        let mut command = Command::new("python3");
+        command.args(["-u", "-c", &code]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        match command.spawn() {
+            Ok(process) => Some(Self { process, port }),
+            Err(error) => {
+                whimbrel_engines::conformance::say_skipped(&format!("the README's receiver needs python3: {error}"));
+                None
+            }
+        }
+    }
+
+    /// The next line that it printed.
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        BufReader::new(self.process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        line
+    }
+}
+
+impl Drop for PythonReceiver {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
 /// Runs one command against this server and gives what it printed.
-fn run(command: &str, server: &Server) -> String {
+fn run(command: &str, server: &Server, receiver_port: u16) -> String {
     let bounded = command.replacen("curl ", "curl -sS --fail-with-body --max-time 3 ", 1);
     let here = bounded.replace("127.0.0.1:7600", server.address());
+    let here = here.replace("127.0.0.1:9000", &format!("127.0.0.1:{receiver_port}"));
     let output = Command::new("sh").args(["-c", &here]).output().unwrap();
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     let follows = command.contains("/tail");
@@ -34,18 +76,25 @@ fn run(command: &str, server: &Server) -> String {
 
 #[test]
 fn every_curl_line_of_the_readme_does_what_it_says() {
-    let commands = curl_commands(&std::fs::read_to_string(README).unwrap());
+    let text = std::fs::read_to_string(README).unwrap();
+    let commands = curl_commands(&text);
     assert!(commands.len() >= 3, "{commands:?}");
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), &[]);
-    let printed: Vec<String> = commands.iter().map(|command| run(command, &server)).collect();
+    let mut receiver = PythonReceiver::start(&text);
+    let port = receiver.as_ref().map_or(9000, |receiver| receiver.port);
+    let printed: Vec<String> = commands.iter().map(|command| run(command, &server, port)).collect();
     for (index, command) in commands.iter().enumerate() {
-        if command.contains("earliest") {
+        if command.contains("offset=earliest") {
             assert!(printed[index].contains("hello"), "{command} does not show what was published: {}", printed[index]);
         }
         if index > 0 && commands[index - 1] == *command {
             assert_eq!(printed[index - 1], printed[index], "{command} is said to answer the same twice");
         }
+    }
+    if let Some(receiver) = &mut receiver {
+        let line = receiver.line();
+        assert!(line.starts_with("greetings ") && line.contains("b'"), "the receiver printed {line:?}");
     }
 }
 
