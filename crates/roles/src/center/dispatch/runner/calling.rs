@@ -204,6 +204,9 @@ impl Runner {
         self.last_error =
             Some(LastError { at_ms: now.as_millis(), status: failure.status, reason: failure.reason.clone() });
         self.failing_since.get_or_insert(now);
+        if self.calls_many_endpoints() {
+            return;
+        }
         if failure.strain {
             self.pace.strained(now);
         }
@@ -221,6 +224,11 @@ impl Runner {
             let event = Event::warning("breaker_opened", detail).with("subscription", name);
             (self.tools.events)(event.with("reason", &failure.reason));
         }
+    }
+
+    /// Where each message brings its own endpoint, one that fails says nothing about the others.
+    fn calls_many_endpoints(&self) -> bool {
+        self.subscription.stored.spec.endpoint.as_ref().is_some_and(|endpoint| endpoint.url.is_none())
     }
 
     fn dropped(&mut self, parcel: &Parcel, failure: &Failure) {
