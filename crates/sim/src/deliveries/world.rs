@@ -512,7 +512,7 @@ impl World {
 /// What a message costs in memory beside its bytes, as the shell counts it.
 const MESSAGE_BYTES: usize = 200;
 /// What one more parked lane may cost beside its key.
-const LANE_BYTES_MAX: usize = 300;
+const LANE_BYTES_MAX: usize = 1_200;
 
 /// Which message a record is: its value says so.
 fn message_number(record: &Record) -> usize {

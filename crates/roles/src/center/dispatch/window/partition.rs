@@ -9,10 +9,13 @@ use whimbrel_model::Timestamp;
 
 use super::{Standing, Ticket, Whereabouts};
 
-/// What a lane that waits costs beside its key and its offsets, about.
-const LANE_BYTES: usize = 256;
-/// What a parked offset costs at most, in a compressed set.
-const OFFSET_BYTES: usize = 2;
+/// What a lane that waits costs beside its key and its offsets, about: most of it is the frame of a compressed set.
+const LANE_BYTES: usize = 1024;
+/// What the offsets of a lane cost for each stretch of the partition that has some of them: a compressed set has a part for each.
+const STRETCH_BYTES: usize = 128;
+const STRETCH_BITS: u32 = 16;
+/// What a parked offset costs at most, in the lane's set and in that of all that is unfinished.
+const OFFSET_BYTES: usize = 4;
 
 /// What is kept in order. `Single` comes first in the order of keys.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -97,6 +100,18 @@ impl Lane {
     }
 }
 
+/// Whether a set has an offset in the same stretch.
+fn has_near(offsets: &RoaringTreemap, offset: u64) -> bool {
+    let stretch = offset >> STRETCH_BITS;
+    let ends = offsets.max().into_iter().chain(offsets.min());
+    if ends.into_iter().any(|end| end >> STRETCH_BITS == stretch) {
+        return true;
+    }
+    let mut from = offsets.iter();
+    from.advance_to(stretch << STRETCH_BITS);
+    from.next().is_some_and(|next| next >> STRETCH_BITS == stretch)
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     Waiting,
@@ -150,6 +165,8 @@ pub(super) struct Partition<B> {
     pub hungry: BTreeSet<(u64, LaneKey)>,
     /// Offsets without bodies, of all lanes.
     pub backlog_len: u64,
+    /// Stretches of the partition that have such offsets, of all lanes.
+    backlog_stretches: usize,
     /// What lanes that have such offsets cost.
     backlog_lane_bytes: usize,
     /// Not in the log any more, and being settled.
@@ -174,6 +191,7 @@ impl<B> Partition<B> {
             lanes: HashMap::default(),
             hungry: BTreeSet::new(),
             backlog_len: 0,
+            backlog_stretches: 0,
             backlog_lane_bytes: 0,
             lost: HashSet::new(),
             ahead: Some(ahead).filter(|ahead| ahead.read_to > resume.watermark),
@@ -287,7 +305,20 @@ impl<B> Partition<B> {
     }
 
     pub fn parked_bytes(&self) -> usize {
-        self.backlog_lane_bytes + self.backlog_len as usize * OFFSET_BYTES
+        let offsets = self.backlog_len as usize * OFFSET_BYTES + self.backlog_stretches * STRETCH_BYTES;
+        self.backlog_lane_bytes + offsets
+    }
+
+    /// The same, counted from nothing.
+    #[cfg(test)]
+    pub fn parked_bytes_counted(&self) -> usize {
+        let waiting = self.lanes.iter().filter(|(_, lane)| !lane.backlog.is_empty());
+        let of = waiting.map(|(key, lane)| {
+            let stretches: HashSet<u64> = lane.backlog.iter().map(|offset| offset >> STRETCH_BITS).collect();
+            let offsets = lane.backlog.len() as usize * OFFSET_BYTES + stretches.len() * STRETCH_BYTES;
+            LANE_BYTES + key.bytes() + offsets
+        });
+        of.sum()
     }
 
     /// Lanes that wait for a time or behind a barrier.
@@ -300,7 +331,9 @@ impl<B> Partition<B> {
 
     pub fn add_lane(&mut self, key: LaneKey, lane: Lane) {
         if !lane.backlog.is_empty() {
+            debug_assert_eq!(lane.backlog.len(), 1, "a lane begins with one message");
             self.backlog_len += lane.backlog.len();
+            self.backlog_stretches += 1;
             self.backlog_lane_bytes += LANE_BYTES + key.bytes();
         }
         self.lanes.insert(key, lane);
@@ -318,6 +351,7 @@ impl<B> Partition<B> {
         if lane.backlog.is_empty() {
             self.backlog_lane_bytes += LANE_BYTES + key.bytes();
         }
+        self.backlog_stretches += usize::from(!has_near(&lane.backlog, offset));
         self.backlog_len += u64::from(lane.backlog.insert(offset));
     }
 
@@ -328,6 +362,7 @@ impl<B> Partition<B> {
             return;
         }
         self.backlog_len -= 1;
+        self.backlog_stretches -= usize::from(!has_near(&lane.backlog, offset));
         if lane.backlog.is_empty() {
             self.backlog_lane_bytes -= LANE_BYTES + key.bytes();
         }

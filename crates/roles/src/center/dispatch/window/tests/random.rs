@@ -119,7 +119,8 @@ impl Run {
         };
         if self.one_in(10) {
             // Offsets that are nobody's: what a transaction leaves in a log.
-            *self.model.next.entry(id).or_default() += 1;
+            let far = if self.one_in(3) { 50_000 } else { 1 };
+            *self.model.next.entry(id).or_default() += far;
         }
         let (size, is_wanted) = (1 + self.below(SIZE_MAX as u64) as usize, !self.one_in(8));
         self.model.publish(id, key, size, is_wanted);
