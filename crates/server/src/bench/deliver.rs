@@ -36,8 +36,9 @@ const FILL_WAIT: Duration = Duration::from_secs(600);
 /// How long a subscription may take to deliver its first message.
 const FIRST_WAIT: Duration = Duration::from_secs(30);
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
-/// How often the two sides of a ratio take turns.
-const TURNS: u32 = 2;
+/// How often the two sides of a ratio take turns: short ones, so that what others do on the machine meets both.
+const TURNS: u32 = 5;
+const QUICK_TURNS: u32 = 2;
 /// Messages of a quick run's backlog, instead of a million.
 const QUICK_BACKLOG: u32 = 5000;
 /// What every callback is signed with.
@@ -102,6 +103,10 @@ impl Bench {
 
     fn runs(&self, round: DeliverRound) -> bool {
         self.only.is_empty() || self.only.contains(&round)
+    }
+
+    fn turns(&self) -> u32 {
+        if self.stage.is_quick { QUICK_TURNS } else { TURNS }
     }
 
     /// Makes a topic of the bench's own.

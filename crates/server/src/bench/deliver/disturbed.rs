@@ -1,7 +1,7 @@
 //! What a failing subscriber costs: another subscription of the same topic beside one whose endpoint hangs, and four keys beside a fifth
 //! that fails. Each in turns with the same without the disturbance.
 
-use super::{Bench, Counted, FILL_MESSAGES_MIN, TURNS, bare};
+use super::{Bench, Counted, FILL_MESSAGES_MIN, bare};
 use crate::cli::Failure;
 
 const KEYS_HANG: usize = 1000;
@@ -23,15 +23,16 @@ impl Bench {
         }
         let hung = self.subscribe("hung", &settings)?;
         self.pause(&hung)?;
-        let each = self.stage.measure_for / TURNS;
+        let turns = self.turns();
+        let each = self.stage.measure_for / turns;
         let mut totals = (0.0, 0.0);
-        for _ in 0..TURNS {
+        for _ in 0..turns {
             self.stage.say("deliveries alone");
             self.resume(&good)?;
-            totals.0 += self.delivered_per_second("/good", each, Counted::All)? / f64::from(TURNS);
+            totals.0 += self.delivered_per_second("/good", each, Counted::All)? / f64::from(turns);
             self.stage.say("deliveries beside an endpoint that hangs");
             self.resume(&hung)?;
-            totals.1 += self.delivered_per_second("/good", each, Counted::All)? / f64::from(TURNS);
+            totals.1 += self.delivered_per_second("/good", each, Counted::All)? / f64::from(turns);
             self.pause(&hung)?;
             self.pause(&good)?;
         }
@@ -49,16 +50,17 @@ impl Bench {
         self.pause(&sound)?;
         let failing = self.subscribe("bad", &self.settings(&topic, "/bad", "key"))?;
         self.pause(&failing)?;
-        let each = self.stage.measure_for / TURNS;
+        let turns = self.turns();
+        let each = self.stage.measure_for / turns;
         let mut totals = (0.0, 0.0);
-        for _ in 0..TURNS {
+        for _ in 0..turns {
             self.stage.say("five keys");
             self.resume(&sound)?;
-            totals.0 += self.delivered_per_second("/five", each, Counted::OtherKeys)? / f64::from(TURNS);
+            totals.0 += self.delivered_per_second("/five", each, Counted::OtherKeys)? / f64::from(turns);
             self.pause(&sound)?;
             self.stage.say("five keys of which one fails");
             self.resume(&failing)?;
-            totals.1 += self.delivered_per_second("/bad", each, Counted::OtherKeys)? / f64::from(TURNS);
+            totals.1 += self.delivered_per_second("/bad", each, Counted::OtherKeys)? / f64::from(turns);
             self.pause(&failing)?;
         }
         let failures = self.sink.figures("/bad")?.failed;
@@ -77,7 +79,7 @@ impl Bench {
     fn fill_for_turns(&mut self, topic: &str, keys: usize) -> Result<(), Failure> {
         self.stage.say("the bare loop");
         let bare = bare::calls_per_second(self.sink.address, self.stage.measure_for / 4)?;
-        let messages = bare * self.stage.measure_for.as_secs_f64() * 2.5;
+        let messages = bare * self.stage.measure_for.as_secs_f64() * 4.0;
         self.fill(topic, (messages as u64).max(FILL_MESSAGES_MIN), keys)?;
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! How fast a backlog is delivered, without order and in the order of a thousand keys, in turns with the bare loop.
 
-use super::{Bench, Counted, FILL_MESSAGES_MIN, TURNS, bare};
+use super::{Bench, Counted, FILL_MESSAGES_MIN, bare};
 use crate::cli::{DeliverRound, Failure};
 
 /// Keys of the ordered round, and of the topic that both rounds read.
@@ -14,7 +14,7 @@ impl Bench {
         self.stage.say("the bare loop");
         let bare = bare::calls_per_second(self.sink.address, self.stage.measure_for / 2)?;
         // Enough for all turns of a subscription that is as fast as the bare loop.
-        let messages = bare * self.stage.measure_for.as_secs_f64() * 1.5;
+        let messages = bare * self.stage.measure_for.as_secs_f64() * 3.0;
         self.fill(&topic, (messages as u64).max(FILL_MESSAGES_MIN), KEYS)?;
         let rounds = [
             (DeliverRound::None, "none", "deliver, ordering none".to_owned(), NONE_GOAL),
@@ -30,12 +30,13 @@ impl Bench {
 
     fn run_rate(&mut self, topic: &str, ordering: &str, name: &str, goal: f64) -> Result<(), Failure> {
         let path = format!("/{ordering}");
-        let each = self.stage.measure_for / TURNS;
+        let turns = self.turns();
+        let each = self.stage.measure_for / turns;
         let mut totals = (0.0, 0.0);
         let mut subscription: Option<String> = None;
-        for _ in 0..TURNS {
+        for _ in 0..turns {
             self.stage.say("the bare loop");
-            totals.0 += bare::calls_per_second(self.sink.address, each)? / f64::from(TURNS);
+            totals.0 += bare::calls_per_second(self.sink.address, each)? / f64::from(turns);
             match &subscription {
                 Some(name) => self.resume(name)?,
                 None => {
@@ -44,7 +45,7 @@ impl Bench {
                 }
             }
             self.stage.say(name.to_owned());
-            totals.1 += self.delivered_per_second(&path, each, Counted::All)? / f64::from(TURNS);
+            totals.1 += self.delivered_per_second(&path, each, Counted::All)? / f64::from(turns);
             if let Some(name) = &subscription {
                 self.pause(name)?;
             }
