@@ -9,6 +9,7 @@ mod deliver_moving;
 mod deliver_nodes;
 mod deliver_pull;
 mod deliver_push;
+mod deliver_verified;
 mod hold_crash;
 mod hold_heard;
 mod hold_model;
