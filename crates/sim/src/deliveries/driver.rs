@@ -218,7 +218,9 @@ impl Driver {
     }
 
     fn take(&mut self, node: usize) -> Check {
-        if self.world.take(node)? {
+        let is_behind = self.rng.one_in(self.trouble.seek.min(3));
+        let believed = if is_behind { &self.world.earlier } else { &self.world.catalogue };
+        if self.world.take_believing(node, believed.clone())? {
             self.owner = node;
         }
         Ok(())

@@ -74,7 +74,8 @@ pub struct Owner {
 impl Owner {
     /// Opens a partition that is not open yet.
     pub fn open(&mut self, id: PartitionId) {
-        if self.line.window.has(id) {
+        let is_ahead = saved::are_ahead(self.rows.values().map(|row| row.run), self.followed.run);
+        if is_ahead || self.line.window.has(id) {
             return;
         }
         let is_retry = id == RETRIES;
@@ -108,7 +109,7 @@ impl Owner {
         }
         self.line.window.not_saved([RETRIES]);
         let retries = self.unsaved().remove(&RETRIES);
-        self.rows = retries.map(|row| (RETRIES, Row { run: catalogue.run, ..row })).into_iter().collect();
+        self.rows.extend(retries.map(|row| (RETRIES, Row { run: catalogue.run, ..row })));
         self.line = make(catalogue.run, self.line.incarnation + 1);
         self.memory.clear();
         self.looked_at.clear();

@@ -63,6 +63,8 @@ pub struct World {
     pub store: SimProgress,
     pub endpoint: Endpoint,
     pub catalogue: Catalogue,
+    /// The entry before, which a node may still believe in.
+    pub earlier: Catalogue,
     pub nodes: Vec<Option<Owner>>,
     pub epoch: u64,
     pub truth: Truth,
@@ -92,6 +94,7 @@ impl World {
             store: SimProgress::default(),
             endpoint: Endpoint::default(),
             catalogue: Catalogue { run: 1, starts: Starts::new() },
+            earlier: Catalogue { run: 1, starts: Starts::new() },
             nodes: (0..nodes).map(|_| None).collect(),
             epoch: 0,
             rng,
@@ -152,7 +155,8 @@ impl World {
     pub fn seek(&mut self, starts: Starts) {
         self.note(|| format!("the cursor is set to {starts:?}"));
         self.truth.runs.push(starts.clone());
-        self.catalogue = Catalogue { run: self.truth.run(), starts };
+        let catalogue = Catalogue { run: self.truth.run(), starts };
+        self.earlier = std::mem::replace(&mut self.catalogue, catalogue);
     }
 
     pub fn grow(&mut self, to: u32) {
@@ -162,6 +166,11 @@ impl World {
 
     /// The node owns the subscription; whoever had it does not notice. `false`: the store is away.
     pub fn take(&mut self, node: usize) -> Check<bool> {
+        self.take_believing(node, self.catalogue.clone())
+    }
+
+    /// The same, of a node that believes in that entry of the catalogue until it follows.
+    pub fn take_believing(&mut self, node: usize, followed: Catalogue) -> Check<bool> {
         let epoch = self.epoch + 1;
         let rows = match self.store.open(epoch) {
             Ok(rows) => rows,
@@ -172,8 +181,8 @@ impl World {
         self.note(|| format!("node {node} owns the subscription with epoch {epoch}"));
         let owner = Owner {
             epoch,
-            line: self.make_line(self.catalogue.run, epoch << 32),
-            followed: self.catalogue.clone(),
+            line: self.make_line(followed.run, epoch << 32),
+            followed,
             reads: Vec::new(),
             calls: Vec::new(),
             settling: Vec::new(),

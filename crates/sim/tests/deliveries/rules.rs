@@ -60,6 +60,25 @@ fn run_progress_of_before_a_seek_counts_no_more() {
 }
 
 #[test]
+fn run_an_owner_that_does_not_know_of_a_seek_yet_does_not_spend_its_progress() {
+    let mut scene = Scene::new(ordered());
+    scene.publish(&["a", "b", "c"]);
+    scene.run(0);
+    let id = scene.world.log.ids().next().unwrap();
+    scene.world.seek(Starts::from([(id, 1)]));
+    scene.sound(|world| world.follow(0));
+    scene.wait(0, 2_000);
+    assert_eq!(scene.taken(), [1, 2, 2]);
+    scene.world.crash(0);
+    let earlier = scene.world.earlier.clone();
+    scene.sound(|world| world.take_believing(1, earlier));
+    scene.wait(1, 100);
+    scene.sound(|world| world.follow(1));
+    scene.wait(1, 2_000);
+    assert_eq!((scene.taken(), scene.watermark(1, 0)), (vec![1, 2, 2], 3));
+}
+
+#[test]
 fn run_retries_that_were_delivered_are_not_repeated_by_a_seek() {
     let mut scene = Scene::new(unordered());
     scene.bad_key("a", 500);

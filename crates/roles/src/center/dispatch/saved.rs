@@ -73,6 +73,12 @@ pub fn counts(row_run: u32, run: u32, is_retry: bool) -> bool {
     row_run == run || is_retry
 }
 
+/// Whether rows are of a later run than the line's: the catalogue has a seek that is not followed yet. The line that comes with it needs
+/// them all; this one must not even begin.
+pub fn are_ahead(row_runs: impl IntoIterator<Item = u32>, run: u32) -> bool {
+    row_runs.into_iter().any(|row_run| row_run > run)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,8 +9,10 @@ use whimbrel_model::subscription::{Mode, Ordering, dead_topic, retry_topic, star
 use whimbrel_model::{Event, PartitionId, Record, TopicNumber};
 
 use super::Runner;
+use crate::center::dispatch::breaker::Breaker;
 use crate::center::dispatch::filter::Filter;
 use crate::center::dispatch::line::{Line, LineRules};
+use crate::center::dispatch::pace::Pace;
 use crate::center::dispatch::saved::{self, MalformedProgress};
 use crate::center::dispatch::throttle::Throttle;
 use crate::center::dispatch::window::{Resume, WindowLimits};
@@ -31,6 +33,11 @@ impl Runner {
         let stored = &subscription.stored;
         let spec = &stored.spec;
         self.pace.set_most(spec.concurrency);
+        let url = spec.endpoint.as_ref().and_then(|endpoint| endpoint.url.clone());
+        if self.called_url != url {
+            self.called_url = url;
+            self.forget_health(spec.concurrency);
+        }
         self.throttle = spec.rate.map(Throttle::new);
         self.targets.clear();
         let rules = LineRules {
@@ -59,6 +66,12 @@ impl Runner {
         });
         if spec.mode == Mode::Push {
             self.leases.refuse_pulls();
+            let now = self.now();
+            for out in self.leases.take_all() {
+                if let Some(line) = self.line_at(out.line, out.incarnation) {
+                    line.not_tried(out.ticket, now);
+                }
+            }
         }
         let version = subscription.version;
         let (ready, waiting) =
@@ -70,17 +83,22 @@ impl Runner {
         }
     }
 
+    /// What was learned of one endpoint says nothing about another.
+    fn forget_health(&mut self, concurrency: u32) {
+        self.breaker = Breaker::new(self.tools.settings.breaker);
+        self.pace = Pace::new(concurrency);
+        self.held_off = None;
+        self.fails_no_more();
+    }
+
     /// A line from where it was left. What is in flight of an earlier one under the number is void, and comes again.
     fn make_line(&mut self, number: u32, run: u32, ordering: Ordering, rules: LineRules) {
-        if let Some(mut earlier) = self.lines.remove(&number) {
+        if let Some(earlier) = self.lines.remove(&number) {
             // What it has come to is worth more than what was saved of it. Another run begins anew, but for its retries.
-            earlier.window.not_saved(earlier.window.partition_ids());
-            for (partition, standing) in earlier.window.unsaved() {
+            for partition in earlier.window.partition_ids() {
                 let is_retry = self.sources.get(&partition.topic).is_some_and(|source| source.is_retry);
                 if earlier.run == run || is_retry {
-                    let place = ProgressPlace { line: number, partition };
-                    let state = saved::encode(&standing, self.failing_since).into();
-                    self.rows.insert(place, ProgressRow { place, run, state });
+                    self.remember(&earlier, partition, run);
                 }
             }
         }
@@ -91,6 +109,14 @@ impl Runner {
         self.lines.insert(number, line);
         // Its partitions are opened as if they were new.
         self.sources.values_mut().for_each(|source| source.version = 0);
+    }
+
+    /// Keeps how far a line has come in a partition, for when that is opened again.
+    fn remember(&mut self, line: &Line<Record>, partition: PartitionId, run: u32) {
+        let Some(standing) = line.window.standing(partition) else { return };
+        let place = ProgressPlace { line: line.number, partition };
+        let state = saved::encode(&standing, self.failing_since).into();
+        self.rows.insert(place, ProgressRow { place, run, state });
     }
 
     /// Opens partitions that are new, closes those of topics that are gone, and knows how topics grew.
@@ -128,6 +154,11 @@ impl Runner {
         for number in numbers {
             let replay = stored.replays.iter().find(|replay| replay.run == number);
             if replay.is_some() && is_retry {
+                continue;
+            }
+            let rows = self.rows.values().filter(|row| row.place.line == number);
+            if saved::are_ahead(rows.map(|row| row.run), self.lines[&number].run) {
+                tracing::warn!(subscription = %subscription.name, "its progress is of a seek that is not seen here yet");
                 continue;
             }
             for partition in topic.all_partitions() {
@@ -174,15 +205,20 @@ impl Runner {
         }
     }
 
+    /// The topic is not read any more. One that is still there may be read again one day, and then goes on from here.
     fn close_topic(&mut self, number: TopicNumber) {
-        self.sources.remove(&number);
-        for line in self.lines.values_mut() {
-            for partition in line.window.partition_ids() {
-                if partition.topic == number {
-                    line.window.close(partition);
+        let Some(source) = self.sources.remove(&number) else { return };
+        let is_there = self.tools.registry.get(&source.topic).is_some_and(|topic| topic.number() == number);
+        let mut lines = std::mem::take(&mut self.lines);
+        for line in lines.values_mut() {
+            for partition in line.window.partition_ids().into_iter().filter(|partition| partition.topic == number) {
+                if is_there {
+                    self.remember(line, partition, line.run);
                 }
+                line.window.close(partition);
             }
         }
+        self.lines = lines;
     }
 
     /// The dead letters that were redriven, from what was saved.
