@@ -177,8 +177,11 @@ fn request_of(
     let envelope::Letter { mut headers, mut body } = envelope::write(call, prepared, wall_clock());
     let mut method = Method::POST;
     let own = call.rule.as_ref().and_then(|rule| rule.callback.as_ref());
-    let destination = match (own, &prepared.destination) {
-        (Some(own), _) => {
+    // A subscription that says where it is called is called nowhere else: its headers and signatures are for that place, and whoever
+    // may publish must not be able to send them to another.
+    let destination = match (&prepared.destination, own) {
+        (Some(destination), _) => destination.clone(),
+        (None, Some(own)) => {
             let way = OwnWay::of(own, &call.record.value)?;
             if way.method == Method::GET {
                 // There is no body whose type could be told, and none that was signed.
@@ -189,7 +192,6 @@ fn request_of(
             method = way.method;
             thread::own_destination(core, way.place, now)
         }
-        (None, Some(destination)) => destination.clone(),
         (None, None) => {
             let detail = "neither the subscription nor the message says where to call";
             return Err(Failure::new(CallFailure::BadTarget, detail));

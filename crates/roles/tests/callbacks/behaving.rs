@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
-use whimbrel_model::ports::{CallOutcome, Callbacks};
+use whimbrel_model::ports::{Call, CallOutcome, Callbacks};
 use whimbrel_model::subscription::Envelope;
 use whimbrel_roles::worker::{Worker, WorkerSettings};
 
@@ -90,6 +90,23 @@ async fn a_message_that_brings_its_own_callback_is_called_there() {
     assert!(requests[1].starts_with("POST /cb HTTP/1.1\r\n"), "{}", requests[1]);
     assert!(requests[1].ends_with(r#"{"order":"a b","n":1}"#), "{}", requests[1]);
     assert_eq!(heard.connections(), 1, "both went to one place");
+}
+
+#[tokio::test]
+async fn a_message_cannot_send_the_headers_of_a_subscription_elsewhere() {
+    let ok = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+    let ((address, heard), (elsewhere, unheard)) = (answering(ok).await, answering(ok).await);
+    let mut target = target(Some(format!("http://{address}/hook")), WITHIN);
+    target.endpoint.headers = vec![("authorization".to_owned(), "Bearer secret".to_owned())];
+    for method in ["GET", "POST"] {
+        let own = own_call(method, format!("http://{elsewhere}/"), b"{}");
+        let own = Call { target: Arc::new(target.clone()), ..own };
+        assert_eq!(status_of(&worker().call(own).await.outcome), 200);
+    }
+    assert_eq!(unheard.connections(), 0);
+    for request in heard.requests() {
+        assert!(request.starts_with("POST /hook HTTP/1.1\r\n"), "{request}");
+    }
 }
 
 #[tokio::test]
