@@ -161,6 +161,20 @@ impl Subscriptions {
         Ok(())
     }
 
+    /// A subscription as the catalogue has it now, and not as it was last seen: for whoever begins to work by it.
+    pub async fn look_again(&self, number: SubscriptionNumber) -> Result<Option<Arc<Subscription>>, SubscriptionError> {
+        let Some(known) = self.by_number(number) else { return Ok(None) };
+        match self.entry(&known.name).await {
+            Ok(Some((_, version))) if version == known.version => return Ok(Some(known)),
+            // It is as it was before until that is mended.
+            Err(SubscriptionError::Malformed { .. }) => return Ok(Some(known)),
+            found => found?,
+        };
+        let changing = self.changing().await;
+        self.reload(&changing).await?;
+        Ok(self.by_number(number))
+    }
+
     /// The entry as the catalogue has it now.
     pub(super) async fn entry(&self, name: &str) -> Result<Option<(StoredSubscription, u64)>, SubscriptionError> {
         let key = subscription_key(name);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use whimbrel_client::{Accepted, Client, NewMessage, Published, SubscriptionInfo, SubscriptionSettings, TopicSettings};
 
+use super::deliver_changing as changing;
 use super::deliver_doors as doors;
 use super::deliver_moving as moving;
 use super::deliver_pull as pull;
@@ -122,6 +123,11 @@ properties![
     moving::a_deleted_subscription_is_gone,
     moving::a_message_tells_how_its_deliveries_went,
     moving::figures_by_the_minute_count_deliveries,
+    changing::a_key_whose_waiting_message_is_left_out_by_a_new_filter_goes_on,
+    changing::a_topic_that_is_taken_away_and_given_back_goes_on_where_it_was,
+    changing::what_one_endpoint_asked_for_does_not_bind_its_successor,
+    changing::what_pullers_hold_is_pushed_when_it_is_pushed_instead,
+    changing::an_event_that_cannot_be_delivered_makes_no_other,
     pull::what_is_acknowledged_does_not_come_again,
     pull::what_is_given_back_comes_again_with_its_attempt,
     pull::a_lease_that_is_over_hands_a_message_out_again,
@@ -130,6 +136,8 @@ properties![
     pull::keys_are_pulled_in_order,
     doors::a_soraka_message_is_called_back_where_it_says,
     doors::a_soraka_message_that_was_cancelled_never_comes,
+    doors::one_callback_of_soraka_that_asks_to_wait_holds_up_no_other,
+    doors::a_soraka_message_never_leaves_with_the_headers_of_another_subscription,
     doors::a_task_of_a_delay_queue_is_delivered_by_its_own_rule,
     doors::a_pusher_file_becomes_subscriptions_and_again_the_same,
 ];

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use whimbrel_client::{NewMessage, SubscriptionSettings};
 
 use super::deliver::{A_WHILE, Site};
-use super::receiver::{Receiver, reply};
+use super::receiver::{Receiver, Reply, reply};
 use super::server::{eventually, run, stderr_of, stdout_of};
 
 fn post(site: &Site, path: &str, body: &Value) -> Value {
@@ -43,6 +43,37 @@ pub fn a_soraka_message_is_called_back_where_it_says(site: &Site) {
     assert_eq!(serde_json::from_slice::<Value>(&posted.body).unwrap(), json!({ "order": "7" }));
     let asked = got.iter().find(|one| one.method == "GET").unwrap();
     assert_eq!(asked.path, "/asked?order=7");
+}
+
+fn submit_now(site: &Site, topic: &str, url: String) {
+    let callback = json!({ "request_type": "POST", "url": url, "params": {} });
+    let message = json!({ "topic_name": topic, "delay_time": 0, "ttr": 3000, "callback": callback });
+    let answer = post(site, "/sorakaq/msg/submit", &message);
+    assert_eq!(answer["ec"], 200, "{answer}");
+}
+
+pub fn one_callback_of_soraka_that_asks_to_wait_holds_up_no_other(site: &Site) {
+    let asks = Receiver::answering(|_| Reply { headers: vec![("retry-after", "3600".to_owned())], ..reply(429) });
+    let willing = Receiver::willing();
+    submit_now(site, "soraka-apart", asks.url("/"));
+    asks.wait_for(1);
+    for _ in 0..3 {
+        submit_now(site, "soraka-apart", willing.url("/"));
+    }
+    willing.wait_for(3);
+}
+
+pub fn a_soraka_message_never_leaves_with_the_headers_of_another_subscription(site: &Site) {
+    let (own, elsewhere) = (Receiver::willing(), Receiver::willing());
+    site.topic("soraka-shared", 1);
+    let mut settings = SubscriptionSettings::push(["soraka-shared"], own.url("/own"));
+    let endpoint = settings.endpoint.as_mut().unwrap();
+    endpoint.headers.insert("authorization".into(), json!("Bearer secret"));
+    site.subscribe("reads-shared", &settings);
+    submit_now(site, "soraka-shared", elsewhere.url("/elsewhere"));
+    assert_eq!(own.wait_for(1)[0].header("authorization"), "Bearer secret");
+    let called = elsewhere.wait_for(1);
+    assert_eq!((called.len(), called[0].header("authorization")), (1, ""));
 }
 
 pub fn a_soraka_message_that_was_cancelled_never_comes(site: &Site) {

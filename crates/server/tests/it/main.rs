@@ -3,6 +3,7 @@
 mod commands;
 mod crash;
 mod deliver;
+mod deliver_changing;
 mod deliver_crash;
 mod deliver_doors;
 mod deliver_moving;

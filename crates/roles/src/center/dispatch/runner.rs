@@ -106,6 +106,8 @@ pub struct Runner {
     tools: Arc<Tools>,
     reach: Reach,
     epoch: u64,
+    /// Tells this runner from others of its epoch.
+    began_at_ms: i64,
     subscription: Arc<Subscription>,
     lines: BTreeMap<u32, Line<Record>>,
     last_incarnation: u64,
@@ -116,6 +118,8 @@ pub struct Runner {
     rows: HashMap<ProgressPlace, ProgressRow>,
     targets: HashMap<Arc<str>, Arc<CallTarget>>,
 
+    /// What breaker and pace were learned of.
+    called_url: Option<String>,
     breaker: Breaker,
     pace: Pace,
     throttle: Option<Throttle>,
@@ -186,7 +190,18 @@ pub async fn run(
             () = stop.cancelled() => return Ended::Stopped,
         }
     };
-    let Some(subscription) = tools.subscriptions.by_number(number) else { return Ended::Deleted };
+    // The owner before may have followed what this node has not seen yet: a pause, a seek.
+    let subscription = loop {
+        match tools.subscriptions.look_again(number).await {
+            Ok(Some(subscription)) => break subscription,
+            Ok(None) => return Ended::Deleted,
+            Err(error) => tracing::warn!(subscription = number.0, %error, "the catalogue does not answer; trying on"),
+        }
+        tokio::select! {
+            () = tokio::time::sleep(RETRY_AFTER) => {}
+            () = stop.cancelled() => return Ended::Stopped,
+        }
+    };
     let mut runner = Runner::new(tools, reach, epoch, subscription, rows);
     runner.follow();
     let ended = loop {
@@ -216,6 +231,8 @@ pub async fn run(
             () = tokio::time::sleep_until(wake.into()) => {}
         }
         runner.take_what_ended();
+        // Where the log has everything in memory nothing here ever waits, and the others on this thread would.
+        tokio::task::coop::consume_budget().await;
     };
     runner.hand_over(&ended).await;
     ended
@@ -234,12 +251,14 @@ impl Runner {
         let number = subscription.number();
         Self {
             epoch,
+            began_at_ms: reading.wall.as_millis(),
             lines: BTreeMap::new(),
             last_incarnation: 0,
             last_line: 0,
             sources: HashMap::new(),
             rows: rows.into_iter().map(|row| (row.place, row)).collect(),
             targets: HashMap::new(),
+            called_url: spec.endpoint.as_ref().and_then(|endpoint| endpoint.url.clone()),
             breaker: Breaker::new(tools.settings.breaker),
             pace: Pace::new(spec.concurrency),
             throttle: spec.rate.map(Throttle::new),
@@ -283,7 +302,7 @@ impl Runner {
         let now = self.now();
         let instant = Instant::now();
         if instant >= self.housekeeping_due {
-            self.keep_house(now);
+            self.keep_house();
             self.housekeeping_due = instant + HOUSEKEEPING;
         }
         self.expire_leases(now);
@@ -340,7 +359,7 @@ impl Runner {
         self.random
     }
 
-    fn keep_house(&mut self, now: Timestamp) {
+    fn keep_house(&mut self) {
         self.follow_topics();
         self.count_retry_holds();
         self.end_replays();
@@ -354,7 +373,6 @@ impl Runner {
         self.figures.breaker.set(if self.breaker.word() == "closed" { 0.0 } else { 1.0 });
         self.note_stall();
         self.say_buried();
-        self.disable_after_long_failure(now);
     }
 
     /// Says once why the subscription does not go on, and once that it does again.
@@ -393,14 +411,27 @@ impl Runner {
         (self.tools.events)(event.with("subscription", name));
     }
 
-    fn disable_after_long_failure(&mut self, now: Timestamp) {
+    /// An attempt failed. Where all have for too long, the subscription is disabled; while nothing is tried, nothing fails.
+    fn fails_since(&mut self, now: Timestamp) {
         let after = self.subscription.stored.spec.disable_after_ms;
-        let failing_ms = self.failing_since.map_or(0, |since| now.as_millis() - since.as_millis());
-        if after > 0 && failing_ms >= after as i64 {
+        let since = *self.failing_since.get_or_insert(now);
+        if after > 0 && now.as_millis() - since.as_millis() >= after as i64 {
             self.disable(format!(
                 "it failed for {} without one success",
                 whimbrel_model::format_duration(Duration::from_millis(after))
             ));
+        }
+    }
+
+    /// Every row that was saved meanwhile says that it fails: they are saved once more, or a later owner would believe the one whose
+    /// partition has been silent since.
+    fn fails_no_more(&mut self) {
+        if self.failing_since.take().is_none() {
+            return;
+        }
+        for line in self.lines.values_mut() {
+            let all = line.window.partition_ids();
+            line.window.not_saved(all);
         }
     }
 
@@ -414,7 +445,7 @@ impl Runner {
             let after: Box<dyn FnOnce(&mut Self) + Send> = Box::new(move |runner| {
                 runner.disabling = false;
                 // It begins to count anew when somebody resumes it.
-                runner.failing_since = None;
+                runner.fails_no_more();
                 if let Err(error) = outcome {
                     tracing::error!(%error, subscription = %runner.subscription.name, "it could not be disabled");
                 }

@@ -229,6 +229,12 @@ impl<B: Clone> Window<B> {
         }
     }
 
+    /// Whether what was read for this continues what was taken in. A read from before a partition was closed and opened again may begin
+    /// further on, and would leave out what lies between.
+    pub fn joins_on(&self, wanted: &ReadWanted) -> bool {
+        self.partitions.get(&wanted.partition).is_some_and(|partition| wanted.from <= partition.read_to)
+    }
+
     /// What comes next was read: messages in order, and where to read on. As many are taken as there is room for; the last
     /// one may go beyond it.
     pub fn take_in(&mut self, id: PartitionId, arrivals: Vec<Arrival<B>>, next: u64) {
@@ -600,6 +606,11 @@ impl<B: Clone> Window<B> {
 
     pub fn whereabouts(&self, id: PartitionId, offset: u64) -> Whereabouts {
         self.partitions.get(&id).map_or(Whereabouts::Ahead, |partition| partition.whereabouts(offset))
+    }
+
+    /// How far a partition has come.
+    pub fn standing(&self, id: PartitionId) -> Option<Standing> {
+        self.partitions.get(&id).map(Partition::standing)
     }
 
     /// What is to be saved of a partition that changed since it was last asked for.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use whimbrel_model::ports::{AfterFailure, AttemptNote, AttemptOutcome, Call, Called, LastError};
 use whimbrel_model::subscription::Mode;
-use whimbrel_model::{Event, Record, Timestamp};
+use whimbrel_model::{EVENTS_TOPIC, Event, Record, Timestamp};
 
 use super::settling::{OutAs, Why};
 use super::{RETRY_AFTER, Runner};
@@ -123,8 +123,10 @@ impl Runner {
             Verdict::Failure(failure) => self.failed(outgoing, failure, took, now),
             Verdict::Gone => {
                 self.breaker.not_tried(now);
+                // Until the catalogue has it, it is not called as fast as it answers.
+                let until = later(now, RETRY_AFTER);
                 if let Some(line) = self.line_at(outgoing.out.line, outgoing.out.incarnation) {
-                    line.not_tried(outgoing.out.ticket, now);
+                    line.not_tried(outgoing.out.ticket, until);
                 }
                 self.disable("the endpoint answered 410: it is gone".to_owned());
             }
@@ -146,7 +148,7 @@ impl Runner {
             (self.tools.events)(event.with("subscription", name));
         }
         self.pace.succeeded();
-        self.failing_since = None;
+        self.fails_no_more();
         let Some(line) = self.line_at(outgoing.out.line, outgoing.out.incarnation) else { return };
         if line.succeeded(outgoing.out.ticket) == Next::Stale {
             return;
@@ -199,11 +201,16 @@ impl Runner {
         }
     }
 
-    /// What a failure says about the endpoint.
+    /// What a failure says about the endpoint. Where each message brings its own callback, or is pulled, there is none: how one place
+    /// fares says nothing about the others.
     fn note_health(&mut self, failure: &Failure, now: Timestamp) {
         self.last_error =
             Some(LastError { at_ms: now.as_millis(), status: failure.status, reason: failure.reason.clone() });
-        self.failing_since.get_or_insert(now);
+        let spec = &self.subscription.stored.spec;
+        if spec.endpoint.as_ref().is_none_or(|endpoint| endpoint.url.is_none()) {
+            return;
+        }
+        self.fails_since(now);
         if self.calls_many_endpoints() {
             return;
         }
@@ -233,6 +240,10 @@ impl Runner {
 
     fn dropped(&mut self, parcel: &Parcel, failure: &Failure) {
         self.figures.dropped.increment(1);
+        // An event that cannot be delivered is no event, or it would have to be delivered too, and so on for ever.
+        if *parcel.topic == *EVENTS_TOPIC {
+            return;
+        }
         let name = &self.subscription.name;
         let detail = format!(
             "subscription `{name}` dropped message {} of `{}` after its last attempt: {}",

@@ -62,6 +62,12 @@ impl Leases {
         }
     }
 
+    /// Everything that is out with pullers: nobody can acknowledge it any more.
+    pub fn take_all(&mut self) -> Vec<OutAs> {
+        self.ends.clear();
+        self.out.drain().map(|(_, lease)| lease.outgoing.out).collect()
+    }
+
     fn take(&mut self, ack_id: &str) -> Option<Outgoing> {
         let lease = self.out.remove(ack_id)?;
         self.ends.remove(&(lease.until, ack_id.to_owned()));
@@ -117,7 +123,8 @@ impl Runner {
     fn lease(&mut self, outgoing: Outgoing, now: Timestamp) -> Pulled {
         let until = later(now, Duration::from_millis(self.subscription.stored.spec.lease_ms));
         let OutAs { line, incarnation, ticket } = outgoing.out;
-        let ack_id = format!("{:x}-{line:x}-{incarnation:x}-{:x}", self.epoch, ticket.0);
+        // Tickets begin anew with each runner: an acknowledgement must never be taken for that of another message.
+        let ack_id = format!("{:x}-{:x}-{line:x}-{incarnation:x}-{:x}", self.epoch, self.began_at_ms, ticket.0);
         let parcel = &outgoing.parcel;
         let pulled = Pulled {
             ack_id: ack_id.clone(),

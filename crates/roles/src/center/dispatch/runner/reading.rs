@@ -103,7 +103,8 @@ impl Runner {
                 arrived_retries += u64::from(is_retry && !wanted.again);
                 // In a buffer of its own: one that waits must not keep all that it was read with.
                 let body = is_wanted.then(|| record.compact());
-                let key = body.as_ref().and_then(|body| body.key.clone());
+                // What is left out is known by its key as well: it may be what a lane waits for.
+                let key = body.as_ref().map_or(&record.key, |body| &body.key).clone();
                 Arrival { offset: stored.offset, key, size: record.size() + MESSAGE_BYTES, body }
             })
             .collect();
@@ -112,7 +113,7 @@ impl Runner {
         if wanted.again {
             let lost = line.window.take_again(wanted, arrivals, batch.next);
             self.bury_lost(number, wanted.partition, lost, "is no longer in the log");
-        } else {
+        } else if line.window.joins_on(&wanted) {
             line.window.take_in(wanted.partition, arrivals, batch.next);
         }
     }

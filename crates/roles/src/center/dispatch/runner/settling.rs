@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use whimbrel_model::ports::{Entry, LogError};
 use whimbrel_model::subscription::{Origin, dead_topic};
-use whimbrel_model::{Event, HoldRecord, Record, Timestamp};
+use whimbrel_model::{EVENTS_TOPIC, Event, HoldRecord, Record, Timestamp};
 
 use super::{RETRY_AFTER, Runner};
 use crate::center::dispatch::judge::Failure;
@@ -122,7 +122,8 @@ impl Runner {
                         Kind::Hold => self.retry_holds += 1,
                         Kind::DeadLetter => {
                             self.figures.buried.increment(1);
-                            self.buried_unsaid += 1;
+                            // That of an event is no event: it would have to be delivered too, and so on for ever.
+                            self.buried_unsaid += u64::from(*settlement.parcel.topic != *EVENTS_TOPIC);
                         }
                     }
                 }

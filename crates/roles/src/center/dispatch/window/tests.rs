@@ -6,6 +6,7 @@ mod random;
 mod scene;
 
 use super::*;
+use crate::center::dispatch::saved;
 use scene::{Scene, at, place};
 
 const FRESH: bool = true;
@@ -73,6 +74,22 @@ fn a_failed_key_waits_without_a_slot_and_without_its_bodies() {
     scene.read();
     let again = scene.next().unwrap();
     assert_eq!((again.offset, again.attempts), (0, 1));
+}
+
+#[test]
+fn what_was_read_before_a_partition_was_opened_again_leaves_nothing_out() {
+    let mut scene = Scene::new(Ordering::Key);
+    scene.publish_all(&["a", "a"]);
+    scene.read();
+    let at_the_end = scene.window.next_read().unwrap();
+    let resume = saved::decode(&saved::encode(&scene.window.standing(place(0)).unwrap(), None)).unwrap().0;
+    scene.window.close(place(0));
+    scene.window.open(place(0), resume, None, false);
+    let again = scene.window.next_read().unwrap();
+    assert_eq!((at_the_end.from, again.from), (2, 0));
+    assert!(!scene.window.joins_on(&at_the_end) && scene.window.joins_on(&again));
+    scene.window.read_over(again);
+    assert_eq!(scene.deliver_all(), [(0, 0), (0, 1)]);
 }
 
 #[test]
@@ -251,7 +268,7 @@ fn a_restart_before_everything_was_read_again_loses_nothing() {
         let out = scene.next().unwrap();
         if out.offset == 5 {
             scene.window.park(out.ticket, at(7_000), true);
-        } else if out.offset % 2 == 0 {
+        } else if out.offset.is_multiple_of(2) {
             scene.window.done(out.ticket);
         } else {
             scene.window.park(out.ticket, at(6_000), true);
