@@ -102,6 +102,9 @@ pub struct Standing {
 /// Bytes of one read: large enough that reading is cheap, small enough that partitions take turns.
 const READ_BYTES: usize = 256 << 10;
 
+/// Bytes of a read for one message: a read has at least one.
+const ONE_MESSAGE: usize = 1;
+
 pub struct Window<B> {
     ordering: Ordering,
     limits: WindowLimits,
@@ -197,9 +200,10 @@ impl<B: Clone> Window<B> {
         };
         if let Some(id) = self.hungry.iter().find(wants).copied() {
             let partition = self.partitions.get_mut(&id).expect("hungry partitions are open");
-            let from = partition.hungry.first().map(|(offset, _)| *offset).expect("a hungry partition wants something");
+            let (from, is_one) = partition.wanted_again().expect("a hungry partition wants something");
             partition.reading_again = true;
-            return Some(ReadWanted { partition: id, from, max_bytes: READ_BYTES, again: true });
+            let max_bytes = if is_one { ONE_MESSAGE } else { READ_BYTES };
+            return Some(ReadWanted { partition: id, from, max_bytes, again: true });
         }
         for _ in 0..self.unread.len() {
             let id = self.unread.pop_front()?;

@@ -17,6 +17,9 @@ const STRETCH_BITS: u32 = 16;
 /// What a parked offset costs at most, in the lane's set and in that of all that is unfinished.
 const OFFSET_BYTES: usize = 4;
 
+/// Bodies that are no farther apart than this are read together.
+const NEARBY_OFFSETS: u64 = 1_000;
+
 /// What is kept in order. `Single` comes first in the order of keys.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum LaneKey {
@@ -325,6 +328,16 @@ impl<B> Partition<B> {
     pub fn waiting_lanes(&self) -> u64 {
         let waits = |lane: &&Lane| matches!(lane.state, LaneState::Parked(_) | LaneState::Behind);
         self.lanes.values().filter(waits).count() as u64
+    }
+
+    /// From where on bodies are wanted again, and whether only the first: a lane on trial takes its head and nothing behind it, and no
+    /// other wants one nearby.
+    pub fn wanted_again(&self) -> Option<(u64, bool)> {
+        let mut hungry = self.hungry.iter();
+        let (from, key) = hungry.next()?;
+        let is_on_trial = self.lanes.get(key).is_some_and(|lane| lane.attempts > 0);
+        let is_alone = hungry.next().is_none_or(|(next, _)| next - from > NEARBY_OFFSETS);
+        Some((*from, is_on_trial && is_alone))
     }
 
     // ---- lanes ----

@@ -77,6 +77,25 @@ fn a_failed_key_waits_without_a_slot_and_without_its_bodies() {
 }
 
 #[test]
+fn a_key_on_trial_asks_for_its_head_alone_and_one_that_goes_on_for_more() {
+    let mut scene = Scene::new(Ordering::Key);
+    scene.publish_all(&["a"; 50]);
+    scene.read();
+    let failing = scene.next().unwrap();
+    scene.window.park(failing.ticket, at(1_000), true);
+    scene.now = at(1_000);
+    scene.window.has_ready(scene.now, FRESH);
+    let trial = scene.window.next_read().unwrap();
+    assert!(trial.again && trial.max_bytes < scene::SIZE, "{trial:?}");
+    scene.window.read_over(trial);
+    scene.read();
+    let out = scene.next().unwrap();
+    scene.window.done(out.ticket);
+    let more = scene.window.next_read().unwrap();
+    assert!(more.again && more.max_bytes > 50 * scene::SIZE, "{more:?}");
+}
+
+#[test]
 fn what_was_read_before_a_partition_was_opened_again_leaves_nothing_out() {
     let mut scene = Scene::new(Ordering::Key);
     scene.publish_all(&["a", "a"]);
