@@ -520,13 +520,18 @@ impl<B: Clone> Window<B> {
             return;
         };
         if self.is_behind(id, head, key) {
-            let partition = self.partitions.get_mut(&id).expect("it is open");
-            partition.drop_bodies(key, self.bodies.of(partition.is_retry));
-            partition.lanes.get_mut(key).expect("it was there").state = LaneState::Behind;
-            self.behind.entry(key.clone()).or_default().push(id);
-            return;
+            self.wait_behind(id, key);
+        } else {
+            self.lane_wants(id, key, head);
         }
-        self.lane_wants(id, key, head);
+    }
+
+    /// The lane waits for others of its key in another partition, without bodies.
+    fn wait_behind(&mut self, id: PartitionId, key: &LaneKey) {
+        let partition = self.partitions.get_mut(&id).expect("it is open");
+        partition.drop_bodies(key, self.bodies.of(partition.is_retry));
+        partition.lanes.get_mut(key).expect("it was there").state = LaneState::Behind;
+        self.behind.entry(key.clone()).or_default().push(id);
     }
 
     /// The lane's head is to be delivered: it is ready, or its body is wanted again.
@@ -550,7 +555,12 @@ impl<B: Clone> Window<B> {
         {
             let (_, id, key) = self.parked.pop_first().expect("there is a first one");
             let Some(head) = self.partitions[&id].lanes.get(&key).and_then(Lane::head) else { continue };
-            self.lane_wants(id, &key, head);
+            // It was not when it was parked; but where progress of its old partition was lost since, it is again.
+            if self.is_behind(id, head, &key) {
+                self.wait_behind(id, &key);
+            } else {
+                self.lane_wants(id, &key, head);
+            }
         }
     }
 

@@ -124,6 +124,37 @@ fn a_restart_after_a_growth_keeps_the_order() {
 }
 
 #[test]
+fn a_parked_key_waits_for_old_messages_whose_progress_was_lost() {
+    let mut scene = Scene::with_partitions(Ordering::Key, 2);
+    let moved = key_with(&[(2, 0), (3, 2)]);
+    scene.publish(&moved);
+    scene.grow(3);
+    scene.publish(&moved);
+    scene.read();
+    let old = scene.next().unwrap();
+    scene.window.done(old.ticket);
+    scene.read();
+    let new = scene.next().unwrap();
+    scene.window.park(new.ticket, at(1_000), true);
+    scene.restart();
+    // Of the old partition nothing is known any more.
+    scene.window.close(place(0));
+    scene.open(place(0), 0);
+    scene.now = at(1_000);
+    scene.window.has_ready(scene.now, FRESH);
+    scene.read();
+    scene.window.has_ready(scene.now, FRESH);
+    scene.read();
+    let out = scene.next().unwrap();
+    assert_eq!(out.partition, place(0));
+    assert!(scene.next().is_none(), "the key has one out");
+    scene.window.done(out.ticket);
+    scene.read();
+    let last = scene.next().unwrap();
+    assert_eq!((last.partition, last.attempts), (place(2), 1), "and its ladder goes on");
+}
+
+#[test]
 fn a_key_whose_old_messages_were_lost_goes_on() {
     let mut scene = Scene::with_partitions(Ordering::Key, 2);
     let moved = key_with(&[(2, 0), (3, 2)]);
