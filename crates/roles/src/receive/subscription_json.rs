@@ -373,7 +373,7 @@ fn masked(secret: &SigningSecret) -> String {
 
 /// A header's value, unless it is one that lets its bearer in.
 fn shown_value(name: &str, value: &str) -> String {
-    let lets_in = ["authorization", "cookie", "key", "token", "secret", "password", "signature"];
+    let lets_in = ["auth", "cookie", "credential", "key", "pass", "secret", "session", "signature", "token"];
     if lets_in.iter().any(|word| name.contains(word)) { HIDDEN.to_owned() } else { value.to_owned() }
 }
 
@@ -416,6 +416,7 @@ mod tests {
     fn headers_that_let_their_bearer_in_are_not_shown() {
         assert_eq!(shown_value("authorization", "Bearer x"), "…");
         assert_eq!(shown_value("x-api-key", "x"), "…");
+        assert_eq!(shown_value("x-auth", "x"), "…");
         assert_eq!(shown_value("x-env", "prod"), "prod");
     }
 }

@@ -16,6 +16,7 @@ use whimbrel_model::subscription::Envelope;
 use super::names;
 use super::prepared::Prepared;
 use super::structured;
+use crate::header_rules;
 
 /// Headers that most calls have at most.
 const HEADERS_TYPICAL: usize = 32;
@@ -70,12 +71,12 @@ fn own_headers(
     travels: impl Fn(&str) -> bool,
 ) {
     for (name, value) in call.record.headers.iter() {
-        if names::stays_behind(name) || !travels(name) {
+        if header_rules::is_no_messages(name) || !travels(name) {
             continue;
         }
         // What others wrote into a shared log may be no header of HTTP.
         let Ok(name) = HeaderName::from_bytes(name.as_bytes()) else { continue };
-        if names::stays_behind(name.as_str()) || prepared.headers.contains_key(&name) {
+        if header_rules::is_no_messages(name.as_str()) || prepared.headers.contains_key(&name) {
             continue;
         }
         if let Some(value) = pen.value(value) {

@@ -6,7 +6,7 @@
 //!
 //! A name says little: what counts is the address that is dialled, and that is judged here on every attempt.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr};
 
 /// What no callback may reach unless it is allowed by name.
 const DENIED_BY_DEFAULT: &[&str] = &[
@@ -16,10 +16,12 @@ const DENIED_BY_DEFAULT: &[&str] = &[
     // Link-local; the metadata services of most clouds are there.
     "169.254.0.0/16",
     "fe80::/10",
-    // Metadata services elsewhere: of AWS over IPv6, of Alibaba Cloud, of Oracle Cloud's older one, of Google by name.
+    // Metadata services elsewhere: of AWS over IPv6, of Alibaba Cloud, of Oracle Cloud's older one, what Azure tells its machines, of
+    // Google by name.
     "fd00:ec2::254/128",
     "100.100.100.200/32",
     "192.0.0.192/32",
+    "168.63.129.16/32",
     "metadata.google.internal",
     // Multicast and broadcast.
     "224.0.0.0/4",
@@ -27,8 +29,11 @@ const DENIED_BY_DEFAULT: &[&str] = &[
     "ff00::/8",
 ];
 
-/// The well-known prefix under which IPv4 addresses are reached through a translator.
+/// Prefixes whose addresses end with an IPv4 address that a translator reaches: the well-known one, and that for one's own network.
 const NAT64_PREFIX: [u16; 6] = [0x64, 0xff9b, 0, 0, 0, 0];
+const NAT64_OWN_PREFIX: [u16; 3] = [0x64, 0xff9b, 1];
+/// The prefix of 6to4; the IPv4 address follows it.
+const SIX_TO_FOUR_PREFIX: u16 = 0x2002;
 
 /// Judges names and addresses. Made once from the configuration.
 #[derive(Debug, Clone)]
@@ -177,15 +182,18 @@ fn normal_name(host: &str) -> String {
 /// The IPv4 address within an IPv6 one that leads to it.
 fn unwrapped(address: IpAddr) -> IpAddr {
     let IpAddr::V6(six) = address else { return address };
-    match six.to_ipv4_mapped() {
-        Some(four) => IpAddr::V4(four),
-        None if six.segments()[..6] == NAT64_PREFIX => IpAddr::V4(last_four(six)),
-        None => address,
+    let (bits, segments) = (u128::from(six), six.segments());
+    let last_four = Ipv4Addr::from(bits as u32);
+    let is_translated = segments[..6] == NAT64_PREFIX || segments[..3] == NAT64_OWN_PREFIX;
+    // Compatible addresses have nothing in front; the smallest of them are IPv6's own, such as ::1.
+    let is_compatible = bits >> 32 == 0 && bits > u128::from(u16::MAX);
+    if six.to_ipv4_mapped().is_some() || is_translated || is_compatible {
+        IpAddr::V4(last_four)
+    } else if segments[0] == SIX_TO_FOUR_PREFIX {
+        IpAddr::V4(Ipv4Addr::from((bits >> 80) as u32))
+    } else {
+        address
     }
-}
-
-fn last_four(six: Ipv6Addr) -> Ipv4Addr {
-    Ipv4Addr::from(u128::from(six) as u32)
 }
 
 #[cfg(test)]
@@ -215,6 +223,7 @@ mod tests {
             "febf::1",
             "fd00:ec2::254",
             "100.100.100.200",
+            "168.63.129.16",
             "0.0.0.0",
             "::",
             "224.0.0.1",
@@ -231,8 +240,18 @@ mod tests {
     #[test]
     fn an_ipv4_address_in_an_ipv6_dress_is_still_that_address() {
         let guard = AddressGuard::default();
-        for address in ["::ffff:169.254.169.254", "[::ffff:a9fe:a9fe]", "64:ff9b::169.254.169.254"] {
+        for address in [
+            "::ffff:169.254.169.254",
+            "[::ffff:a9fe:a9fe]",
+            "64:ff9b::169.254.169.254",
+            "64:ff9b:1::169.254.169.254",
+            "::169.254.169.254",
+            "2002:a9fe:a9fe::1",
+        ] {
             assert!(guard.check_host(address).is_err(), "{address}");
+        }
+        for address in ["::1", "2002:7f00:1::", "64:ff9b:2::169.254.169.254"] {
+            assert!(guard.check_host(address).is_ok(), "{address}");
         }
         assert!(guard.check_host("::ffff:127.0.0.1").is_ok());
     }

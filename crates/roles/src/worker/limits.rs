@@ -4,6 +4,8 @@ use std::time::Duration;
 
 /// How long a connection may take to stand, TLS included, unless the endpoint says otherwise.
 pub(super) const CONNECT_WITHIN_DEFAULT: Duration = Duration::from_secs(5);
+/// The longest timeout that a message can bring itself: other writers of a shared log are bound by no door.
+pub(super) const OWN_TIMEOUT_MAX: Duration = Duration::from_secs(600);
 /// Bytes of an answer that are read so that its connection can be used again. Beyond, a new connection is cheaper.
 pub(super) const ANSWER_READ_BYTES_MAX: usize = 64 << 10;
 /// How long the body of a success is waited for. Its status has said all that counts.

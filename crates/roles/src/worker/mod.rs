@@ -48,7 +48,7 @@ use answer::{Reading, retry_after};
 use dial::Dialer;
 use failure::Failure;
 use figures::WorkerFigures;
-use limits::{STALE_CONNECTIONS_MAX, SUCCESS_BODY_WITHIN};
+use limits::{OWN_TIMEOUT_MAX, STALE_CONNECTIONS_MAX, SUCCESS_BODY_WITHIN};
 use load::Sampler;
 use origin::Sender;
 use own_callback::OwnWay;
@@ -141,7 +141,7 @@ impl Drop for Flight<'_> {
 async fn exchange(core: &Arc<WorkerCore>, call: &Call, began: Instant) -> Result<CallOutcome, Failure> {
     let prepared = thread::prepared(core, &call.target, began)?;
     let own_timeout = call.rule.as_ref().and_then(|rule| rule.timeout_ms).map(Duration::from_millis);
-    let timeout = own_timeout.unwrap_or(prepared.timeout);
+    let timeout = own_timeout.map_or(prepared.timeout, |own| own.min(OWN_TIMEOUT_MAX));
     let deadline = (began + timeout).into();
     let (destination, request) = request_of(core, call, &prepared, began)?;
 

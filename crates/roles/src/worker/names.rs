@@ -29,29 +29,3 @@ pub(super) const KMQ_OFFSET: HeaderName = HeaderName::from_static("x-kmq-offset"
 pub(super) const KMQ_LOGID: HeaderName = HeaderName::from_static("x-kmq-logid");
 pub(super) const KMQ_TIMESTAMP: HeaderName = HeaderName::from_static("x-kmq-timestamp");
 pub(super) const RETRY_TIMES: HeaderName = HeaderName::from_static("x-retry-times");
-
-/// Headers that say how bytes lie on one connection: neither a message nor an endpoint may set them.
-pub(super) fn belongs_to_the_connection(name: &str) -> bool {
-    const EXACT: &[&str] = &[
-        "connection",
-        "content-length",
-        "expect",
-        "host",
-        "keep-alive",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-        "proxy-connection",
-    ];
-    EXACT.contains(&name)
-}
-
-/// Headers of a record that do not travel: Whimbrel's own, those that a call sets itself, and what no door takes from a publisher but other
-/// writers of a shared log may have put there.
-pub(super) fn stays_behind(name: &str) -> bool {
-    const EXACT: &[&str] =
-        &["accept-encoding", "authorization", "content-encoding", "content-type", "cookie", "user-agent"];
-    const PREFIXES: &[&str] = &["webhook-", "whimbrel-", "proxy-"];
-    EXACT.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || belongs_to_the_connection(name)
-}

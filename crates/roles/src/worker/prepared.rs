@@ -12,6 +12,7 @@ use super::failure::Failure;
 use super::names;
 use super::origin::{Origin, Place};
 use super::signature::Signers;
+use crate::header_rules;
 
 /// What says who calls.
 const USER_AGENT: &str = concat!("whimbrel/", env!("CARGO_PKG_VERSION"));
@@ -57,7 +58,7 @@ impl Prepared {
         for (name, value) in &endpoint.headers {
             let parsed = HeaderName::from_bytes(name.as_bytes()).ok().zip(HeaderValue::from_str(value).ok());
             let (parsed_name, value) = parsed.ok_or_else(|| bad(format!("the header `{name}` cannot be sent")))?;
-            if names::belongs_to_the_connection(parsed_name.as_str()) {
+            if header_rules::belongs_to_the_connection(parsed_name.as_str()) {
                 return Err(bad(format!("the header `{name}` is set by the call itself")));
             }
             headers.insert(parsed_name, value);

@@ -205,16 +205,13 @@ impl Runner {
         }
     }
 
-    /// The topic is not read any more. One that is still there may be read again one day, and then goes on from here.
+    /// The topic is not read any more. It may be read again one day, and then goes on from here.
     fn close_topic(&mut self, number: TopicNumber) {
-        let Some(source) = self.sources.remove(&number) else { return };
-        let is_there = self.tools.registry.get(&source.topic).is_some_and(|topic| topic.number() == number);
+        self.sources.remove(&number);
         let mut lines = std::mem::take(&mut self.lines);
         for line in lines.values_mut() {
             for partition in line.window.partition_ids().into_iter().filter(|partition| partition.topic == number) {
-                if is_there {
-                    self.remember(line, partition, line.run);
-                }
+                self.remember(line, partition, line.run);
                 line.window.close(partition);
             }
         }
