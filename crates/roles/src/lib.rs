@@ -1,12 +1,14 @@
 //! The roles of Whimbrel: what runs between the doors and the log.
 //!
-//! A role knows the ports of `whimbrel_model::ports` and never an engine; no role imports another. Today there is `receive`,
-//! the stateless door, with the registry of topics and the page for people that it serves; and the writer of events.
+//! A role knows the ports of `whimbrel_model::ports` and never an engine; no role imports another. Today there are `receive`,
+//! the stateless door with the page for people; `center`, which owns holds and subscriptions; and `worker`, which calls subscribers. What they
+//! share is beside them: the registries of topics and subscriptions, the owners of shards, figures, the writer of events.
 
 pub mod admin;
 pub mod center;
 pub mod events;
 pub mod figures;
+pub(crate) mod header_rules;
 pub(crate) mod log_walk;
 pub mod owners;
 pub mod receive;

@@ -195,7 +195,8 @@ fn brought_of(task_id: &str, nonce: Option<&str>) -> Result<Brought, Problem> {
     Ok(by_key.map_or(by_id, |by_key| Brought { id: Some(task_id.into()), ..by_key }))
 }
 
-fn needed<T>(value: Option<T>, name: &str) -> Result<T, Problem> {
+/// What a system's own form must have.
+pub(super) fn needed<T>(value: Option<T>, name: &str) -> Result<T, Problem> {
     value.ok_or_else(|| Problem::new(Code::BadParameter, format!("`{name}` is missing")))
 }
 

@@ -10,6 +10,7 @@ use whimbrel_model::{Headers, HeadersBuilder, Timestamp, check_brought_id, parse
 
 use super::problem::{Code, Problem};
 use super::settings::ReceiveSettings;
+use crate::header_rules;
 
 /// A message may be held for so long at most: two years.
 pub(crate) const DELAY_MAX: Duration = Duration::from_secs(2 * 366 * 86_400);
@@ -195,7 +196,7 @@ impl<'a> OwnHeaders<'a> {
     }
 
     fn push_lower(&mut self, name: &str, value: &[u8]) -> Result<(), Problem> {
-        if is_reserved(name) {
+        if header_rules::is_no_messages(name) {
             let detail = format!("`{name}` is set by whoever delivers the message, and cannot be brought by it");
             return Err(Problem::new(Code::ReservedHeader, detail));
         }
@@ -220,29 +221,6 @@ fn check_header_value(name: &str, value: &[u8], settings: &ReceiveSettings) -> R
         return Ok(());
     }
     Err(Problem::new(Code::BadHeader, format!("the value of `{name}` has characters that a header cannot carry")))
-}
-
-/// Headers that a callback sets itself, or that belong to one connection and not to a message.
-fn is_reserved(name: &str) -> bool {
-    const EXACT: &[&str] = &[
-        "accept-encoding",
-        "authorization",
-        "connection",
-        "content-encoding",
-        "content-length",
-        "content-type",
-        "cookie",
-        "expect",
-        "host",
-        "keep-alive",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-        "user-agent",
-    ];
-    const PREFIXES: &[&str] = &["webhook-", "whimbrel-", "proxy-"];
-    EXACT.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ use super::accept::accept_one;
 use super::answer::json_response;
 use super::attributes::check_user_topic;
 use super::body::collect;
+use super::delay_queue::needed;
 use super::door::Door;
 use super::draft::{ContentType, DELAY_MAX, Draft, Later, check_payload_size};
 use super::hold_calls::{self, Extension, Found, hold_id};
@@ -282,10 +283,6 @@ async fn ensure_subscription(door: &Arc<Door>, topic: &str) -> Result<(), Proble
     .await?;
     caught_up(door, &made).await;
     Ok(())
-}
-
-fn needed<T>(value: Option<T>, name: &str) -> Result<T, Problem> {
-    value.ok_or_else(|| Problem::new(Code::BadParameter, format!("`{name}` is missing")))
 }
 
 #[cfg(test)]

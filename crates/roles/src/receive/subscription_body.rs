@@ -18,6 +18,7 @@ use whimbrel_model::subscription::{
 use super::json_fields::{Fields, time_of};
 use super::problem::{Code, Problem};
 use super::query::shown;
+use crate::header_rules;
 use crate::subscriptions::{SecretWish, TOPICS_MAX, check_readable};
 use crate::worker::{AddressGuard, check_secret, host_of};
 
@@ -191,7 +192,7 @@ fn endpoint_headers(fields: &Fields, headers: Map<String, Value>) -> Result<Vec<
         if parsed.as_str().len() + value.len() > ENDPOINT_HEADER_BYTES_MAX {
             return Err(wrong(Code::HeaderTooLarge, "it is over 4096 bytes"));
         }
-        if is_callbacks_own(parsed.as_str()) {
+        if header_rules::belongs_to_the_call(parsed.as_str()) {
             return Err(wrong(Code::ReservedHeader, "the callback sets it itself"));
         }
         if judged.iter().any(|(other, _)| other == parsed.as_str()) {
@@ -200,23 +201,6 @@ fn endpoint_headers(fields: &Fields, headers: Map<String, Value>) -> Result<Vec<
         judged.push((parsed.as_str().to_owned(), value.to_owned()));
     }
     Ok(judged)
-}
-
-/// Headers that a callback sets, or that belong to its connection.
-fn is_callbacks_own(name: &str) -> bool {
-    const EXACT: &[&str] = &[
-        "connection",
-        "content-length",
-        "content-type",
-        "expect",
-        "host",
-        "keep-alive",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    ];
-    EXACT.contains(&name) || ["webhook-", "whimbrel-", "proxy-"].iter().any(|prefix| name.starts_with(prefix))
 }
 
 fn retry_of(mut fields: Fields) -> Result<RetryPolicy, Problem> {
