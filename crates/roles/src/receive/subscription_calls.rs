@@ -95,15 +95,16 @@ pub(super) async fn status(
 }
 
 /// Returns when the subscription's owner works by this entry, so that "paused" means paused when it is answered; or when it has been
-/// waited for long enough.
-pub(super) async fn caught_up(door: &Door, subscription: &Subscription) {
+/// waited for long enough: then `false`, and the change is made all the same.
+pub(super) async fn caught_up(door: &Door, subscription: &Subscription) -> bool {
     let ask = DispatchAsk::CaughtUp { version: subscription.version };
     let asked = door.ports.dispatch.ask(subscription.number(), ask);
     match tokio::time::timeout(CAUGHT_UP_WITHIN, asked).await {
-        Ok(Ok(_)) => {}
+        Ok(Ok(_)) => return true,
         Ok(Err(error)) => {
             tracing::debug!(subscription = &*subscription.name, %error, "the owner was not told of a change");
         }
         Err(_) => tracing::debug!(subscription = &*subscription.name, "the owner has not followed a change in time"),
     }
+    false
 }

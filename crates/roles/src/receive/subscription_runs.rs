@@ -157,9 +157,13 @@ pub(super) async fn replay(State(door): State<Arc<Door>>, request: Request) -> R
     Ok(sought(starts, &subscription, run, &truncated))
 }
 
+/// What was decided; where the owner has not said that it works by that, the answer does not pretend so.
 async fn shown_after(door: &Door, subscription: &Subscription) -> Result<Response, Problem> {
-    caught_up(door, subscription).await;
-    Ok(json_response(StatusCode::OK, to_json(&decided_document(subscription))))
+    let mut document = decided_document(subscription);
+    if !caught_up(door, subscription).await {
+        document.note = Some("it is decided; its owner does not answer, and may not know yet".to_owned());
+    }
+    Ok(json_response(StatusCode::OK, to_json(&document)))
 }
 
 fn sought(

@@ -1,7 +1,7 @@
 //! Pausing, resuming, disabling, seeking, replaying.
 
 use serde_json::json;
-use whimbrel_model::ports::{DispatchAsk, DispatchTold, PartitionStanding, SubscriptionStatus};
+use whimbrel_model::ports::{DispatchAsk, DispatchError, DispatchTold, PartitionStanding, SubscriptionStatus};
 use whimbrel_model::subscription::RunState;
 use whimbrel_model::{PartitionId, SubscriptionNumber};
 
@@ -52,6 +52,17 @@ async fn it_is_paused_and_resumed_and_says_so() {
     event(&house, "subscription_resumed").await;
     house.post("/v1/subscriptions/none/pause", "").await.problem(404, "unknown_subscription");
     house.post("/v1/subscriptions/billing/pause", r#"{"why":1}"#).await.problem(422, "bad_parameter");
+}
+
+#[tokio::test]
+async fn a_pause_that_its_owner_does_not_know_of_says_so() {
+    let house = house().await;
+    assert_eq!(house.post("/v1/subscriptions/billing/pause", "").await.ok(200)["note"], json!(null));
+    house.post("/v1/subscriptions/billing/resume", "").await.ok(200);
+    house.world.dispatch.say(|ask| matches!(ask, DispatchAsk::CaughtUp { .. }).then_some(Err(DispatchError::NoOwner)));
+    let paused = house.post("/v1/subscriptions/billing/pause", "").await.ok(200);
+    assert_eq!(paused["state"], "paused");
+    assert!(paused["note"].as_str().is_some_and(|note| note.contains("owner")), "{paused}");
 }
 
 #[tokio::test]

@@ -7,10 +7,11 @@ use whimbrel_model::ports::{
     AfterFailure, AttemptNote, AttemptOutcome, DispatchAsk, DispatchError, DispatchTold, MessageStanding,
     PartitionStanding, ReadLimits, ReplayStanding, Standing, SubscriptionStatus,
 };
-use whimbrel_model::subscription::dead_topic;
+use whimbrel_model::subscription::{dead_topic, start_in};
 use whimbrel_model::{PartitionId, Record};
 
 use super::{Question, Runner};
+use crate::center::dispatch::line::Line;
 use crate::center::dispatch::window::Whereabouts;
 
 impl Runner {
@@ -19,6 +20,8 @@ impl Runner {
         let told = match ask {
             DispatchAsk::Status => return self.tell_status(reply),
             DispatchAsk::CaughtUp { version } if self.subscription.version < version => {
+                // Who does not wait any more need not be remembered.
+                self.catching_up.retain(|(_, reply)| !reply.is_closed());
                 self.catching_up.push((version, reply));
                 return;
             }
@@ -78,7 +81,7 @@ impl Runner {
             if line.number != 0 {
                 let ids = line.window.partition_ids();
                 let left = ids.iter().map(|id| line.window.left(*id)).sum();
-                let done = ids.iter().filter_map(|id| line.window.read_to(*id)).sum();
+                let done = ids.iter().map(|id| self.replayed(line, *id)).sum();
                 status.replays.push(ReplayStanding { run: line.run, done, left });
             }
         }
@@ -101,6 +104,15 @@ impl Runner {
             });
         }
         status
+    }
+
+    /// Offsets of a partition that a replay has done.
+    fn replayed(&self, line: &Line<Record>, id: PartitionId) -> u64 {
+        let replay = self.subscription.stored.replays.iter().find(|replay| replay.run == line.number);
+        let (Some(replay), Some(source)) = (replay, self.sources.get(&id.topic)) else { return 0 };
+        let from = start_in(&replay.from, &source.topic, id.topic, id.index);
+        let read = line.window.read_to(id).unwrap_or(from).saturating_sub(from);
+        read.saturating_sub(line.window.unfinished(id))
     }
 
     /// Where a message stands: by the window, and where that knows nothing any more by the notes.
