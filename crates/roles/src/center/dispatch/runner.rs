@@ -47,7 +47,7 @@ use saving::SaveDone;
 use settling::{AppendDone, Settlement};
 
 /// How often topics are looked at and figures are noted.
-const HOUSEKEEPING: Duration = Duration::from_millis(200);
+const HOUSEKEEPING: Duration = Duration::from_millis(500);
 /// How often the retries that wait as holds are counted.
 const COUNT_EVERY: Duration = Duration::from_secs(15);
 /// How long what failed rests before it is tried again.
