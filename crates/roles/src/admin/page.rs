@@ -1,24 +1,35 @@
-//! `GET /`: a small page for people, until the console comes: what runs, topics with their rates, a line to try.
+//! `GET /`: a small page for people, until the console comes: what runs, topics with their rates, subscriptions and how they stand, a line to try.
 //!
 //! Rendered on the server, without a script or anything from elsewhere. Whatever it shows is escaped by the template. Where the
 //! server has keys, topics are shown to a request that carries one.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
+use futures_util::future::join_all;
 use http::HeaderValue;
 use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
+use tokio::time::Instant;
 use whimbrel_model::format_duration;
+use whimbrel_model::subscription::RunState;
 
 use crate::receive::door::Door;
+use crate::receive::keys::Caller;
 use crate::receive::settings::PageInfo;
+use crate::receive::subscription_calls::{is_seen, status};
+use crate::receive::subscriptions::require_looking;
 use crate::receive::topics::count_messages;
 use crate::topics::Topic;
 
 /// Topics that the page lists at most; `/v1/topics` has them all.
 const TOPICS_SHOWN_MAX: usize = 100;
+/// Subscriptions that it lists at most, since the owner of each is asked; `/v1/subscriptions` has them all.
+const SUBSCRIPTIONS_SHOWN_MAX: usize = 50;
+/// How long the page waits for what the owners of subscriptions say.
+const OWNERS_ASKED_WITHIN: Duration = Duration::from_millis(500);
 
 const STYLE: &str = include_str!("page.css");
 
@@ -42,10 +53,12 @@ pub(crate) async fn page(State(door): State<Arc<Door>>, request: Request) -> Res
             retention: topic.stored.retention().time.map(format_duration),
         });
     }
+    let subscribed = subscriptions(&door, caller.as_ref()).await;
     let reasons = door.reasons_not_ready().await;
     let view = View {
         info: &door.settings.page,
         rows,
+        subscribed,
         left_out: all.len().saturating_sub(TOPICS_SHOWN_MAX),
         reasons,
         needs_key: caller.is_none(),
@@ -62,6 +75,47 @@ pub(crate) async fn page(State(door): State<Arc<Door>>, request: Request) -> Res
     response
 }
 
+/// The subscriptions that a caller may see, with what their owners say.
+async fn subscriptions(door: &Door, caller: Option<&Caller>) -> Vec<Subscribed> {
+    let Some(caller) = caller.filter(|caller| require_looking(caller).is_ok()) else { return Vec::new() };
+    let all = door.subscriptions.all();
+    let seen = all.iter().filter(|each| !each.stored.deleting && is_seen(caller, each)).take(SUBSCRIPTIONS_SHOWN_MAX);
+    let until = Instant::now() + OWNERS_ASKED_WITHIN;
+    let asked = seen.map(|each| async move {
+        let status = status(door, each.number(), until).await;
+        let spec = &each.stored.spec;
+        Subscribed {
+            name: each.name.to_string(),
+            state: match &each.stored.state {
+                RunState::Active => "active".to_owned(),
+                RunState::Paused => "paused".to_owned(),
+                RunState::Disabled { reason, .. } => format!("disabled: {reason}"),
+            },
+            is_well: each.stored.is_active() && status.as_ref().is_some_and(|status| status.breaker == "closed"),
+            topics: spec.topics.join(", "),
+            to: match &spec.endpoint {
+                Some(endpoint) => endpoint.url.clone().unwrap_or_else(|| "where each message says".to_owned()),
+                None => "pullers".to_owned(),
+            },
+            lag: status.as_ref().map(|status| status.lag),
+            per_second: status.as_ref().map_or(0.0, |status| status.delivered_rate),
+            dead: status.as_ref().map(|status| status.dead_letters),
+        }
+    });
+    join_all(asked).await
+}
+
+struct Subscribed {
+    name: String,
+    state: String,
+    is_well: bool,
+    topics: String,
+    to: String,
+    lag: Option<u64>,
+    per_second: f64,
+    dead: Option<u64>,
+}
+
 struct Row {
     name: String,
     partitions: u32,
@@ -73,6 +127,7 @@ struct Row {
 struct View<'a> {
     info: &'a PageInfo,
     rows: Vec<Row>,
+    subscribed: Vec<Subscribed>,
     left_out: usize,
     reasons: Vec<String>,
     needs_key: bool,
@@ -93,7 +148,7 @@ impl View<'_> {
                 }
                 body {
                     header { h1 { "Whimbrel" } p { "Messages, delivered now, later, to services, and to people." } }
-                    main { (self.what_runs()) (self.topics()) (self.to_try()) }
+                    main { (self.what_runs()) (self.topics()) (self.subscriptions()) (self.to_try()) }
                     footer { a href="/openapi.json" { "API document" } " · " a href="/readyz" { "readiness" } " · " a href="/metrics" { "metrics" } }
                 }
             }
@@ -144,6 +199,33 @@ impl View<'_> {
         }
     }
 
+    fn subscriptions(&self) -> Markup {
+        let number = |number: Option<u64>| number.map_or_else(|| "?".to_owned(), |number| number.to_string());
+        html! {
+            @if !self.subscribed.is_empty() {
+                section {
+                    h2 { "Subscriptions" }
+                    table {
+                        thead { tr { th { "Subscription" } th { "State" } th { "Topics" } th { "To" } th { "Not done" } th { "Delivered/s" } th { "Dead letters" } } }
+                        tbody {
+                            @for row in &self.subscribed {
+                                tr {
+                                    td { (row.name) }
+                                    td class=(if row.is_well { "well" } else { "ill" }) { (row.state) }
+                                    td { (row.topics) }
+                                    td { (row.to) }
+                                    td { (number(row.lag)) }
+                                    td { (format!("{:.1}", row.per_second)) }
+                                    td { (number(row.dead)) }
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
     fn to_try(&self) -> Markup {
         let address = &self.info.address;
         let key = if self.has_keys { " -H 'Authorization: Bearer <key>'" } else { "" };
@@ -172,9 +254,20 @@ mod tests {
         };
         let row =
             Row { name: evil.into(), partitions: 1, messages: None, per_second: 0.0, retention: Some(evil.into()) };
+        let subscribed = Subscribed {
+            name: evil.into(),
+            state: evil.into(),
+            is_well: false,
+            topics: evil.into(),
+            to: evil.into(),
+            lag: None,
+            per_second: 0.0,
+            dead: None,
+        };
         let view = View {
             info: &info,
             rows: vec![row],
+            subscribed: vec![subscribed],
             left_out: 0,
             reasons: vec![evil.into()],
             needs_key: false,

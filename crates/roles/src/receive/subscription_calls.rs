@@ -38,7 +38,7 @@ pub(super) fn find(door: &Door, caller: &Caller, name: &str) -> Result<Arc<Subsc
     found.ok_or_else(unknown)
 }
 
-pub(super) fn is_seen(caller: &Caller, subscription: &Subscription) -> bool {
+pub(crate) fn is_seen(caller: &Caller, subscription: &Subscription) -> bool {
     subscription.stored.spec.topics.iter().all(|topic| caller.sees(topic))
 }
 
@@ -78,7 +78,7 @@ pub(super) fn not_understood(told: &DispatchTold) -> Problem {
 }
 
 /// How a subscription stands; nothing where its owner does not say in time.
-pub(super) async fn status(
+pub(crate) async fn status(
     door: &Door,
     subscription: SubscriptionNumber,
     until: Instant,

@@ -181,7 +181,7 @@ pub(super) fn subscribed(topic: &str, readers: &[Arc<crate::subscriptions::Subsc
 }
 
 /// Who reads messages and who makes subscriptions may look at them.
-pub(super) fn require_looking(caller: &super::keys::Caller) -> Result<(), Problem> {
+pub(crate) fn require_looking(caller: &super::keys::Caller) -> Result<(), Problem> {
     if caller.has(Scope::Admin) { Ok(()) } else { caller.require(Scope::Consume) }
 }
 
