@@ -69,6 +69,25 @@ fn a_server_that_ends_in_order_delivers_nothing_twice() {
     assert_eq!(receiver.count(), 2 * published);
 }
 
+#[test]
+fn a_redrive_that_was_answered_is_not_done_again_after_a_kill() {
+    let receiver = Receiver::answering(|_| reply(422));
+    let folder = tempfile::tempdir().unwrap();
+    let mut server = Server::start(folder.path(), &[]);
+    let settings = retrying(SubscriptionSettings::push(["dying"], receiver.url("/")), 0, "1s");
+    converse(server.client().put_subscription("dying", &settings)).unwrap();
+    let messages: Vec<NewMessage> = (0..20).map(|number| NewMessage::text(number.to_string())).collect();
+    converse(server.client().publish_batch("dying", &messages)).unwrap();
+    let letters = |server: &Server| converse(server.client().dead_letters("dying", None, None)).unwrap().dead_letters;
+    eventually("all to be dead letters", || letters(&server).len() == messages.len());
+    receiver.answer_with(|_| reply(200));
+    assert_eq!(converse(server.client().redrive("dying", None)).unwrap()["redriven"], 20);
+    server.kill();
+    let server = Server::start(folder.path(), &[]);
+    assert!(letters(&server).is_empty(), "they are not dead any more");
+    assert_eq!(converse(server.client().redrive("dying", None)).unwrap()["redriven"], 0);
+}
+
 fn kill_at_random(engines: &str, settings: &[String]) {
     let kills = number("WHIMBREL_DELIVER_KILLS", KILLS_DEFAULT);
     let seed = number("WHIMBREL_DELIVER_SEED", u64::from(std::process::id()));

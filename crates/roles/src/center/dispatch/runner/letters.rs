@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use roaring::RoaringTreemap;
 use tokio::sync::oneshot;
-use whimbrel_model::ports::{DeadLetter, DispatchError, DispatchTold, Entry, Log, LogError, ReadLimits};
+use whimbrel_model::ports::{DeadLetter, DispatchError, DispatchTold, Entry, Log, LogError, ProgressError, ReadLimits};
 use whimbrel_model::subscription::{Origin, dead_topic, retry_topic};
 use whimbrel_model::{PartitionId, Record};
 
+use super::saving::redriven_row;
 use super::{Runner, Tools};
 use crate::center::dispatch::letters::Parcel;
 use crate::subscriptions::Subscription;
@@ -44,20 +45,35 @@ impl Runner {
             return;
         }
         let (tools, subscription) = (Arc::clone(&self.tools), Arc::clone(&self.subscription));
-        let redriven = self.redriven.clone();
+        let (redriven, epoch) = (self.redriven.clone(), self.epoch);
         self.chores.push(Box::pin(async move {
             let mut done = RoaringTreemap::new();
             let outcome = redrive(&tools, &subscription, ids, &redriven, &mut done).await;
+            // Noted before it is answered: a letter that is redriven twice is delivered twice.
+            let noted = note_redriven(&tools, &subscription, epoch, redriven | &done).await;
             let after: Box<dyn FnOnce(&mut Self) + Send> = Box::new(move |runner| {
                 runner.redriving = false;
-                runner.redriven_changed |= !done.is_empty();
                 runner.redriven |= done;
-                // Saved at once: a letter that is redriven twice is delivered twice.
-                runner.save_due = std::time::Instant::now();
+                if let Err(error) = noted {
+                    tracing::warn!(%error, subscription = %runner.subscription.name, "what was redriven is not noted yet");
+                    runner.redriven_changed = true;
+                }
                 let _ = reply.send(outcome);
             });
             after
         }));
+    }
+}
+
+async fn note_redriven(
+    tools: &Tools,
+    subscription: &Subscription,
+    epoch: u64,
+    redriven: RoaringTreemap,
+) -> Result<(), ProgressError> {
+    match redriven_row(tools, subscription, redriven) {
+        Some(row) => tools.progress.save(subscription.number(), epoch, vec![row]).await,
+        None => Ok(()),
     }
 }
 

@@ -6,13 +6,26 @@ use roaring::RoaringTreemap;
 use whimbrel_model::ports::{ProgressError, ProgressPlace, ProgressRow};
 use whimbrel_model::subscription::dead_topic;
 
-use super::Runner;
+use super::{Runner, Tools};
 use crate::center::dispatch::saved;
 use crate::center::dispatch::window::Standing;
+use crate::subscriptions::Subscription;
 
 pub(super) struct SaveDone {
     rows: Vec<ProgressRow>,
     outcome: Result<(), ProgressError>,
+}
+
+/// The dead letters that were redriven, as a row of their partition.
+pub(super) fn redriven_row(
+    tools: &Tools,
+    subscription: &Subscription,
+    redriven: RoaringTreemap,
+) -> Option<ProgressRow> {
+    let topic = tools.registry.get(&dead_topic(&subscription.name))?;
+    let standing = Standing { watermark: 0, read_to: 0, unfinished: redriven, retries: Vec::new() };
+    let place = ProgressPlace { line: 0, partition: topic.partition(0) };
+    Some(ProgressRow { place, run: subscription.stored.run, state: saved::encode(&standing, None).into() })
 }
 
 impl Runner {
@@ -41,14 +54,8 @@ impl Runner {
     }
 
     fn redriven_row(&mut self) -> Option<ProgressRow> {
-        if !std::mem::take(&mut self.redriven_changed) {
-            return None;
-        }
-        let topic = self.tools.registry.get(&dead_topic(&self.subscription.name))?;
-        let unfinished: RoaringTreemap = self.redriven.clone();
-        let standing = Standing { watermark: 0, read_to: 0, unfinished, retries: Vec::new() };
-        let place = ProgressPlace { line: 0, partition: topic.partition(0) };
-        Some(ProgressRow { place, run: self.subscription.stored.run, state: saved::encode(&standing, None).into() })
+        let is_changed = std::mem::take(&mut self.redriven_changed);
+        is_changed.then(|| redriven_row(&self.tools, &self.subscription, self.redriven.clone())).flatten()
     }
 
     pub(super) fn was_saved(&mut self, done: SaveDone) {
