@@ -41,7 +41,9 @@ const STYLE: &str = include_str!("page.css");
 pub(crate) async fn page(State(door): State<Arc<Door>>, request: Request) -> Response {
     let caller = door.keys.caller(request.headers()).ok();
     let visible = |topic: &Arc<Topic>| caller.as_ref().is_some_and(|caller| caller.sees(&topic.name));
-    let all: Vec<Arc<Topic>> = door.registry.all().into_iter().filter(visible).collect();
+    let mut all: Vec<Arc<Topic>> = door.registry.all().into_iter().filter(visible).collect();
+    // What people made comes before what the system did.
+    all.sort_by_key(|topic| topic.is_system());
     let now = door.ports.clock.now();
     let mut rows = Vec::new();
     for topic in all.iter().take(TOPICS_SHOWN_MAX) {
