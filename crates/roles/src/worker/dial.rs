@@ -12,7 +12,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, lookup_host};
+use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsConnector;
 use whimbrel_model::ports::CallFailure;
@@ -92,10 +92,8 @@ impl Dialer {
         // A name that is forbidden is not even looked up.
         let checked = self.guard.check_host(&origin.host);
         checked.map_err(|forbidden| Failure::new(CallFailure::Forbidden, forbidden.to_string()))?;
-        match lookup_host((&*origin.host, origin.port)).await {
-            Ok(addresses) => Ok(addresses.collect()),
-            Err(error) => Err(Failure::new(CallFailure::Connect, format!("the name {}: {error}", origin.host))),
-        }
+        let found = origin.names.look_up(&origin.host, origin.port).await;
+        found.map_err(|why| Failure::new(CallFailure::Connect, format!("the name {}: {why}", origin.host)))
     }
 }
 

@@ -24,6 +24,8 @@ pub(super) const STALE_CONNECTIONS_MAX: u32 = 3;
 pub(super) const PREPARED_TARGETS_MAX: usize = 4096;
 /// Places that messages bring themselves whose connections a thread keeps; beyond, all are forgotten.
 pub(super) const OWN_ORIGINS_MAX: usize = 1024;
+/// Names of those that are looked up at one time, each with a thread of its own.
+pub(super) const BROUGHT_LOOKUPS_MAX: usize = 64;
 /// Bytes of the text that says why a call failed.
 pub(super) const DETAIL_BYTES_MAX: usize = 500;
 /// Bytes of a URL.

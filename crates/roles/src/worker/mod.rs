@@ -16,6 +16,7 @@ pub mod figures;
 pub mod guard;
 mod limits;
 mod load;
+mod lookup;
 mod names;
 mod origin;
 mod own_callback;

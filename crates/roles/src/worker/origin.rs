@@ -14,6 +14,7 @@ use rustls::pki_types::ServerName;
 use tokio::time::{Instant, sleep};
 
 use super::limits::{IDLE_CONNECTION_FOR, IDLE_CONNECTIONS_MAX, URL_BYTES_MAX};
+use super::lookup::Names;
 
 /// A connection, ready or about to be.
 pub(super) type Sender = SendRequest<Full<Bytes>>;
@@ -97,6 +98,7 @@ pub(super) struct Origin {
     pub(super) port: u16,
     /// Header names as `X-Kmq-Topic` and not `x-kmq-topic`: for receivers that compare them by the letter.
     pub(super) has_title_case: bool,
+    pub(super) names: Names,
     idle: Mutex<Vec<Idle>>,
     /// Whether a task closes what has waited too long.
     is_swept: AtomicBool,
@@ -109,9 +111,18 @@ struct Idle {
 
 impl Origin {
     pub(super) fn new(place: &Place, has_title_case: bool) -> Self {
+        Self::with_names(place, has_title_case, Names::new(false))
+    }
+
+    /// A place that a message brought itself.
+    pub(super) fn brought(place: &Place) -> Self {
+        Self::with_names(place, false, Names::new(true))
+    }
+
+    fn with_names(place: &Place, has_title_case: bool, names: Names) -> Self {
         let Place { is_tls, host, port, .. } = place;
         let (host, idle, is_swept) = (host.clone(), Mutex::default(), AtomicBool::new(false));
-        Self { is_tls: *is_tls, host, port: *port, has_title_case, idle, is_swept }
+        Self { is_tls: *is_tls, host, port: *port, has_title_case, names, idle, is_swept }
     }
 
     /// The connection that was used last, so that those of a busier hour grow old.

@@ -54,7 +54,7 @@ pub(super) fn own_destination(worker: &Arc<WorkerCore>, place: Place, now: Insta
             kept.own_origins.clear();
         }
         let key = (place.is_tls, place.host.clone(), place.port);
-        let origin = kept.own_origins.entry(key).or_insert_with(|| Arc::new(Origin::new(&place, false)));
+        let origin = kept.own_origins.entry(key).or_insert_with(|| Arc::new(Origin::brought(&place)));
         Destination { origin: Arc::clone(origin), authority: place.authority, path: place.path }
     })
 }
