@@ -7,6 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use whimbrel_model::hold::{HEADER_DUE, HEADER_PUBLISHED_AT};
 use whimbrel_model::id::id_from_place;
 use whimbrel_model::record::{HEADER_CONTENT_TYPE, HEADER_ID};
+use whimbrel_model::subscription::HEADER_ORIGIN;
 use whimbrel_model::{Record, StoredRecord, Timestamp};
 
 use crate::topics::Topic;
@@ -22,9 +23,10 @@ pub(crate) fn id_of(topic: &Topic, partition: u32, stored: &StoredRecord) -> Str
     }
 }
 
-/// Whether a header is the publisher's own, and not what Whimbrel knows of the message.
+/// Whether a header is the publisher's own, and not what Whimbrel knows of the message. Where a dead letter comes from is shown as well: it
+/// is what is asked about one.
 pub(crate) fn is_own_header(name: &str) -> bool {
-    name != HEADER_CONTENT_TYPE && !name.starts_with("whimbrel-")
+    name != HEADER_CONTENT_TYPE && (!name.starts_with("whimbrel-") || name == HEADER_ORIGIN)
 }
 
 /// The times of a message that was held before it came into its topic.
@@ -187,6 +189,14 @@ mod tests {
         assert_eq!(message.key_base64.as_deref(), Some("/w=="));
         assert_eq!(message.payload.as_deref(), Some("hi"));
         assert_eq!(message.published_at, "1970-01-01T00:00:00.000Z");
+    }
+
+    #[test]
+    fn where_a_dead_letter_comes_from_is_shown() {
+        let mut headers = Headers::builder();
+        headers.push(HEADER_ORIGIN, b"{}").push(HEADER_ID, b"a");
+        let message = written(None, b"hi", headers.take());
+        assert_eq!(message.headers.into_iter().collect::<Vec<_>>(), [(HEADER_ORIGIN.to_owned(), "{}".to_owned())]);
     }
 
     #[test]

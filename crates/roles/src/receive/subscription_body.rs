@@ -18,6 +18,7 @@ use whimbrel_model::subscription::{
 use super::json_fields::{Fields, time_of};
 use super::problem::{Code, Problem};
 use super::query::shown;
+use super::subscription_json::HIDDEN;
 use crate::header_rules;
 use crate::subscriptions::{SecretWish, TOPICS_MAX, check_readable};
 use crate::worker::{AddressGuard, check_secret, host_of};
@@ -188,6 +189,9 @@ fn endpoint_headers(fields: &Fields, headers: Map<String, Value>) -> Result<Vec<
         let parsed = HeaderName::from_bytes(name.as_bytes());
         let parsed = parsed.map_err(|_| wrong(Code::BadHeader, "that cannot be a header's name"))?;
         let value = value.as_str().ok_or_else(|| wrong(Code::BadHeader, "its value is a text"))?;
+        if value == HIDDEN {
+            return Err(wrong(Code::BadHeader, "its value is shown as `…` only: write the value itself"));
+        }
         HeaderValue::from_str(value).map_err(|_| wrong(Code::BadHeader, "its value cannot be sent in a header"))?;
         if parsed.as_str().len() + value.len() > ENDPOINT_HEADER_BYTES_MAX {
             return Err(wrong(Code::HeaderTooLarge, "it is over 4096 bytes"));
@@ -480,6 +484,12 @@ mod tests {
         }
         assert!(judge(headers("Authorization")).is_ok());
         assert_eq!(judge(headers("a b")).err().unwrap().code(), Code::BadHeader);
+    }
+
+    #[test]
+    fn a_value_that_was_shown_hidden_is_not_taken_back() {
+        let settings = push(json!({ "endpoint": { "url": "http://a/", "headers": { "authorization": HIDDEN } } }));
+        assert_eq!(judge(settings).err().unwrap().code(), Code::BadHeader);
     }
 
     #[test]

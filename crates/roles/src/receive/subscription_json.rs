@@ -16,7 +16,7 @@ use crate::subscriptions::Subscription;
 /// Characters of a secret that are shown, at its end.
 const SECRET_SHOWN_CHARS: usize = 4;
 /// What stands for a value that is not shown.
-const HIDDEN: &str = "…";
+pub(super) const HIDDEN: &str = "…";
 
 /// A subscription. Fields of how it stands are absent where its owner does not answer; then `owner` says so.
 #[derive(Debug, Default, Serialize, Deserialize, ToSchema)]

@@ -56,20 +56,20 @@ impl TopicStats {
         });
     }
 
-    /// A message of a topic was delivered: so long after its publish, or its due time, by a callback that took so long.
-    pub fn delivered(&self, topic: TopicNumber, publish_to_delivery_us: u64, callback_us: u64) {
+    /// A message of a topic was delivered: so long after its publish, or its due time, by a callback that took so long, if it was one.
+    pub fn delivered(&self, topic: TopicNumber, publish_to_delivery_us: u64, callback_us: Option<u64>) {
         self.count(topic, |row| {
             row.delivered += 1;
             row.publish_to_delivery.note(publish_to_delivery_us);
-            row.callback.note(callback_us);
+            callback_us.into_iter().for_each(|us| row.callback.note(us));
         });
     }
 
-    /// A callback with a message of a topic failed.
-    pub fn failed(&self, topic: TopicNumber, callback_us: u64) {
+    /// A delivery of a message of a topic failed, after a callback that took so long, if it was one.
+    pub fn failed(&self, topic: TopicNumber, callback_us: Option<u64>) {
         self.count(topic, |row| {
             row.failed += 1;
-            row.callback.note(callback_us);
+            callback_us.into_iter().for_each(|us| row.callback.note(us));
         });
     }
 
@@ -202,7 +202,7 @@ mod tests {
         let (clock, notebook) = (Arc::new(StillClock(AtomicI64::new(60_500))), Arc::new(Rows::default()));
         let stats = TopicStats::new(clock.clone(), notebook.clone());
         stats.published(TOPIC, 3);
-        stats.delivered(TOPIC, 2_000, 1_000);
+        stats.delivered(TOPIC, 2_000, Some(1_000));
         clock.0.store(121_000, Ordering::SeqCst);
         stats.published(TOPIC, 1);
         assert_eq!(notebook.0.lock().unwrap()[&(TOPIC, at(60_000))].published, 3);

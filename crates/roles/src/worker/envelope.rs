@@ -12,6 +12,7 @@ use whimbrel_model::Timestamp;
 use whimbrel_model::ports::Call;
 use whimbrel_model::record::HEADER_CONTENT_TYPE;
 use whimbrel_model::subscription::Envelope;
+use whimbrel_model::subscription::{DEAD_TOPIC_PREFIX, HEADER_ORIGIN};
 
 use super::names;
 use super::prepared::Prepared;
@@ -71,12 +72,14 @@ fn own_headers(
     travels: impl Fn(&str) -> bool,
 ) {
     for (name, value) in call.record.headers.iter() {
-        if header_rules::is_no_messages(name) || !travels(name) {
+        // Who reads dead letters wants to know where each comes from.
+        let is_origin = name == HEADER_ORIGIN && call.topic.starts_with(DEAD_TOPIC_PREFIX);
+        if !is_origin && header_rules::is_no_messages(name) || !travels(name) {
             continue;
         }
         // What others wrote into a shared log may be no header of HTTP.
         let Ok(name) = HeaderName::from_bytes(name.as_bytes()) else { continue };
-        if header_rules::is_no_messages(name.as_str()) || prepared.headers.contains_key(&name) {
+        if !is_origin && header_rules::is_no_messages(name.as_str()) || prepared.headers.contains_key(&name) {
             continue;
         }
         if let Some(value) = pen.value(value) {

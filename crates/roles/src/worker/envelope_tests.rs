@@ -16,6 +16,7 @@ struct Scene {
     envelope: Envelope,
     secrets: Vec<SigningSecret>,
     endpoint_headers: Vec<(String, String)>,
+    topic: &'static str,
     headers: Vec<(&'static str, &'static [u8])>,
     key: Option<&'static [u8]>,
     payload: &'static [u8],
@@ -24,7 +25,8 @@ struct Scene {
 impl Scene {
     fn new(envelope: Envelope, headers: &[(&'static str, &'static [u8])]) -> Self {
         let (secrets, endpoint_headers) = (Vec::new(), Vec::new());
-        Self { envelope, secrets, endpoint_headers, headers: headers.to_vec(), key: Some(b"k1"), payload: b"body" }
+        let (topic, headers) = ("orders", headers.to_vec());
+        Self { envelope, secrets, endpoint_headers, topic, headers, key: Some(b"k1"), payload: b"body" }
     }
 
     fn letter(self) -> Letter {
@@ -48,7 +50,7 @@ impl Scene {
         let target = Arc::new(target);
         let call = Call {
             target: Arc::clone(&target),
-            topic: "orders".into(),
+            topic: self.topic.into(),
             partition: 3,
             offset: 17,
             attempt: 2,
@@ -118,6 +120,13 @@ fn what_a_publisher_says_of_its_event_stays_but_for_the_id() {
         let all: Vec<_> = letter.headers.get_all(name).iter().collect();
         assert_eq!(all, [value], "{name}");
     }
+}
+
+#[test]
+fn a_dead_letter_says_where_it_comes_from() {
+    let record: &[(&str, &[u8])] = &[("whimbrel-origin", b"{\"reason\":\"answered 500\"}")];
+    let letter = Scene { topic: "_dead.billing", ..Scene::new(Envelope::Binary, record) }.letter();
+    assert_eq!(letter.headers["whimbrel-origin"], "{\"reason\":\"answered 500\"}");
 }
 
 #[test]

@@ -36,8 +36,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HOST};
-use http::{Method, Request, Response, Uri};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
+use http::{HeaderValue, Method, Request, Response, Uri};
 use http_body::Body;
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -199,6 +199,10 @@ fn request_of(
         }
     };
     headers.insert(HOST, destination.authority.clone());
+    if body.is_empty() && method != Method::GET {
+        // A receiver may well ask how long the body is before it looks at it.
+        headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
+    }
     let mut request = Request::new(Full::new(body));
     *request.method_mut() = method;
     *request.uri_mut() = Uri::from(destination.path.clone());

@@ -32,6 +32,16 @@ async fn a_message_is_posted_and_its_status_told() {
 }
 
 #[tokio::test]
+async fn an_empty_message_says_that_it_is_empty() {
+    let (address, heard) = answering("HTTP/1.1 204 No Content\r\n\r\n").await;
+    let mut call = call_to(address, WITHIN);
+    call.record.value = bytes::Bytes::new();
+    worker().call(call).await;
+    let request = heard.requests().remove(0);
+    assert!(request.contains("\r\ncontent-length: 0\r\n"), "{request}");
+}
+
+#[tokio::test]
 async fn calls_one_after_the_other_share_a_connection() {
     let (address, heard) = answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
     let (worker, target) = (worker(), Arc::new(target(Some(format!("http://{address}/")), WITHIN)));

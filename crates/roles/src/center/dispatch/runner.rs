@@ -118,6 +118,7 @@ pub struct Runner {
     rows: HashMap<ProgressPlace, ProgressRow>,
     targets: HashMap<Arc<str>, Arc<CallTarget>>,
 
+    was_active: bool,
     /// What breaker and pace were learned of.
     called_url: Option<String>,
     breaker: Breaker,
@@ -258,6 +259,7 @@ impl Runner {
             sources: HashMap::new(),
             rows: rows.into_iter().map(|row| (row.place, row)).collect(),
             targets: HashMap::new(),
+            was_active: subscription.stored.is_active(),
             called_url: spec.endpoint.as_ref().and_then(|endpoint| endpoint.url.clone()),
             breaker: Breaker::new(tools.settings.breaker),
             pace: Pace::new(spec.concurrency),

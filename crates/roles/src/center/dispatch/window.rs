@@ -215,6 +215,19 @@ impl<B: Clone> Window<B> {
         self.parked.first().map(|(until, ..)| *until)
     }
 
+    /// What is parked need not wait for its time any more: somebody says that what it waited for was mended.
+    pub fn hurry(&mut self, now: Timestamp) {
+        for (until, id, key) in std::mem::take(&mut self.parked) {
+            let until = until.min(now);
+            let partition = self.partitions.get_mut(&id).expect("what is parked is open");
+            if let Some(lane) = partition.lanes.get_mut(&key) {
+                lane.state = LaneState::Parked(until);
+                partition.changed = true;
+            }
+            self.parked.insert((until, id, key));
+        }
+    }
+
     /// Whether a ticket is out, and not being settled.
     pub fn is_in_flight(&self, ticket: Ticket) -> bool {
         let Some((id, offset)) = self.out.get(&ticket) else { return false };

@@ -14,6 +14,8 @@ use crate::center::dispatch::letters::Parcel;
 use crate::center::dispatch::line::{Line, Next};
 use crate::center::dispatch::window::Delivery;
 
+/// What an endpoint answers that is no more.
+const GONE: u16 = 410;
 /// How long everybody waits after a 429 that does not say how long.
 const HELD_OFF_DEFAULT: Duration = Duration::from_secs(1);
 
@@ -127,6 +129,7 @@ impl Runner {
                 let until = later(now, RETRY_AFTER);
                 if let Some(line) = self.line_at(outgoing.out.line, outgoing.out.incarnation) {
                     line.not_tried(outgoing.out.ticket, until);
+                    self.note_gone(&outgoing, took, until, now);
                 }
                 self.disable("the endpoint answered 410: it is gone".to_owned());
             }
@@ -139,6 +142,16 @@ impl Runner {
                 self.last_error = Some(LastError { at_ms: now.as_millis(), status: None, reason: why });
             }
         }
+    }
+
+    /// It counts as no attempt, and is shown as one: whoever looks wants to know what was answered.
+    fn note_gone(&mut self, outgoing: &Outgoing, took: Duration, until: Timestamp, now: Timestamp) {
+        let (status, reason) = (Some(GONE), format!("answered {GONE}"));
+        self.figures.failed.increment(1);
+        self.failed.add(now, 1);
+        self.last_error = Some(LastError { at_ms: now.as_millis(), status, reason: reason.clone() });
+        let (reason, answer, next) = (reason.into(), bytes::Bytes::new(), AfterFailure::RetryAt(until));
+        self.note(outgoing, took, AttemptOutcome::Failed { status, reason, answer, next });
     }
 
     pub(super) fn succeeded(&mut self, outgoing: Outgoing, status: u16, took: Duration, now: Timestamp) {
@@ -159,7 +172,9 @@ impl Runner {
         let delay_ms = (now.as_millis() - parcel.since.as_millis()).max(0) as u64;
         self.figures.delay.record(delay_ms as f64 / 1e3);
         let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        self.tools.stats.delivered(parcel.place.topic, delay_ms.saturating_mul(1000), took_us);
+        // How long a puller had a message is nobody's callback.
+        let callback_us = (self.subscription.stored.spec.mode == Mode::Push).then_some(took_us);
+        self.tools.stats.delivered(parcel.place.topic, delay_ms.saturating_mul(1000), callback_us);
         self.note(&outgoing, took, AttemptOutcome::Delivered { status });
     }
 
@@ -176,7 +191,8 @@ impl Runner {
         self.figures.failed.increment(1);
         self.failed.add(now, 1);
         let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        self.tools.stats.failed(outgoing.parcel.place.topic, took_us);
+        let callback_us = (self.subscription.stored.spec.mode == Mode::Push).then_some(took_us);
+        self.tools.stats.failed(outgoing.parcel.place.topic, callback_us);
         let after = match next {
             Next::Parked(until) | Next::Hold(until) => AfterFailure::RetryAt(until),
             Next::Bury => AfterFailure::DeadLetter,

@@ -34,9 +34,16 @@ impl Runner {
         let spec = &stored.spec;
         self.pace.set_most(spec.concurrency);
         let url = spec.endpoint.as_ref().and_then(|endpoint| endpoint.url.clone());
-        if self.called_url != url {
+        let is_elsewhere = self.called_url != url;
+        if is_elsewhere {
             self.called_url = url;
             self.forget_health(spec.concurrency);
+        }
+        let is_resumed = stored.is_active() && !self.was_active;
+        self.was_active = stored.is_active();
+        if is_elsewhere || is_resumed {
+            let now = self.now();
+            self.lines.values_mut().for_each(|line| line.window.hurry(now));
         }
         self.throttle = spec.rate.map(Throttle::new);
         self.targets.clear();

@@ -77,6 +77,22 @@ fn a_failed_key_waits_without_a_slot_and_without_its_bodies() {
 }
 
 #[test]
+fn what_is_hurried_goes_at_once_and_keeps_its_attempts() {
+    let mut scene = Scene::new(Ordering::Key);
+    scene.publish_all(&["a", "a"]);
+    scene.read();
+    let failing = scene.next().unwrap();
+    scene.window.park(failing.ticket, at(3_000_000), true);
+    scene.window.hurry(at(5));
+    assert_eq!(scene.window.next_time(), Some(at(5)));
+    scene.now = at(5);
+    assert!(scene.next().is_none(), "its body is asked for again first");
+    scene.read();
+    let again = scene.next().unwrap();
+    assert_eq!((again.offset, again.attempts), (0, 1));
+}
+
+#[test]
 fn a_key_on_trial_asks_for_its_head_alone_and_one_that_goes_on_for_more() {
     let mut scene = Scene::new(Ordering::Key);
     scene.publish_all(&["a"; 50]);
