@@ -25,7 +25,7 @@ pub use failure::Failure;
 pub use output::{print_json, table};
 pub use serve::ConfigArgs;
 
-/// Delivers messages now, later, to services over HTTP, and to people on their devices.
+/// Delivers messages now and later, and to services over HTTP.
 ///
 /// Without a command it serves, with what is kept in ./whimbrel-data.
 #[derive(Debug, Parser)]
@@ -51,7 +51,7 @@ enum Command {
     Withdraw(hold::WithdrawArgs),
     /// List, count, show and fire holds
     Holds(hold::HoldsArgs),
-    /// Read messages of a partition
+    /// Read messages of a topic
     Read(read::ReadArgs),
     /// Follow a topic as messages come
     Tail(tail::TailArgs),

@@ -94,10 +94,10 @@ enum Action {
         connect: ConnectArgs,
     },
     /// Deliver dead letters anew
+    #[command(group = clap::ArgGroup::new("which").required(true).args(["ids", "all"]))]
     Redrive {
         name: String,
         /// The ids of their messages
-        #[arg(required_unless_present = "all", conflicts_with = "all")]
         ids: Vec<String>,
         /// All of them
         #[arg(long)]
@@ -147,21 +147,23 @@ pub fn run(args: SubArgs) -> Result<ExitCode, Failure> {
         }
         Action::Pause { name, connect } => {
             let client = connect.client()?;
-            converse(async { said(&client.pause(&name).await?, &format!("paused: {name}"), connect.json) })
+            converse(async { said(&client.pause(&name).await?, &format!("{name}: paused"), connect.json) })
         }
         Action::Resume { name, connect } => {
             let client = connect.client()?;
-            converse(async { said(&client.resume(&name).await?, &format!("resumed: {name}"), connect.json) })
+            converse(async { said(&client.resume(&name).await?, &format!("{name}: resumed"), connect.json) })
         }
         Action::Seek { name, to, connect } => {
             let client = connect.client()?;
             let to = seek_to(&to)?;
-            converse(async { said(&client.seek(&name, &to).await?, &format!("moved: {name}"), connect.json) })
+            converse(async { shown::sought(&client.seek(&name, &to).await?, &format!("{name}: moved"), connect.json) })
         }
         Action::Replay { name, from, to, partition_key, connect } => {
             let client = connect.client()?;
             let range = ReplayRange { from, to, key: partition_key };
-            converse(async { said(&client.replay(&name, &range).await?, &format!("replaying: {name}"), connect.json) })
+            converse(async {
+                shown::sought(&client.replay(&name, &range).await?, &format!("{name}: replaying"), connect.json)
+            })
         }
         Action::Dead { name, limit, cursor, connect } => {
             let client = connect.client()?;
@@ -172,7 +174,7 @@ pub fn run(args: SubArgs) -> Result<ExitCode, Failure> {
         Action::Redrive { name, ids, all, connect } => {
             let client = connect.client()?;
             let ids = (!all).then_some(&ids[..]);
-            converse(async { said(&client.redrive(&name, ids).await?, &format!("redriven: {name}"), connect.json) })
+            converse(async { redriven(&client.redrive(&name, ids).await?, &name, connect.json) })
         }
         Action::Delete { name, yes, connect } => delete(&name, yes, &connect),
         Action::Pull { name, max, wait, ack, connect } => {
@@ -265,14 +267,31 @@ fn seek_to(places: &[String]) -> Result<SeekTo, Failure> {
     Ok(SeekTo::Offsets(offsets))
 }
 
-/// A command's outcome: the server's answer for programs, a sentence with its figures for people.
+/// A command's outcome: the server's answer for programs, a sentence for people, with what the server remarks.
 fn said(answer: &Value, sentence: &str, json: bool) -> Result<ExitCode, Failure> {
     if json {
         print_json(answer)?;
     } else {
-        print_line(&format!("{sentence}{}", shown::facts(answer)))?;
+        let note = answer.get("note").and_then(Value::as_str).map_or(String::new(), |note| format!(" ({note})"));
+        print_line(&format!("{sentence}{note}"))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// How many dead letters are delivered anew. Ids that no dead letter has are a failure, whatever became of the others.
+fn redriven(answer: &Value, name: &str, json: bool) -> Result<ExitCode, Failure> {
+    let count = answer.get("redriven").and_then(Value::as_u64).unwrap_or_default();
+    let unknown: Vec<String> = match answer.get("unknown") {
+        Some(Value::Array(ids)) => ids.iter().filter_map(|id| id.as_str().map(str::to_owned)).collect(),
+        _ => Vec::new(),
+    };
+    said(answer, &format!("{name}: redriven {count}"), json)?;
+    if unknown.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let failure =
+        Failure::new(format!("`{name}` has no dead letter of these messages, or they were redriven already:"));
+    Err(failure.with_details(unknown).with_hint(format!("`whimbrel sub dead {name}` shows the ids there are")))
 }
 
 #[cfg(test)]

@@ -166,7 +166,7 @@ fn list(topics: &[TopicInfo], json: bool) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     let mut shown = table(["topic", "partitions", "retention", "messages", "per second"]);
-    for topic in topics {
+    for topic in own_first(topics) {
         shown.add_row([
             topic.topic.clone(),
             topic.partitions.to_string(),
@@ -177,6 +177,13 @@ fn list(topics: &[TopicInfo], json: bool) -> Result<ExitCode, Failure> {
     }
     print_line(&shown.to_string())?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The system's topics behind those that people made.
+fn own_first(topics: &[TopicInfo]) -> Vec<&TopicInfo> {
+    let mut ordered: Vec<&TopicInfo> = topics.iter().collect();
+    ordered.sort_by_key(|topic| topic.topic.starts_with('_'));
+    ordered
 }
 
 fn show(topic: &TopicInfo, json: bool) -> Result<ExitCode, Failure> {
@@ -228,4 +235,19 @@ fn retention(topic: &TopicInfo) -> String {
 
 fn numbers(numbers: &[i32]) -> String {
     numbers.iter().map(i32::to_string).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_systems_topics_come_last() {
+        let topic = |name: &str| -> TopicInfo {
+            serde_json::from_value(serde_json::json!({ "topic": name, "partitions": 1 })).unwrap()
+        };
+        let topics = ["_dead.a", "_events", "invoices", "orders"].map(topic);
+        let names: Vec<&str> = own_first(&topics).iter().map(|topic| topic.topic.as_str()).collect();
+        assert_eq!(names, ["invoices", "orders", "_dead.a", "_events"]);
+    }
 }

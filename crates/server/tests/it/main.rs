@@ -1,6 +1,7 @@
 //! The real binary, started on free ports with folders of their own: what a user does, and what must survive.
 
 mod commands;
+mod commands_sub;
 mod crash;
 mod deliver;
 mod deliver_changing;

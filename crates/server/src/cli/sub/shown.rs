@@ -10,8 +10,45 @@ use crate::cli::output::{print_json, print_line, shown_payload, table};
 
 /// Characters of a payload that a table shows.
 const PAYLOAD_SHOWN_CHARS: usize = 60;
-/// Members that have a table or a line of their own.
-const SHOWN_APART: [&str; 3] = ["partitions", "disabled", "last_error"];
+/// What stands in the headline or in a table of its own.
+const SHOWN_APART: [&str; 3] = ["partitions", "disabled", "note"];
+/// How it stands, in the order in which a person asks.
+const STANDING: [&str; 12] = [
+    "owner",
+    "stalled",
+    "parked",
+    "retry_holds",
+    "next_try",
+    "delivered_rate",
+    "failed_rate",
+    "breaker",
+    "concurrency_now",
+    "dead_letters",
+    "last_error",
+    "replays",
+];
+/// What people decided, behind how it stands; a member that stands in neither list is shown between the two.
+const SETTINGS: [&str; 19] = [
+    "endpoint",
+    "ordering",
+    "concurrency",
+    "retry",
+    "on_exhausted",
+    "blocked_sleep",
+    "rate",
+    "filter",
+    "envelope",
+    "secret",
+    "success",
+    "gone",
+    "disable_after",
+    "lease",
+    "workers",
+    "start",
+    "run",
+    "number",
+    "created_at",
+];
 
 pub fn list(subscriptions: &[SubscriptionInfo], json: bool) -> Result<ExitCode, Failure> {
     if json {
@@ -53,19 +90,18 @@ pub fn one(subscription: &SubscriptionInfo, json: bool) -> Result<ExitCode, Fail
         subscription.topics.join(" "),
         target(subscription)
     ))?;
-    let mut shown = table(["", ""]);
-    shown.add_row(["lag".to_owned(), number(subscription.lag)]);
-    shown.add_row(["in flight".to_owned(), number(subscription.in_flight)]);
-    for (name, value) in &subscription.more {
-        if !value.is_null() && !SHOWN_APART.contains(&name.as_str()) {
-            shown.add_row([name.replace('_', " "), plain(value)]);
+    for (heading, rows) in [("how it stands", standing(subscription)), ("settings", settings(subscription))] {
+        if !rows.is_empty() {
+            let mut shown = table([heading, ""]);
+            rows.into_iter().for_each(|(name, value)| {
+                shown.add_row([name, value]);
+            });
+            print_line(&shown.to_string())?;
         }
     }
-    let error = last_error(subscription);
-    if !error.is_empty() {
-        shown.add_row(["last error".to_owned(), error]);
+    if let Some(note) = subscription.more.get("note").and_then(Value::as_str) {
+        print_line(note)?;
     }
-    print_line(&shown.to_string())?;
     if let Some(Value::Array(partitions)) = subscription.more.get("partitions") {
         let mut shown = table(["partition", "done up to", "read up to", "end", "unfinished"]);
         for partition in partitions {
@@ -127,13 +163,111 @@ pub fn pulled(messages: &[PulledMessage], json: bool) -> Result<(), Failure> {
     print_line(&shown.to_string())
 }
 
-/// What an answer says in single words and figures, behind a sentence.
-pub fn facts(answer: &Value) -> String {
-    let Value::Object(members) = answer else { return String::new() };
-    let facts = members.iter().filter(|(name, value)| {
-        *name != "name" && *name != "state" && (value.is_string() || value.is_number() || value.is_boolean())
+/// Where a seek or a replay begins, partition by partition.
+pub fn sought(answer: &Value, sentence: &str, json: bool) -> Result<ExitCode, Failure> {
+    if json {
+        print_json(answer)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    print_line(sentence)?;
+    let Some(Value::Object(offsets)) = answer.get("offsets").filter(|offsets| offsets.as_object().is_some()) else {
+        return Ok(ExitCode::SUCCESS);
+    };
+    let is_truncated = |place: &str| {
+        let truncated = answer.get("truncated").and_then(Value::as_array);
+        truncated.is_some_and(|places| places.iter().any(|one| one.as_str() == Some(place)))
+    };
+    let mut shown = table(["partition", "from offset", ""]);
+    for (place, offset) in offsets {
+        let remark = if is_truncated(place) { "the oldest that is kept: what was asked for is gone" } else { "" };
+        shown.add_row([place.as_str(), &plain(offset), remark]);
+    }
+    print_line(&shown.to_string())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+type Row = (String, String);
+
+/// What is known of how it stands: its owner may not have been asked.
+fn standing(subscription: &SubscriptionInfo) -> Vec<Row> {
+    let counts = [("lag", subscription.lag), ("in flight", subscription.in_flight)];
+    let counts = counts.into_iter().filter_map(|(name, count)| Some((name.to_owned(), count?.to_string())));
+    let mut rows: Vec<Row> = counts.collect();
+    rows.extend(STANDING.iter().filter_map(|name| row(subscription, name)));
+    let is_other =
+        |name: &str| [&STANDING[..], &SETTINGS, &SHOWN_APART, &["parked_messages"]].iter().all(|l| !l.contains(&name));
+    let others = subscription.more.keys().filter(|name| is_other(name));
+    rows.extend(others.filter_map(|name| row(subscription, name)));
+    rows
+}
+
+fn settings(subscription: &SubscriptionInfo) -> Vec<Row> {
+    SETTINGS.iter().filter_map(|name| row(subscription, name)).collect()
+}
+
+/// A member in words.
+fn row(subscription: &SubscriptionInfo, name: &str) -> Option<Row> {
+    let value = subscription.more.get(name).filter(|value| !value.is_null())?;
+    let text = match name {
+        "parked" => parked(subscription, value),
+        "delivered_rate" | "failed_rate" => format!("{} per second", plain(value)),
+        "last_error" => last_error(subscription),
+        "endpoint" => endpoint(value),
+        "retry" => retry(value),
+        "replays" => replays(value),
+        _ => plain(value),
+    };
+    let name = match name {
+        "delivered_rate" => "delivered".to_owned(),
+        "failed_rate" => "failed".to_owned(),
+        other => other.replace('_', " "),
+    };
+    Some((name, text))
+}
+
+fn parked(subscription: &SubscriptionInfo, lanes: &Value) -> String {
+    let is_by_partition = subscription.more.get("ordering").and_then(Value::as_str) == Some("partition");
+    let what = if is_by_partition { "by partition" } else { "by key" };
+    match subscription.more.get("parked_messages").and_then(Value::as_u64) {
+        Some(messages) if messages > 0 => format!("{} ({what}), with {messages} messages", plain(lanes)),
+        _ => plain(lanes),
+    }
+}
+
+fn endpoint(value: &Value) -> String {
+    let Value::Object(members) = value else { return plain(value) };
+    let url = members.get("url").map_or("each message's own".to_owned(), plain);
+    let others = members.iter().filter(|(name, value)| *name != "url" && !value.is_null());
+    let others = others.map(|(name, value)| match value {
+        Value::Object(headers) => {
+            let each = headers.iter().map(|(name, value)| format!("{name}: {}", plain(value)));
+            format!(", {name} {}", each.collect::<Vec<_>>().join("; "))
+        }
+        value => format!(", {} {}", name.replace('_', " "), plain(value)),
     });
-    facts.map(|(name, value)| format!(", {} {}", name.replace('_', " "), plain(value))).collect()
+    format!("{url}{}", others.collect::<String>())
+}
+
+fn retry(value: &Value) -> String {
+    let times = value.get("times").map_or(String::new(), plain);
+    match value.get("schedule").and_then(Value::as_array).filter(|schedule| !schedule.is_empty()) {
+        Some(schedule) => {
+            format!("{times} times, after {}", schedule.iter().map(plain).collect::<Vec<_>>().join(", "))
+        }
+        None => format!("{times} times"),
+    }
+}
+
+fn replays(value: &Value) -> String {
+    let Value::Array(replays) = value else { return plain(value) };
+    let each = replays.iter().map(|replay| {
+        let of = |name: &str| replay.get(name).filter(|value| !value.is_null()).map(plain);
+        let key = of("key").map_or(String::new(), |key| format!(" of the key {key}"));
+        let far =
+            of("done").zip(of("left")).map_or(String::new(), |(done, left)| format!(", {done} done, {left} left"));
+        format!("run {}{key}{far}", of("run").unwrap_or_default())
+    });
+    each.collect::<Vec<_>>().join("; ")
 }
 
 fn state(subscription: &SubscriptionInfo) -> String {
@@ -153,7 +287,11 @@ fn target(subscription: &SubscriptionInfo) -> String {
 fn last_error(subscription: &SubscriptionInfo) -> String {
     let Some(Value::Object(error)) = subscription.more.get("last_error") else { return String::new() };
     let of = |name: &str| error.get(name).filter(|value| !value.is_null()).map_or(String::new(), plain);
-    [of("status"), of("reason"), of("at")].into_iter().filter(|fact| !fact.is_empty()).collect::<Vec<_>>().join(", ")
+    let (status, reason) = (of("status"), of("reason"));
+    // A reason such as `answered 500` has the status already.
+    let is_said = reason.split(' ').any(|word| word == status);
+    let facts = [if is_said { String::new() } else { status }, reason, of("at")];
+    facts.into_iter().filter(|fact| !fact.is_empty()).collect::<Vec<_>>().join(", ")
 }
 
 fn fact(members: &serde_json::Map<String, Value>, name: &str) -> String {
@@ -171,6 +309,13 @@ fn plain(value: &Value) -> String {
             Some(rate) => format!("{rate:.1}"),
             None => number.to_string(),
         },
+        Value::Array(values) => values.iter().map(plain).collect::<Vec<_>>().join(" "),
+        Value::Object(members) => {
+            let each = members.iter().filter(|(_, value)| !value.is_null());
+            each.map(|(name, value)| format!("{} {}", name.replace('_', " "), plain(value)))
+                .collect::<Vec<_>>()
+                .join(", ")
+        }
         other => other.to_string(),
     }
 }
@@ -179,18 +324,46 @@ fn plain(value: &Value) -> String {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_facts_of_an_answer_are_said_in_words() {
-        let answer = serde_json::json!({ "name": "a", "state": "active", "redriven": 3, "unknown": [], "run": 2 });
-        let said = facts(&answer);
-        assert!(said.contains(", redriven 3") && said.contains(", run 2") && !said.contains("unknown"), "{said}");
+    fn subscription(more: Value) -> SubscriptionInfo {
+        let mut json = serde_json::json!({ "name": "a", "mode": "push", "state": "active" });
+        json.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        serde_json::from_value(json).unwrap()
+    }
+
+    fn names(rows: &[Row]) -> Vec<&str> {
+        rows.iter().map(|(name, _)| name.as_str()).collect()
     }
 
     #[test]
-    fn the_last_error_is_one_line() {
-        let text =
-            r#"{"name":"a","mode":"push","state":"active","last_error":{"status":500,"reason":"status","at":"t"}}"#;
-        let subscription: SubscriptionInfo = serde_json::from_str(text).unwrap();
-        assert_eq!(last_error(&subscription), "500, status, t");
+    fn the_last_error_says_a_status_once() {
+        let error = |error: Value| last_error(&subscription(serde_json::json!({ "last_error": error })));
+        let answered = serde_json::json!({ "status": 500, "reason": "answered 500", "at": "t" });
+        assert_eq!(error(answered), "answered 500, t");
+        let other = serde_json::json!({ "status": 410, "reason": "gone", "at": "t" });
+        assert_eq!(error(other), "410, gone, t");
+        let unanswered = serde_json::json!({ "reason": "connect: refused", "at": "t" });
+        assert_eq!(error(unanswered), "connect: refused, t");
+    }
+
+    #[test]
+    fn how_it_stands_comes_first_and_settings_behind() {
+        let shown = subscription(serde_json::json!({
+            "lag": 3, "in_flight": 1, "parked": 1, "parked_messages": 2, "ordering": "key", "breaker": "open", "dead_letters": 0,
+            "delivered_rate": 0.25, "retry": { "times": 5, "schedule": ["1s", "10s"] }, "heard_of_later": 7,
+            "endpoint": { "url": "http://h/x", "timeout": "10s", "headers": { "x-env": "prod" } },
+        }));
+        let rows = standing(&shown);
+        let expected = ["lag", "in flight", "parked", "delivered", "breaker", "dead letters", "heard of later"];
+        assert_eq!(names(&rows), expected);
+        assert_eq!((rows[2].1.as_str(), rows[3].1.as_str()), ("1 (by key), with 2 messages", "0.2 per second"));
+        let rows = settings(&shown);
+        assert_eq!(names(&rows), ["endpoint", "ordering", "retry"]);
+        assert_eq!(rows[0].1, "http://h/x, headers x-env: prod, timeout 10s");
+        assert_eq!(rows[2].1, "5 times, after 1s, 10s");
+    }
+
+    #[test]
+    fn what_is_not_known_has_no_row() {
+        assert!(standing(&subscription(serde_json::json!({ "ordering": "key", "last_error": null }))).is_empty());
     }
 }
