@@ -23,6 +23,7 @@ use super::attributes::check_user_topic;
 use super::body::collect;
 use super::door::Door;
 use super::draft::{Brought, ContentType, DELAY_MAX, Draft, Later, check_payload_size};
+use super::json_fields::Fields;
 use super::keys::Scope;
 use super::problem::{Code, Problem};
 use super::soraka::rule_header;
@@ -34,10 +35,11 @@ const EXECUTE_TIMEOUT_MAX_S: u64 = 600;
 /// What a task's body may have beside its parameters. As JSON those take up to six times their own size.
 const FRAME_BYTES_MAX: usize = 64 << 10;
 const ESCAPED_BYTES_MAX: usize = 6;
+const SECONDS: &str = "a whole number of seconds";
 
 /// A task, as c-delay-queue takes it.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, ToSchema)]
+#[schema(rename_all = "camelCase")]
 pub struct DelayQueueTask {
     /// 1 to 128 of `A-Za-z0-9_-`.
     task_id: Option<String>,
@@ -47,38 +49,43 @@ pub struct DelayQueueTask {
     #[schema(value_type = Option<Object>)]
     params: Option<Value>,
     /// How often its callback is tried again, by every subscription of the topic.
-    #[schema(value_type = Option<u64>)]
-    retry_count: Option<Count>,
+    retry_count: Option<u64>,
     /// In seconds, before each of those.
-    #[schema(value_type = Option<u64>)]
-    retry_interval: Option<Count>,
+    retry_interval: Option<u64>,
     /// In seconds.
-    #[schema(value_type = Option<u64>)]
-    delay_time: Option<Count>,
+    delay_time: Option<u64>,
     /// In seconds: how long a callback may take.
-    #[schema(value_type = Option<u64>)]
-    execute_timeout: Option<Count>,
+    execute_timeout: Option<u64>,
     /// Makes a repeat safe; without it the task's id does.
     nonce_str: Option<String>,
 }
 
-/// A whole number, which some clients write as text.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Count {
-    Number(u64),
-    Text(String),
+impl DelayQueueTask {
+    /// What that system does not know is passed over, as it does.
+    fn read(body: &[u8]) -> Result<Self, Problem> {
+        let mut fields = Fields::of_body(body)?;
+        Ok(Self {
+            task_id: fields.text("taskId")?,
+            function_name: fields.text("functionName")?,
+            params: fields.take("params"),
+            retry_count: count_of(&mut fields, "retryCount", "a whole number")?,
+            retry_interval: count_of(&mut fields, "retryInterval", SECONDS)?,
+            delay_time: count_of(&mut fields, "delayTime", SECONDS)?,
+            execute_timeout: count_of(&mut fields, "executeTimeout", SECONDS)?,
+            nonce_str: fields.text("nonceStr")?,
+        })
+    }
 }
 
-impl Count {
-    fn read(self, name: &str) -> Result<u64, Problem> {
-        match self {
-            Self::Number(number) => Ok(number),
-            Self::Text(text) => text
-                .parse()
-                .map_err(|_| Problem::new(Code::BadParameter, format!("`{name}` is a whole number, 0 or more"))),
-        }
-    }
+/// A whole number, which some clients write as text.
+fn count_of(fields: &mut Fields, name: &'static str, what: &str) -> Result<Option<u64>, Problem> {
+    let Some(value) = fields.take(name) else { return Ok(None) };
+    let count = match &value {
+        Value::Number(number) => number.as_u64(),
+        Value::String(text) => text.parse().ok(),
+        _ => None,
+    };
+    count.map(Some).ok_or_else(|| fields.wrong(name, format_args!("is {what}, 0 or more")))
 }
 
 /// What c-delay-queue answers.
@@ -126,8 +133,7 @@ async fn try_accept(door: &Arc<Door>, request: Request) -> Result<(), Problem> {
     let limit = payload_max.saturating_mul(ESCAPED_BYTES_MAX).saturating_add(FRAME_BYTES_MAX);
     let too_large = || check_payload_size(usize::MAX, &door.settings).expect_err("nothing is that large");
     let body = collect(body, &parts.headers, &mut load, wait, limit, too_large).await?;
-    let task: DelayQueueTask =
-        serde_json::from_slice(&body).map_err(|error| Problem::new(Code::BadJson, error.to_string()))?;
+    let task = DelayQueueTask::read(&body)?;
     let topic = needed(task.function_name.as_deref(), "functionName")?.to_owned();
     check_user_topic(&topic)?;
     caller.require_topic(Scope::Publish, &topic)?;
@@ -139,7 +145,7 @@ async fn try_accept(door: &Arc<Door>, request: Request) -> Result<(), Problem> {
 fn draft_of(task: DelayQueueTask, door: &Door) -> Result<Draft, Problem> {
     let settings = &door.settings;
     let task_id = needed(task.task_id.as_deref(), "taskId")?;
-    let delay = needed(task.delay_time, "delayTime")?.read("delayTime")?;
+    let delay = needed(task.delay_time, "delayTime")?;
     let delay = Duration::from_secs(delay);
     if delay > DELAY_MAX {
         return Err(Problem::new(Code::BadDuration, "a task can be held for two years at most"));
@@ -159,9 +165,9 @@ fn draft_of(task: DelayQueueTask, door: &Door) -> Result<Draft, Problem> {
 
 /// How a task's callback is tried. A timeout of nothing is none.
 fn rule_of(
-    retry_count: Option<Count>,
-    retry_interval: Option<Count>,
-    execute_timeout: Option<Count>,
+    retry_count: Option<u64>,
+    retry_interval: Option<u64>,
+    execute_timeout: Option<u64>,
 ) -> Result<DeliveryRule, Problem> {
     let times = bounded(retry_count, "retryCount", RETRY_TIMES_MAX)?;
     let interval = bounded(retry_interval, "retryInterval", RETRY_INTERVAL_MAX_S)?;
@@ -177,9 +183,8 @@ fn rule_of(
     Ok(rule)
 }
 
-fn bounded(count: Option<Count>, name: &str, most: u64) -> Result<Option<u64>, Problem> {
+fn bounded(count: Option<u64>, name: &str, most: u64) -> Result<Option<u64>, Problem> {
     let Some(count) = count else { return Ok(None) };
-    let count = count.read(name)?;
     if count <= most {
         return Ok(Some(count));
     }
@@ -203,6 +208,18 @@ pub(super) fn needed<T>(value: Option<T>, name: &str) -> Result<T, Problem> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_mistake_is_told_with_its_field_and_what_that_takes() {
+        for (body, said) in [
+            (r#"{"delayTime":-1}"#, "`delayTime` is a whole number of seconds, 0 or more"),
+            (r#"{"delayTime":"soon"}"#, "`delayTime` is a whole number of seconds, 0 or more"),
+            (r#"{"retryCount":1.5}"#, "`retryCount` is a whole number, 0 or more"),
+            (r#"{"taskId":7}"#, "`taskId` is a text"),
+        ] {
+            assert_eq!(DelayQueueTask::read(body.as_bytes()).unwrap_err().detail(), said, "{body}");
+        }
+    }
 
     #[test]
     fn problems_become_the_codes_of_that_system() {

@@ -50,6 +50,12 @@ impl Fields {
         Problem::new(code, format!("`{name}` {what}")).with("field", name)
     }
 
+    /// A problem with one field that another error describes.
+    fn wrong_because(&self, code: Code, name: &str, error: impl std::fmt::Display) -> Problem {
+        let name = format!("{}{name}", self.below);
+        Problem::new(code, format!("`{name}`: {error}")).with("field", name)
+    }
+
     /// Takes a field out; `Some(Null)` where it is there and `null`.
     pub(super) fn take_given(&mut self, name: &'static str) -> Option<Value> {
         self.asked.push(name);
@@ -101,7 +107,7 @@ impl Fields {
     ) -> Result<Duration, Problem> {
         let duration = match value {
             Value::String(text) => {
-                parse_duration(text).map_err(|error| self.wrong_as(Code::BadDuration, name, format_args!(": {error}")))
+                parse_duration(text).map_err(|error| self.wrong_because(Code::BadDuration, name, error))
             }
             Value::Number(millis) => millis.as_u64().map(Duration::from_millis).ok_or_else(|| {
                 self.wrong_as(Code::BadDuration, name, "is a duration such as 3s, or whole milliseconds")
@@ -172,7 +178,7 @@ impl Fields {
 
 /// A time within a field.
 pub(super) fn time_of(fields: &Fields, name: &str, text: &str) -> Result<Timestamp, Problem> {
-    Timestamp::parse(text).map_err(|error| fields.wrong_as(Code::BadTime, name, format_args!(": {error}")))
+    Timestamp::parse(text).map_err(|error| fields.wrong_because(Code::BadTime, name, error))
 }
 
 #[cfg(test)]
@@ -181,6 +187,15 @@ mod tests {
 
     fn fields(json: &str) -> Fields {
         Fields::of_body(json.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn what_another_error_describes_follows_the_name_behind_a_colon() {
+        let of = fields("{}");
+        let time = time_of(&of, "to", "yesterday").unwrap_err();
+        assert!(time.detail().starts_with("`to`: `yesterday` is not a time"), "{}", time.detail());
+        let duration = of.duration_of("lease", &"soon".into(), &(Duration::ZERO..=Duration::MAX)).unwrap_err();
+        assert!(duration.detail().starts_with("`lease`: "), "{}", duration.detail());
     }
 
     #[test]

@@ -27,6 +27,7 @@ use super::delay_queue::needed;
 use super::door::Door;
 use super::draft::{ContentType, DELAY_MAX, Draft, Later, check_payload_size};
 use super::hold_calls::{self, Extension, Found, hold_id};
+use super::json_fields::Fields;
 use super::keys::{Caller, Scope};
 use super::problem::{Code, Problem};
 use super::subscription_body::check_url;
@@ -49,7 +50,7 @@ const FRAME_BYTES_MAX: usize = 64 << 10;
 const ESCAPED_BYTES_MAX: usize = 6;
 
 /// Everything that soraka's requests say; each request takes its part.
-#[derive(Debug, Default, Deserialize, ToSchema)]
+#[derive(Debug, ToSchema)]
 pub struct SorakaRequest {
     topic_name: Option<String>,
     /// To submit: in milliseconds.
@@ -64,7 +65,7 @@ pub struct SorakaRequest {
     add_time: Option<u64>,
 }
 
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(Debug, ToSchema)]
 pub struct SorakaCallback {
     /// `GET` or `POST`
     request_type: Option<String>,
@@ -72,6 +73,33 @@ pub struct SorakaCallback {
     /// JSON, or a text that is JSON: the body of a POST, the query of a GET.
     #[schema(value_type = Option<Object>)]
     params: Option<Value>,
+}
+
+impl SorakaRequest {
+    /// What that system does not know is passed over, as it does.
+    fn read(body: &[u8]) -> Result<Self, Problem> {
+        let mut fields = Fields::of_body(body)?;
+        Ok(Self {
+            topic_name: fields.text("topic_name")?,
+            delay_time: milliseconds_of(&mut fields, "delay_time")?,
+            ttr: milliseconds_of(&mut fields, "ttr")?,
+            callback: fields.below("callback")?.map(SorakaCallback::read).transpose()?,
+            msg_id: fields.text("msg_id")?,
+            add_time: milliseconds_of(&mut fields, "add_time")?,
+        })
+    }
+}
+
+impl SorakaCallback {
+    fn read(mut fields: Fields) -> Result<Self, Problem> {
+        let (request_type, url) = (fields.text("request_type")?, fields.text("url")?);
+        Ok(Self { request_type, url, params: fields.take("params") })
+    }
+}
+
+fn milliseconds_of(fields: &mut Fields, name: &'static str) -> Result<Option<u64>, Problem> {
+    let Some(value) = fields.take(name) else { return Ok(None) };
+    value.as_u64().map(Some).ok_or_else(|| fields.wrong(name, "is a whole number of milliseconds, 0 or more"))
 }
 
 /// What soraka answers.
@@ -146,7 +174,7 @@ async fn try_submit(door: &Arc<Door>, request: Request) -> Result<String, Proble
     let limit = payload_max.saturating_mul(ESCAPED_BYTES_MAX).saturating_add(FRAME_BYTES_MAX);
     let too_large = || check_payload_size(usize::MAX, &door.settings).expect_err("nothing is that large");
     let body = collect(body, &parts.headers, &mut load, wait, limit, too_large).await?;
-    let request = read(&body)?;
+    let request = SorakaRequest::read(&body)?;
     let topic = topic_of(&request, &caller)?;
     check_topic_name(&subscription_of(&topic))?;
     let draft = draft_of(request, door)?;
@@ -178,11 +206,7 @@ async fn small_request(door: &Door, request: Request) -> Result<(Caller, SorakaR
     let (mut load, wait) = (door.in_flight.begin(), door.settings.body_wait);
     let too_large = || Problem::new(Code::PayloadTooLarge, "this request is small");
     let body = collect(body, &parts.headers, &mut load, wait, FRAME_BYTES_MAX, too_large).await?;
-    Ok((caller, read(&body)?))
-}
-
-fn read(body: &[u8]) -> Result<SorakaRequest, Problem> {
-    serde_json::from_slice(body).map_err(|error| Problem::new(Code::BadJson, error.to_string()))
+    Ok((caller, SorakaRequest::read(&body)?))
 }
 
 fn topic_of(request: &SorakaRequest, caller: &Caller) -> Result<String, Problem> {
@@ -288,6 +312,19 @@ async fn ensure_subscription(door: &Arc<Door>, topic: &str) -> Result<(), Proble
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_mistake_is_told_with_its_field_and_what_that_takes() {
+        for (body, said) in [
+            (r#"{"delay_time":-1}"#, "`delay_time` is a whole number of milliseconds, 0 or more"),
+            (r#"{"ttr":"3s"}"#, "`ttr` is a whole number of milliseconds, 0 or more"),
+            (r#"{"topic_name":7}"#, "`topic_name` is a text"),
+            (r#"{"callback":"http://h/"}"#, "`callback` is an object"),
+            (r#"{"callback":{"url":7}}"#, "`callback.url` is a text"),
+        ] {
+            assert_eq!(SorakaRequest::read(body.as_bytes()).unwrap_err().detail(), said, "{body}");
+        }
+    }
 
     #[test]
     fn problems_become_the_numbers_of_that_system() {
