@@ -123,6 +123,10 @@ pub struct SubscriptionStatus {
     pub parked_keys: u64,
     /// Messages behind them.
     pub parked_messages: u64,
+    /// When the next callback is made of what waits: for its retry, for the breaker, or because the endpoint asked for it. `None` where
+    /// nothing does, and where only holds know.
+    #[serde(default)]
+    pub next_try_ms: Option<i64>,
     /// Retries that wait as holds.
     pub retry_holds: u64,
     pub dead_letters: u64,

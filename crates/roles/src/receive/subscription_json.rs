@@ -110,6 +110,9 @@ pub struct SubscriptionStanding {
     /// Messages behind them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parked_messages: Option<u64>,
+    /// When the next callback is made of what waits for a retry, for the breaker, or because the endpoint asked for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_try: Option<String>,
     /// Retries that wait as holds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_holds: Option<u64>,
@@ -293,6 +296,7 @@ pub(super) fn whole_document(
         in_flight: Some(status.in_flight),
         parked: Some(status.parked_keys),
         parked_messages: Some(status.parked_messages),
+        next_try: status.next_try_ms.map(time),
         retry_holds: Some(status.retry_holds),
         dead_letters: Some(status.dead_letters),
         delivered_rate: Some(status.delivered_rate),

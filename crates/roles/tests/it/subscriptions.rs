@@ -135,6 +135,7 @@ async fn how_it_stands_is_its_owners_word() {
                 in_flight: 2,
                 parked_keys: 1,
                 parked_messages: 5,
+                next_try_ms: Some(1_000),
                 concurrency: 8,
                 breaker: "closed".into(),
                 last_error: Some(LastError { at_ms: 0, status: Some(500), reason: "status".into() }),
@@ -154,7 +155,7 @@ async fn how_it_stands_is_its_owners_word() {
     assert_eq!((&one["lag"], &one["in_flight"], &one["parked"]), (&json!(7), &json!(2), &json!(1)));
     assert_eq!((&one["concurrency"], &one["concurrency_now"]), (&json!(16), &json!(8)));
     assert_eq!(one["last_error"], json!({ "at": "1970-01-01T00:00:00.000Z", "status": 500, "reason": "status" }));
-    assert_eq!(one["partitions"][0]["watermark"], 3);
+    assert_eq!((&one["partitions"][0]["watermark"], &one["next_try"]), (&json!(3), &json!("1970-01-01T00:00:01.000Z")));
     let all = house.get("/v1/subscriptions?topic=orders").await.ok(200);
     assert_eq!((&all["subscriptions"][0]["lag"], all["subscriptions"][0].get("partitions")), (&json!(7), None));
     assert_eq!(house.get("/v1/subscriptions?topic=none").await.ok(200)["subscriptions"], json!([]));

@@ -94,7 +94,10 @@ enum Action {
         connect: ConnectArgs,
     },
     /// Deliver dead letters anew
-    #[command(group = clap::ArgGroup::new("which").required(true).args(["ids", "all"]))]
+    #[command(
+        group = clap::ArgGroup::new("which").required(true).args(["ids", "all"]),
+        override_usage = "whimbrel sub redrive [OPTIONS] <NAME> <IDS>...\n       whimbrel sub redrive [OPTIONS] <NAME> --all",
+    )]
     Redrive {
         name: String,
         /// The ids of their messages

@@ -177,10 +177,10 @@ pub fn sought(answer: &Value, sentence: &str, json: bool) -> Result<ExitCode, Fa
         let truncated = answer.get("truncated").and_then(Value::as_array);
         truncated.is_some_and(|places| places.iter().any(|one| one.as_str() == Some(place)))
     };
-    let mut shown = table(["partition", "from offset", ""]);
+    let mut shown = table(["partition", "from offset"]);
     for (place, offset) in offsets {
-        let remark = if is_truncated(place) { "the oldest that is kept: what was asked for is gone" } else { "" };
-        shown.add_row([place.as_str(), &plain(offset), remark]);
+        let remark = if is_truncated(place) { ", the oldest that is kept: what was asked for is gone" } else { "" };
+        shown.add_row([place.clone(), format!("{}{remark}", plain(offset))]);
     }
     print_line(&shown.to_string())?;
     Ok(ExitCode::SUCCESS)
@@ -306,7 +306,7 @@ fn plain(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Number(number) => match number.as_f64().filter(|_| number.is_f64()) {
-            Some(rate) => format!("{rate:.1}"),
+            Some(rate) => format!("{rate:.2}"),
             None => number.to_string(),
         },
         Value::Array(values) => values.iter().map(plain).collect::<Vec<_>>().join(" "),
@@ -355,7 +355,7 @@ mod tests {
         let rows = standing(&shown);
         let expected = ["lag", "in flight", "parked", "delivered", "breaker", "dead letters", "heard of later"];
         assert_eq!(names(&rows), expected);
-        assert_eq!((rows[2].1.as_str(), rows[3].1.as_str()), ("1 (by key), with 2 messages", "0.2 per second"));
+        assert_eq!((rows[2].1.as_str(), rows[3].1.as_str()), ("1 (by key), with 2 messages", "0.25 per second"));
         let rows = settings(&shown);
         assert_eq!(names(&rows), ["endpoint", "ordering", "retry"]);
         assert_eq!(rows[0].1, "http://h/x, headers x-env: prod, timeout 10s");

@@ -8,7 +8,7 @@ use whimbrel_model::ports::{
     PartitionStanding, ReadLimits, ReplayStanding, Standing, SubscriptionStatus,
 };
 use whimbrel_model::subscription::{dead_topic, start_in};
-use whimbrel_model::{PartitionId, Record};
+use whimbrel_model::{PartitionId, Record, Timestamp};
 
 use super::{Question, Runner};
 use crate::center::dispatch::line::Line;
@@ -63,6 +63,7 @@ impl Runner {
         let now = self.now();
         let mut status = SubscriptionStatus {
             in_flight: self.lines.values().map(|line| line.window.in_flight() as u64).sum(),
+            next_try_ms: self.next_try(now).map(Timestamp::as_millis),
             retry_holds: self.retry_holds,
             dead_letters: dead.saturating_sub(self.redriven.len()),
             delivered_rate: self.delivered.per_second(now, 60),
@@ -104,6 +105,17 @@ impl Runner {
             });
         }
         status
+    }
+
+    /// When something that waits is tried next.
+    fn next_try(&mut self, now: Timestamp) -> Option<Timestamp> {
+        if !self.subscription.stored.is_active() {
+            return None;
+        }
+        let barred_until = self.breaker.next_time().max(self.held_off).filter(|until| *until > now);
+        let is_ready = self.lines.values_mut().any(|line| line.window.has_ready(now, true));
+        let parked_until = self.lines.values().filter_map(|line| line.window.next_time()).min();
+        next_try(is_ready, parked_until, barred_until)
     }
 
     /// Offsets of a partition that a replay has done.
@@ -166,5 +178,30 @@ impl Runner {
                 if is_before || is_left_out { Standing::NotForIt } else { Standing::Delivered }
             }
         }
+    }
+}
+
+/// What is ready waits for the bar only, what is parked for its own time too.
+fn next_try(is_ready: bool, parked_until: Option<Timestamp>, barred_until: Option<Timestamp>) -> Option<Timestamp> {
+    if is_ready && barred_until.is_some() {
+        barred_until
+    } else {
+        parked_until.map(|until| barred_until.map_or(until, |bar| bar.max(until)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_try_is_when_both_the_retry_and_the_breaker_allow_it() {
+        let at = |ms| Some(Timestamp::from_millis(ms));
+        assert_eq!(next_try(false, None, at(5)), None, "nothing waits");
+        assert_eq!(next_try(false, at(3), None), at(3));
+        assert_eq!(next_try(false, at(3), at(5)), at(5));
+        assert_eq!(next_try(false, at(7), at(5)), at(7));
+        assert_eq!(next_try(true, at(7), at(5)), at(5), "what is ready goes first");
+        assert_eq!(next_try(true, None, None), None, "what is ready goes now");
     }
 }
