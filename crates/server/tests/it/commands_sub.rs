@@ -67,13 +67,14 @@ fn a_new_subscription_is_shown_without_what_nobody_knows_yet_and_a_failing_one_w
     let server = Server::start(folder.path(), &["--set", "topics.partitions=1"]);
     let receiver = Receiver::answering(|_| reply(500));
     let sub = |arguments: &[&str]| on(&server, folder.path(), &[&["sub"], arguments].concat());
-    let made = stdout_of(&sub(&["create", "billing", "-t", "orders", "-u", &receiver.url("/hook")]));
+    let url = receiver.url("/hook");
+    let made = stdout_of(&sub(&["create", "billing", "-t", "orders", "-u", &url, "--schedule", "1h,2h"]));
     assert!(made.contains("billing: active, orders → ") && !made.contains("in flight"), "{made}");
-    assert!(made.contains("5 times, after 1s, 10s") && !made.contains('{'), "{made}");
+    assert!(made.contains("5 times, after 1h, 2h") && !made.contains('{'), "{made}");
     assert!(on(&server, folder.path(), &["publish", "orders", "hello"]).status.success());
     eventually("an error", || stdout_of(&sub(&["show", "billing"])).contains("answered 500"));
     let shown = stdout_of(&sub(&["show", "billing"]));
-    assert!(!shown.contains("500, answered"), "{shown}");
+    assert!(!shown.contains("500, answered") && shown.contains("next try"), "{shown}");
     let at = |word: &str| shown.find(word).unwrap_or_else(|| panic!("{word}: {shown}"));
     assert!(at("lag") < at("breaker") && at("breaker") < at("last error") && at("last error") < at("on exhausted"));
 }
