@@ -65,7 +65,8 @@ pub fn what_one_endpoint_asked_for_does_not_bind_its_successor(site: &Site) {
     first.wait_for(1);
     site.subscribe("moved-on", &SubscriptionSettings::push(["moved-on"], second.url("/")));
     site.publish("moved-on", &NewMessage::text("b").key("b"));
-    assert_eq!(second.wait_for(1)[0].text(), "b");
+    let texts: Vec<String> = second.wait_for(2).iter().map(|got| got.text().to_owned()).collect();
+    assert!(texts.contains(&"a".to_owned()) && texts.contains(&"b".to_owned()), "{texts:?}");
 }
 
 pub fn what_pullers_hold_is_pushed_when_it_is_pushed_instead(site: &Site) {

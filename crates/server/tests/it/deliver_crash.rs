@@ -73,7 +73,7 @@ fn a_server_that_ends_in_order_delivers_nothing_twice() {
 fn a_redrive_that_was_answered_is_not_done_again_after_a_kill() {
     let receiver = Receiver::answering(|_| reply(422));
     let folder = tempfile::tempdir().unwrap();
-    let mut server = Server::start(folder.path(), &[]);
+    let server = Server::start(folder.path(), &[]);
     let settings = retrying(SubscriptionSettings::push(["dying"], receiver.url("/")), 0, "1s");
     converse(server.client().put_subscription("dying", &settings)).unwrap();
     let messages: Vec<NewMessage> = (0..20).map(|number| NewMessage::text(number.to_string())).collect();

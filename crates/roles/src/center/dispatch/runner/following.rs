@@ -34,14 +34,12 @@ impl Runner {
         let spec = &stored.spec;
         self.pace.set_most(spec.concurrency);
         let url = spec.endpoint.as_ref().and_then(|endpoint| endpoint.url.clone());
-        let is_elsewhere = self.called_url != url;
-        if is_elsewhere {
-            self.called_url = url;
-            self.forget_health(spec.concurrency);
-        }
         let is_resumed = stored.is_active() && !self.was_active;
         self.was_active = stored.is_active();
-        if is_elsewhere || is_resumed {
+        // Somebody has looked after the endpoint: what was learned of it, and what waits because of it, begins anew.
+        if self.called_url != url || is_resumed {
+            self.called_url = url;
+            self.forget_health(spec.concurrency);
             let now = self.now();
             self.lines.values_mut().for_each(|line| line.window.hurry(now));
         }
