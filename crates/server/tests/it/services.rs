@@ -7,6 +7,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -15,6 +16,9 @@ use tempfile::TempDir;
 /// How long a server may take to serve.
 const START_MAX: Duration = Duration::from_secs(120);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// One broker at a time: several of them on two cores answer so late that a transaction of three seconds can be left open by the broker
+/// itself, for good.
+static ONE_BROKER: Mutex<()> = Mutex::new(());
 /// What names a cluster of Kafka: 16 bytes in URL-safe base64.
 const CLUSTER_ID: &str = "AAAAAAAAQACAAAAAAAAAAQ";
 
@@ -94,10 +98,12 @@ pub struct OwnKafka {
     libraries: String,
     process: Process,
     folder: TempDir,
+    _alone: MutexGuard<'static, ()>,
 }
 
 impl OwnKafka {
     pub fn start() -> Self {
+        let alone = ONE_BROKER.lock().unwrap_or_else(PoisonError::into_inner);
         let libraries =
             std::env::var("WHIMBREL_TEST_KAFKA_LIBS").expect("scripts/services says where Kafka's jars are");
         let (address, controller) = (free_address(), free_address());
@@ -120,7 +126,7 @@ impl OwnKafka {
             "transaction.state.log.min.isr=1",
             "transaction.state.log.num.partitions=4",
         ];
-        let mut kafka = Self { address, libraries, process: Process(None), folder };
+        let mut kafka = Self { address, libraries, process: Process(None), folder, _alone: alone };
         std::fs::write(kafka.properties(), text.join("\n")).unwrap();
         let format =
             kafka.java(&["kafka.tools.StorageTool", "format", "--standalone", "-t", CLUSTER_ID, "-c"]).status();
