@@ -227,9 +227,6 @@ impl Runner {
             return;
         }
         self.fails_since(now);
-        if self.calls_many_endpoints() {
-            return;
-        }
         if failure.strain {
             self.pace.strained(now);
         }
@@ -247,11 +244,6 @@ impl Runner {
             let event = Event::warning("breaker_opened", detail).with("subscription", name);
             (self.tools.events)(event.with("reason", &failure.reason));
         }
-    }
-
-    /// Where each message brings its own endpoint, one that fails says nothing about the others.
-    fn calls_many_endpoints(&self) -> bool {
-        self.subscription.stored.spec.endpoint.as_ref().is_some_and(|endpoint| endpoint.url.is_none())
     }
 
     fn dropped(&mut self, parcel: &Parcel, failure: &Failure) {

@@ -2,22 +2,21 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use roaring::RoaringTreemap;
 use tokio::sync::oneshot;
-use whimbrel_model::ports::{DeadLetter, DispatchError, DispatchTold, Entry, Log, LogError, ProgressError, ReadLimits};
+use whimbrel_model::ports::{DeadLetter, DispatchError, DispatchTold, Entry, Log, ProgressError};
 use whimbrel_model::subscription::{Origin, dead_topic, retry_topic};
-use whimbrel_model::{PartitionId, Record};
+use whimbrel_model::{PartitionId, StoredRecord};
 
 use super::saving::redriven_row;
 use super::{Runner, Tools};
 use crate::center::dispatch::letters::Parcel;
+use crate::log_walk::LogWalk;
 use crate::subscriptions::Subscription;
 
-/// Records and bytes of one step through the dead letters.
+/// Records of one step through the dead letters.
 const STEP_RECORDS: usize = 1000;
-const STEP_BYTES: usize = 4 << 20;
 /// Dead letters of one answer.
 const LISTED_MAX: usize = 1000;
 
@@ -77,31 +76,8 @@ async fn note_redriven(
     }
 }
 
-/// A walk through the dead letters, in order.
-struct Letters<'a> {
-    log: &'a dyn Log,
-    partition: PartitionId,
-    at: u64,
-}
-
-impl Letters<'_> {
-    /// The next records; `None` at the end.
-    async fn step(&mut self) -> Result<Option<Vec<(u64, Record)>>, DispatchError> {
-        let limits = ReadLimits { max_records: STEP_RECORDS, max_bytes: STEP_BYTES, wait: Duration::ZERO };
-        loop {
-            match self.log.read(self.partition, self.at, limits).await {
-                Ok(batch) if batch.next <= self.at => return Ok(None),
-                Ok(batch) => {
-                    self.at = batch.next;
-                    return Ok(Some(batch.records.into_iter().map(|stored| (stored.offset, stored.record)).collect()));
-                }
-                Err(LogError::Trimmed { first, .. }) if first > self.at => self.at = first,
-                Err(LogError::Damaged { resume_at, .. }) if resume_at > self.at => self.at = resume_at,
-                Err(LogError::BeyondEnd { .. }) => return Ok(None),
-                Err(error) => return Err(DispatchError::Unavailable(error.to_string())),
-            }
-        }
-    }
+fn unavailable(why: impl ToString) -> DispatchError {
+    DispatchError::Unavailable(why.to_string())
 }
 
 async fn list(
@@ -111,10 +87,10 @@ async fn list(
     limit: usize,
     redriven: &RoaringTreemap,
 ) -> Result<DispatchTold, DispatchError> {
-    let mut walk = Letters { log, partition, at: from };
+    let mut walk = LogWalk::new(log, partition, from, u64::MAX);
     let mut letters = Vec::new();
-    while let Some(records) = walk.step().await? {
-        for (offset, record) in records {
+    while let Some(records) = walk.step(STEP_RECORDS).await.map_err(unavailable)? {
+        for StoredRecord { offset, record } in records {
             if redriven.contains(offset) {
                 continue;
             }
@@ -138,22 +114,21 @@ async fn redrive(
     redriven: &RoaringTreemap,
     done: &mut RoaringTreemap,
 ) -> Result<DispatchTold, DispatchError> {
-    let unavailable = |why: String| DispatchError::Unavailable(why);
     let topic_of =
-        |name: String| tools.registry.get(&name).ok_or_else(|| unavailable(format!("`{name}` is not there")));
+        |name: String| tools.registry.get(&name).ok_or_else(|| unavailable(format_args!("`{name}` is not there")));
     let dead = topic_of(dead_topic(&subscription.name))?.partition(0);
     let retry = topic_of(retry_topic(&subscription.name))?.partition(0);
     let run = tools.subscriptions.raise_run(subscription.number()).await;
-    let run = run.map_err(|error| unavailable(error.to_string()))?;
+    let run = run.map_err(unavailable)?;
     let mut wanted: Option<HashSet<String>> = ids.map(|ids| ids.into_iter().collect());
-    let mut walk = Letters { log: &*tools.log, partition: dead, at: 0 };
     // What dies while this goes on is not redriven by it.
-    let end = tools.log.bounds(dead).await.map_err(|error| unavailable(error.to_string()))?.next;
-    while let Some(records) = walk.step().await? {
+    let end = tools.log.bounds(dead).await.map_err(unavailable)?.next;
+    let mut walk = LogWalk::new(&*tools.log, dead, 0, end);
+    while let Some(records) = walk.step(STEP_RECORDS).await.map_err(unavailable)? {
         let mut offsets = Vec::new();
         let mut entries = Vec::new();
-        for (offset, record) in records {
-            if offset >= end || redriven.contains(offset) {
+        for StoredRecord { offset, record } in records {
+            if redriven.contains(offset) {
                 continue;
             }
             let Some((parcel, origin)) = Parcel::of_letter(&record) else { continue };
@@ -181,8 +156,10 @@ async fn redrive(
                     done.insert(offset);
                 }
                 Err(error) => {
-                    let why = format!("{} were redriven, then the log refused: {error}", done.len());
-                    return Err(unavailable(why));
+                    return Err(unavailable(format_args!(
+                        "{} were redriven, then the log refused: {error}",
+                        done.len()
+                    )));
                 }
             }
         }
