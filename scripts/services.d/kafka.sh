@@ -6,7 +6,7 @@ service_kafka() {
   packages=(java:openjdk-17-jre-headless mvn:maven kcat:kcat)
 
   prepare() {
-    fetch_kafka_jars
+    fetch_kafka_jars || return 1
     cat >"$data/server.properties" <<PROPERTIES
 process.roles=broker,controller
 node.id=1
@@ -21,7 +21,8 @@ transaction.state.log.min.isr=1
 transaction.state.log.num.partitions=4
 PROPERTIES
     java -cp "$services_dir/kafka/libs/*" kafka.tools.StorageTool format --standalone \
-      -t "$(new_kafka_cluster_id)" -c "$data/server.properties" >"$data/format.log" 2>&1
+      -t "$(new_kafka_cluster_id)" -c "$data/server.properties" >"$data/format.log" 2>&1 ||
+      { cat "$data/format.log" >&2; return 1; }
   }
 
   start=(java -Xmx512m -cp "$services_dir/kafka/libs/*" kafka.Kafka "$data/server.properties")
@@ -39,11 +40,13 @@ fetch_kafka_jars() {
   say "kafka: fetching the broker from Maven Central"
   rm -rf "$libs"
   mkdir -p "$libs"
-  mvn -q -B -f "$pom" dependency:copy-dependencies -DoutputDirectory="$libs" >&2
+  # Without colours: the output is read in files.
+  mvn -q -B -Dstyle.color=never -f "$pom" dependency:copy-dependencies -DoutputDirectory="$libs" >&2 || return 1
   printf '%s' "$wanted" >"$libs/.pom"
 }
 
-# A cluster id is 16 bytes in URL-safe base64 without padding.
+# A cluster id is 16 bytes in URL-safe base64 without padding. One that began with `-` would pass for an option of
+# Kafka's own tool, so the first byte is always the same.
 new_kafka_cluster_id() {
-  head -c 16 /dev/urandom | base64 | tr '+/' '-_' | tr -d '='
+  { printf 'W'; head -c 15 /dev/urandom; } | base64 | tr '+/' '-_' | tr -d '='
 }
