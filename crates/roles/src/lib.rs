@@ -5,12 +5,18 @@
 //! share is beside them: the registries of topics and subscriptions, the owners of shards, figures, the writer of events.
 
 pub mod admin;
+pub mod carrier;
 pub mod center;
 pub mod events;
 pub mod figures;
+pub mod gateway;
 pub(crate) mod header_rules;
+pub mod horn;
+pub mod links;
 pub(crate) mod log_walk;
 pub mod owners;
+pub mod platforms;
+pub mod presence;
 pub mod receive;
 pub mod stats;
 pub mod subscriptions;

@@ -1,0 +1,68 @@
+//! The `Devices` port: the registry of where notices for a user go.
+
+use serde::{Deserialize, Serialize};
+
+use super::PortFuture;
+use crate::people::{Platform, Uid};
+
+/// Devices of one user; beyond, a new one is refused.
+pub const DEVICES_PER_USER_MAX: usize = 32;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Provider {
+    Apns,
+    Fcm,
+    Webpush,
+    Http,
+}
+
+/// Where notices for one device go. Fields are only ever added, with a default.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Device {
+    /// Its name: one of its user's.
+    pub device: String,
+    pub platform: Platform,
+    pub provider: Provider,
+    /// APNs: the device token; FCM: the registration token; Web Push: the endpoint; HTTP: the URL.
+    pub token: String,
+    /// Web Push: the subscription's keys, in URL-safe base64 without padding.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p256dh: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auth: Option<String>,
+    /// APNs: the app's bundle id, where it is not the configured one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub topic: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DevicesError {
+    #[error("a user has at most {DEVICES_PER_USER_MAX} devices; remove one first")]
+    TooMany,
+    /// A write may or may not have happened.
+    #[error("the registry of devices is not available: {0}")]
+    Unavailable(String),
+}
+
+/// *Atomicity*: each call is one step. *Durability*: what was put survives the death of the process, and with the embedded engine the
+/// machine's. *Cancellation*: a dropped call may have happened.
+pub trait Devices: Send + Sync {
+    /// Puts a device in the place of the one of the same name.
+    fn put<'a>(&'a self, uid: &'a Uid, device: Device) -> PortFuture<'a, Result<(), DevicesError>>;
+
+    /// Removes a device; with a token, only where it still has that one. Answers whether one was removed.
+    fn remove<'a>(
+        &'a self,
+        uid: &'a Uid,
+        device: &'a str,
+        token: Option<&'a str>,
+    ) -> PortFuture<'a, Result<bool, DevicesError>>;
+
+    /// The user's devices by name.
+    fn of<'a>(&'a self, uid: &'a Uid) -> PortFuture<'a, Result<Vec<Device>, DevicesError>>;
+
+    fn close(&self) -> PortFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+}

@@ -1,0 +1,252 @@
+//! What is written in `_push`, the topic that everything for people goes through, and in `_notices`.
+//!
+//! A record of `_push` has the header [`HEADER_PUSH`] in front of all others: a [`PushTask`] as JSON, with its version. A message's body
+//! is the record's value, untouched. The record's key is the user's id (of a message to many: the id of one of them that the partition
+//! is computed from), so that a held one finds its partition when it fires. **A message's number in an inbox is its record's offset and one**:
+//! a refold gives the same numbers, and they grow, not always by one.
+//!
+//! Fields are only ever added, with a default.
+
+use serde::{Deserialize, Serialize};
+
+use crate::people::Platform;
+use crate::{Headers, HeadersBuilder, Timestamp};
+
+/// The topic of everything for people, partitioned by user. It never grows and has no retention: its owners trim it.
+pub const PUSH_TOPIC: &str = "_push";
+/// Notices on their way to devices that are away, a [`Notice`] as JSON each, by user.
+pub const NOTICES_TOPIC: &str = "_notices";
+/// Who came and went.
+pub const PRESENCE_TOPIC: &str = "_presence";
+/// Pushes that could not be handled.
+pub const PUSH_DEAD_TOPIC: &str = "_dead._push";
+
+/// What a record of `_push` asks for, in front of all other headers.
+pub const HEADER_PUSH: &str = "whimbrel-push";
+/// The version of what that header has.
+pub const PUSH_FORMAT: u32 = 1;
+
+/// Users of one push.
+pub const UIDS_MAX: usize = 10_000;
+/// Bytes of a collapse key.
+pub const COLLAPSE_KEY_MAX_BYTES: usize = 128;
+/// Bytes of a notice's title, body and data together.
+pub const NOTIFY_MAX_BYTES: usize = 3_072;
+/// After which times a seat that did not acknowledge is tried again.
+pub const RETRY_AFTER_MS: [u64; 3] = [1_000, 5_000, 30_000];
+
+/// What a record of `_push` asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "task", rename_all = "snake_case")]
+pub enum PushTask {
+    Message(PushMessage),
+    /// A seat did not acknowledge up to a number: it is sent again what it still has not.
+    Retry(PushRetry),
+    /// A notice's time has come: whoever has not acknowledged by now is woken.
+    NoticeDue(NoticeDue),
+    Kick(PushKick),
+    /// The user's inbox is emptied.
+    Wipe {
+        uid: String,
+    },
+}
+
+/// A message to one user or to many of one partition. Its body is the record's value.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct PushMessage {
+    /// The message's id, the same for all its users and partitions.
+    pub id: String,
+    /// Of one partition all.
+    pub uids: Vec<String>,
+    /// `None`: all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub platforms: Option<Vec<Platform>>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub except_platforms: Vec<Platform>,
+    /// Kept until acknowledged; otherwise it reaches who is there now.
+    pub store: bool,
+    /// How long it is of use, from when it was published (of one that was held: from when it was due); otherwise as long as its platform
+    /// says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_ms: Option<u64>,
+    /// A newer message under the same key takes the place of an older one that is still stored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub collapse_key: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notify: Option<Notify>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notify_after_ms: Option<u64>,
+    /// The sender's own number for it: what comes by two ways with the same one is seen once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<PushOrigin>,
+}
+
+impl PushMessage {
+    /// Whether it is for that platform.
+    pub fn is_for(&self, platform: &Platform) -> bool {
+        let wanted = self.platforms.as_ref().is_none_or(|wanted| wanted.contains(platform));
+        wanted && !self.except_platforms.contains(platform)
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PushOrigin {
+    pub server: String,
+    pub seq: u64,
+}
+
+/// What a notice shows.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct Notify {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub title: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub body: Option<String>,
+    /// JSON, as text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PushRetry {
+    pub uid: String,
+    pub platform: Platform,
+    /// The seat's device, where its platform may have many.
+    #[serde(default)]
+    pub device: String,
+    /// The highest number that waited for its acknowledgement.
+    pub upto: u64,
+    /// Times that it was sent already.
+    pub attempt: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NoticeDue {
+    pub uid: String,
+    /// The message's number, to be looked for among what was acknowledged.
+    pub seq: u64,
+    pub notice: Notice,
+}
+
+/// A record of `_notices`: wake this user's devices of these platforms.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Notice {
+    pub v: u32,
+    /// The message's id.
+    pub id: String,
+    pub uid: String,
+    /// The platforms that did not acknowledge; `None`: all of the user's devices but those of `except_platforms`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub platforms: Option<Vec<Platform>>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub except_platforms: Vec<Platform>,
+    pub notify: Notify,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub collapse_key: Option<String>,
+    /// After this it is of no use.
+    pub expires_at_ms: i64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PushKick {
+    pub uid: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub platform: Option<Platform>,
+    /// As text, as clients see it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<String>,
+    pub reason: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Versioned<T> {
+    v: u32,
+    #[serde(flatten)]
+    task: T,
+}
+
+/// A record of `_push` that cannot be understood.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadPush {
+    #[error("it has no `{HEADER_PUSH}`")]
+    NotOurs,
+    #[error("it is of version {0}, and this binary knows {PUSH_FORMAT}")]
+    OtherVersion(u32),
+    #[error("it cannot be read: {0}")]
+    Garbled(String),
+}
+
+impl PushTask {
+    /// The headers of its record, with room for more after it.
+    pub fn headers(&self) -> HeadersBuilder {
+        let task = Versioned { v: PUSH_FORMAT, task: self };
+        let text = serde_json::to_vec(&task).unwrap_or_default();
+        let mut headers = Headers::builder();
+        headers.push(HEADER_PUSH, &text);
+        headers
+    }
+
+    pub fn of(headers: &Headers) -> Result<Self, BadPush> {
+        let (value, _) = headers.split_first(HEADER_PUSH).ok_or(BadPush::NotOurs)?;
+        let read = serde_json::from_slice::<Versioned<Self>>(&value);
+        match read {
+            Ok(read) if read.v == PUSH_FORMAT => Ok(read.task),
+            Ok(read) => Err(BadPush::OtherVersion(read.v)),
+            Err(error) => {
+                #[derive(Deserialize)]
+                struct Version {
+                    v: u32,
+                }
+                match serde_json::from_slice::<Version>(&value) {
+                    Ok(Version { v }) if v != PUSH_FORMAT => Err(BadPush::OtherVersion(v)),
+                    _ => Err(BadPush::Garbled(error.to_string())),
+                }
+            }
+        }
+    }
+}
+
+/// The number that a message has in inboxes, by the offset of its record.
+pub fn seq_of(offset: u64) -> u64 {
+    offset + 1
+}
+
+/// When a message is of no use any more.
+pub fn expiry(published: Timestamp, ttl_ms: u64) -> Timestamp {
+    Timestamp::from_millis(published.as_millis().saturating_add(i64::try_from(ttl_ms).unwrap_or(i64::MAX)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_reads_as_it_was_written() {
+        let message = PushMessage { id: "m1".into(), uids: vec!["u1".into()], store: true, ..PushMessage::default() };
+        let tasks = [PushTask::Message(message), PushTask::Wipe { uid: "u1".into() }];
+        for task in tasks {
+            let headers = task.headers().push("content-type", b"text/plain").take();
+            assert_eq!(PushTask::of(&headers), Ok(task));
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_task_is_told_from_one_of_another_version() {
+        assert_eq!(PushTask::of(&Headers::EMPTY), Err(BadPush::NotOurs));
+        let later = Headers::builder().push(HEADER_PUSH, br#"{"v":9,"task":"dance"}"#).take();
+        assert_eq!(PushTask::of(&later), Err(BadPush::OtherVersion(9)));
+        let garbled = Headers::builder().push(HEADER_PUSH, b"{").take();
+        assert!(matches!(PushTask::of(&garbled), Err(BadPush::Garbled(_))));
+    }
+
+    #[test]
+    fn a_message_is_for_the_platforms_that_it_names_and_not_for_those_it_excepts() {
+        let (ios, web) = (Platform::new("ios").unwrap(), Platform::new("web").unwrap());
+        let all = PushMessage::default();
+        assert!(all.is_for(&ios) && all.is_for(&web));
+        let only = PushMessage { platforms: Some(vec![ios.clone()]), ..PushMessage::default() };
+        assert!(only.is_for(&ios) && !only.is_for(&web));
+        let except = PushMessage { except_platforms: vec![ios.clone()], ..PushMessage::default() };
+        assert!(!except.is_for(&ios) && except.is_for(&web));
+    }
+}

@@ -1,0 +1,1 @@
+//! The role `horn`: wakes devices that are away.

@@ -1,0 +1,1 @@
+//! The platforms and their settings: a view of the catalogue, kept up by a watch.
