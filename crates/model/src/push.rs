@@ -56,6 +56,9 @@ pub enum PushTask {
 pub struct PushMessage {
     /// The message's id, the same for all its users and partitions.
     pub id: String,
+    /// The id is the sender's own, or made from its origin: a second message under it is a repeat.
+    #[serde(default)]
+    pub brought: bool,
     /// Of one partition all.
     pub uids: Vec<String>,
     /// `None`: all of them.
@@ -122,9 +125,11 @@ pub struct PushRetry {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NoticeDue {
-    pub uid: String,
+    /// Of one partition all.
+    pub uids: Vec<String>,
     /// The message's number, to be looked for among what was acknowledged.
     pub seq: u64,
+    /// Its uid is left empty here.
     pub notice: Notice,
 }
 
