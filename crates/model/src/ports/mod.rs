@@ -37,7 +37,7 @@ pub use log::{
     ReadLimits, TopicStatus,
 };
 pub use notebook::{ANSWER_KEPT_BYTES, AfterFailure, AttemptNote, AttemptOutcome, MinuteRow, Notebook, Spread};
-pub use presence::{Presence, PresenceAnswer, PresenceError};
+pub use presence::{Presence, PresenceAnswer, PresenceError, Reporter};
 pub use progress::{Progress, ProgressError, ProgressPlace, ProgressRow};
 pub use receipts::{Answer, Begun, Claim, ClaimKind, Receipts, ReceiptsError};
 pub use sessions::{Heard, SessionNews, Sessions, SessionsError, UserChange, UserSessions};

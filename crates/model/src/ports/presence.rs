@@ -1,9 +1,10 @@
-//! The `Presence` port: who is online, for the doors. Behind it are a reader and the stores of a data centre.
+//! The `Presence` port: who is online, for the doors. Behind it are a reader and the stores of a data centre. [`Reporter`] is the other end:
+//! where a gateway says who came and went.
 
 use super::PortFuture;
 use super::sessions::UserSessions;
 use crate::Timestamp;
-use crate::people::Uid;
+use crate::people::{OnlineSession, SessionId, Uid};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PresenceAnswer {
@@ -24,4 +25,15 @@ pub enum PresenceError {
 
 pub trait Presence: Send + Sync {
     fn of(&self, uids: Vec<Uid>) -> PortFuture<'_, Result<PresenceAnswer, PresenceError>>;
+}
+
+/// Where a gateway says who came and went. It never blocks and never fails: what it is told is gathered and sent on.
+///
+/// Sessions are told apart by their numbers, which a process never uses twice; under which incarnation they are shown is the reporter's
+/// affair, so that a gateway that got a new one need not tell its sessions again.
+pub trait Reporter: Send + Sync {
+    fn came(&self, uid: &Uid, session: OnlineSession);
+
+    /// A session that is not there is no error.
+    fn went(&self, uid: &Uid, session: SessionId, at: Timestamp);
 }

@@ -65,6 +65,13 @@ pub trait Sessions: Send + Sync {
     fn sweep(&self, shard: u32, limit: usize, now: Timestamp)
     -> PortFuture<'_, Result<Vec<UserChange>, SessionsError>>;
 
+    /// The incarnations that the shard has sessions of and that are not void: a writer that starts voids those that died while it was
+    /// away. An engine whose sessions end with its process has none then.
+    fn gateways(&self, shard: u32) -> PortFuture<'_, Result<Vec<GatewayId>, SessionsError>> {
+        let _ = shard;
+        Box::pin(async { Ok(Vec::new()) })
+    }
+
     /// The writer of the shard lives.
     fn keep_alive(&self, shard: u32) -> PortFuture<'_, Result<(), SessionsError>>;
 
