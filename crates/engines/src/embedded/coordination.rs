@@ -129,7 +129,7 @@ impl Coordination for InProcessCoordination {
             let cluster = self.shared.cluster();
             let nodes = cluster.sessions.iter();
             let nodes = nodes.map(|(number, (_, member))| Node { number: *number, member: member.clone() }).collect();
-            let owners = cluster.owners.iter().map(|(name, (_, owner))| (name.clone(), owner.clone())).collect();
+            let owners = cluster.owners.iter().map(|(name, (_, owner))| (name.clone(), *owner)).collect();
             Ok(Picture { revision, nodes, owners })
         })
     }
@@ -249,7 +249,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let catalogue = Arc::new(FileCatalogue::open(open_folder(folder.path()).unwrap()).unwrap());
         let coordination = InProcessCoordination::open(catalogue.clone()).await.unwrap();
-        let member = Member { name: "a".to_owned(), roles: Vec::new(), address: String::new() };
+        let member = Member { name: "a".to_owned(), ..Member::default() };
         let membership = coordination.join(member, None).await.unwrap();
         let first = membership.own("x").await.unwrap();
         coordination.shared.cluster().next_epoch = first / EPOCHS_PER_START * EPOCHS_PER_START + EPOCHS_PER_START - 1;
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(next, (first / EPOCHS_PER_START + 1) * EPOCHS_PER_START);
         drop((membership, coordination));
         let again = InProcessCoordination::open(catalogue).await.unwrap();
-        let member = Member { name: "a".to_owned(), roles: Vec::new(), address: String::new() };
+        let member = Member { name: "a".to_owned(), ..Member::default() };
         assert!(again.join(member, None).await.unwrap().own("x").await.unwrap() > next);
     }
 }

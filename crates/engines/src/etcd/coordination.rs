@@ -257,6 +257,9 @@ struct StoredMember {
     name: String,
     roles: Vec<String>,
     address: String,
+    /// Entries of older binaries have none.
+    #[serde(default)]
+    incarnation: u64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -266,16 +269,36 @@ struct StoredOwner {
 
 impl StoredMember {
     fn of(member: &Member) -> Self {
-        Self { name: member.name.clone(), roles: member.roles.clone(), address: member.address.clone() }
+        let Member { name, roles, address, incarnation } = member.clone();
+        Self { name, roles, address, incarnation }
     }
 }
 
 impl From<StoredMember> for Member {
     fn from(stored: StoredMember) -> Self {
-        Self { name: stored.name, roles: stored.roles, address: stored.address }
+        let StoredMember { name, roles, address, incarnation } = stored;
+        Self { name, roles, address, incarnation }
     }
 }
 
 fn encode(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).expect("names and numbers are always JSON")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_that_an_older_binary_wrote_has_no_incarnation() {
+        let stored: StoredMember = serde_json::from_str(r#"{"name":"a","roles":[],"address":"a:1"}"#).unwrap();
+        assert_eq!(Member::from(stored).incarnation, 0);
+    }
+
+    #[test]
+    fn a_member_reads_as_it_was_written() {
+        let member = Member { name: "a".to_owned(), roles: vec![], address: "a:1".to_owned(), incarnation: 7 };
+        let stored: StoredMember = serde_json::from_slice(&encode(&StoredMember::of(&member))).unwrap();
+        assert_eq!(Member::from(stored), member);
+    }
 }

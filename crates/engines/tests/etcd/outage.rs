@@ -14,7 +14,7 @@ use crate::{address, connect, new_prefix, settings, skip_reason};
 const NOBODY: &str = "127.0.0.1:9";
 
 fn member(name: &str) -> Member {
-    Member { name: name.to_owned(), roles: Vec::new(), address: String::new() }
+    Member { name: name.to_owned(), ..Member::default() }
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::PortFuture;
 
 /// A process that takes part.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Member {
     /// What people call it; unique among the living.
     pub name: String,
@@ -18,6 +18,8 @@ pub struct Member {
     pub roles: Vec<String>,
     /// Where others reach it: the internal port.
     pub address: String,
+    /// Greater each time that it joins; zero where an older binary joined, which did not say.
+    pub incarnation: u64,
 }
 
 /// A member with its node number, which no other living member has.
@@ -28,7 +30,7 @@ pub struct Node {
 }
 
 /// Who owns a name.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Owner {
     pub node: u16,
     pub epoch: u64,

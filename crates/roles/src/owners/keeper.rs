@@ -9,13 +9,14 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
+use whimbrel_model::people::GatewayId;
 use whimbrel_model::ports::{Coordination, CoordinationError, Member, Membership};
 use whimbrel_model::{Clock, Event, EventSink};
 
 use super::clocks::{AskClock, ClocksApart, judge, read};
+use super::families::{CENTER_ROLE, Family, Kind};
 use super::sight::{Sight, View};
 use super::tenure::{Ended, Tenure};
-use super::{CENTER_ROLE, Duties};
 
 /// How long the keeper rests before it tries again what failed.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -23,11 +24,10 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// What a keeper needs to know.
 #[derive(Debug, Clone)]
 pub struct KeeperSettings {
-    /// This node. It owns shards where its roles have [`CENTER_ROLE`].
+    /// This node. It owns shards of the families whose role it has. Its incarnation is set at each joining.
     pub member: Member,
     /// The node number that it would like.
     pub wanted: Option<u16>,
-    pub shards: u32,
     /// How far clocks of nodes may be apart.
     pub clocks_apart_max: Duration,
     /// How often the clocks are compared.
@@ -38,11 +38,10 @@ pub struct KeeperSettings {
 }
 
 impl KeeperSettings {
-    pub fn new(member: Member, shards: u32) -> Self {
+    pub fn new(member: Member) -> Self {
         Self {
             member,
             wanted: None,
-            shards,
             clocks_apart_max: Duration::from_millis(500),
             clocks_every: Duration::from_secs(10),
             join_within: Duration::from_secs(30),
@@ -88,8 +87,8 @@ pub fn resignations() -> (Resign, Resignations) {
 /// What a keeper works with.
 pub struct KeeperParts {
     pub coordination: Arc<dyn Coordination>,
-    pub duties: Arc<dyn Duties>,
-    pub resignations: Resignations,
+    /// Each under a name of its own.
+    pub families: Vec<Family>,
     pub clocks: Arc<dyn AskClock>,
     pub clock: Arc<dyn Clock>,
     pub events: EventSink,
@@ -100,17 +99,19 @@ pub struct Keeper {
     settings: KeeperSettings,
     parts: KeeperParts,
     views: watch::Sender<Arc<View>>,
-    me: watch::Sender<Option<u16>>,
+    me: watch::Sender<Option<GatewayId>>,
     membership: Arc<dyn Membership>,
+    incarnation: u64,
 }
 
 impl Keeper {
     /// Joins for the first time. A clock that is apart is an error here: somebody is there to see it.
     pub async fn join(settings: KeeperSettings, parts: KeeperParts) -> Result<Self, JoinError> {
         let until = Instant::now() + settings.join_within;
+        let kinds: Vec<Kind> = parts.families.iter().map(Family::kind).collect();
         let first = loop {
             match parts.coordination.picture(0).await {
-                Ok(picture) => break View::of(picture, settings.shards),
+                Ok(picture) => break View::of(picture, &kinds),
                 Err(error) if Instant::now() + PAUSE > until => return Err(error.into()),
                 Err(_) => sleep(PAUSE).await,
             }
@@ -119,9 +120,11 @@ impl Keeper {
             let readings = read(&first, None, &*parts.clocks, &*parts.clock).await;
             judge(None, &readings, settings.clocks_apart_max)?;
         }
-        let mut said = false;
+        let (mut said, mut incarnation) = (false, 0);
         let membership = loop {
-            match parts.coordination.join(settings.member.clone(), settings.wanted).await {
+            incarnation = next_incarnation(&*parts.clock, incarnation);
+            let member = Member { incarnation, ..settings.member.clone() };
+            match parts.coordination.join(member, settings.wanted).await {
                 Ok(membership) => break membership,
                 Err(error) if Instant::now() + PAUSE > until => return Err(error.into()),
                 Err(error) => {
@@ -132,13 +135,13 @@ impl Keeper {
                 }
             }
         };
-        let me = watch::Sender::new(Some(membership.node()));
-        Ok(Self { settings, parts, views: watch::Sender::new(Arc::new(first)), me, membership })
+        let me = watch::Sender::new(Some(GatewayId { node: membership.node(), incarnation }));
+        Ok(Self { settings, parts, views: watch::Sender::new(Arc::new(first)), me, membership, incarnation })
     }
 
     /// What this node sees; kept up while the keeper runs.
     pub fn sight(&self) -> Sight {
-        Sight { views: self.views.subscribe(), me: self.me.subscribe() }
+        Sight::new(self.views.subscribe(), self.me.subscribe())
     }
 
     /// The number that the node joined under.
@@ -148,9 +151,12 @@ impl Keeper {
 
     /// Owns this node's share until `shutdown`; then ends everything and leaves.
     pub async fn run(self, shutdown: CancellationToken) {
-        let Self { mut settings, parts, views, me, mut membership } = self;
-        let KeeperParts { coordination, duties, mut resignations, clocks, clock, events } = parts;
-        let watching = watch_pictures(&*coordination, settings.shards, &views);
+        let Self { mut settings, parts, views, me, mut membership, mut incarnation } = self;
+        let KeeperParts { coordination, families, clocks, clock, events } = parts;
+        let kinds: Vec<Kind> = families.iter().map(Family::kind).collect();
+        let (duties, mut resignations): (Vec<_>, Vec<_>) =
+            families.into_iter().map(|family| (family.duties, family.resignations)).unzip();
+        let watching = watch_pictures(&*coordination, &kinds, &views);
         let keeping = async {
             let mut apart: Option<ClocksApart> = None;
             loop {
@@ -158,7 +164,8 @@ impl Keeper {
                 let tenure = Tenure {
                     membership: &membership,
                     settings: &settings,
-                    duties: &*duties,
+                    families: &kinds,
+                    duties: &duties,
                     views: views.subscribe(),
                     clocks: &*clocks,
                     clock: &*clock,
@@ -187,12 +194,12 @@ impl Keeper {
                     }
                 }
                 let member = member_as(&settings.member, apart.is_some());
-                let joined = join_again(&*coordination, &member, settings.wanted);
-                membership = tokio::select! {
-                    membership = joined => membership,
+                let joined = join_again(&*coordination, member, settings.wanted, &*clock, incarnation);
+                (membership, incarnation) = tokio::select! {
+                    joined = joined => joined,
                     () = shutdown.cancelled() => return,
                 };
-                me.send_replace(Some(membership.node()));
+                me.send_replace(Some(GatewayId { node: membership.node(), incarnation }));
                 let detail = format!("this node joined again as node {}", membership.node());
                 events(Event::new("joined_again", detail).with("node", membership.node()));
             }
@@ -217,10 +224,24 @@ fn member_as(member: &Member, apart: bool) -> Member {
     member
 }
 
-async fn join_again(coordination: &dyn Coordination, member: &Member, wanted: Option<u16>) -> Arc<dyn Membership> {
+/// Milliseconds, so that a process that starts anew is above its earlier ones; and above the last one whatever the clock says.
+fn next_incarnation(clock: &dyn Clock, last: u64) -> u64 {
+    u64::try_from(clock.now().as_millis()).unwrap_or(0).max(last + 1)
+}
+
+async fn join_again(
+    coordination: &dyn Coordination,
+    mut member: Member,
+    wanted: Option<u16>,
+    clock: &dyn Clock,
+    last: u64,
+) -> (Arc<dyn Membership>, u64) {
+    member.incarnation = last;
     loop {
+        // A try whose answer was lost may have been seen by others: the next one is above it too.
+        member.incarnation = next_incarnation(clock, member.incarnation);
         match coordination.join(member.clone(), wanted).await {
-            Ok(membership) => return membership,
+            Ok(membership) => return (membership, member.incarnation),
             Err(error) => tracing::debug!(%error, "the node could not join again yet"),
         }
         sleep(PAUSE).await;
@@ -228,13 +249,13 @@ async fn join_again(coordination: &dyn Coordination, member: &Member, wanted: Op
 }
 
 /// Keeps the view up; never returns.
-async fn watch_pictures(coordination: &dyn Coordination, shards: u32, views: &watch::Sender<Arc<View>>) {
+async fn watch_pictures(coordination: &dyn Coordination, kinds: &[Kind], views: &watch::Sender<Arc<View>>) {
     let mut seen = views.borrow().revision;
     loop {
         match coordination.picture(seen).await {
             Ok(picture) => {
                 seen = picture.revision;
-                views.send_replace(Arc::new(View::of(picture, shards)));
+                views.send_replace(Arc::new(View::of(picture, kinds)));
             }
             Err(error) => {
                 tracing::debug!(%error, "the cluster cannot be seen at the moment");

@@ -8,16 +8,19 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_model::Event;
 use whimbrel_model::ports::Member;
 
+use super::families::{CARRIER_ROLE, CENTER_ROLE, Family, HOLDS_FAMILY, PUSH_FAMILY};
 use super::keeper::{JoinError, Keeper, KeeperParts, KeeperSettings, Resign, resignations};
 use super::sight::Sight;
 use super::testing::{FakeClock, FakeClocks, FakeCluster, FakeDuties, Ledger, center};
 
 const SHARDS: u32 = 16;
+const PUSH_PARTITIONS: u32 = 6;
 
 /// A cluster whose nodes a test starts and ends.
 struct Scene {
     cluster: Arc<FakeCluster>,
     ledger: Arc<Ledger>,
+    push_ledger: Arc<Ledger>,
     clocks: Arc<FakeClocks>,
     events: Arc<Mutex<Vec<&'static str>>>,
 }
@@ -25,6 +28,7 @@ struct Scene {
 /// A node that runs.
 struct Running {
     resign: Resign,
+    resign_push: Resign,
     sight: Sight,
     clock: Arc<FakeClock>,
     shutdown: CancellationToken,
@@ -33,30 +37,50 @@ struct Running {
 
 impl Scene {
     fn new() -> Self {
-        Self { cluster: FakeCluster::new(), ledger: Arc::default(), clocks: Arc::default(), events: Arc::default() }
+        Self::in_cluster(FakeCluster::new(), Arc::default())
+    }
+
+    fn in_cluster(cluster: Arc<FakeCluster>, clocks: Arc<FakeClocks>) -> Self {
+        Self { cluster, clocks, ledger: Arc::default(), push_ledger: Arc::default(), events: Arc::default() }
     }
 
     async fn try_start(&self, number: u16, member: Member, off_ms: i64) -> Result<Running, JoinError> {
         let clock = FakeClock::new(off_ms);
         self.clocks.clocks.lock().unwrap().insert(member.address.clone(), clock.clone());
         let ending_takes = Duration::from_millis(30);
-        let duties = Arc::new(FakeDuties { node_name: number, ledger: self.ledger.clone(), ending_takes });
-        let (resign, resignations) = resignations();
+        let duties =
+            |ledger: &Arc<Ledger>| Arc::new(FakeDuties { node_name: number, ledger: ledger.clone(), ending_takes });
+        let ((resign, holds), (resign_push, push)) = (resignations(), resignations());
+        let families = vec![
+            Family {
+                name: HOLDS_FAMILY,
+                role: CENTER_ROLE,
+                shards: SHARDS,
+                duties: duties(&self.ledger),
+                resignations: holds,
+            },
+            Family {
+                name: PUSH_FAMILY,
+                role: CARRIER_ROLE,
+                shards: PUSH_PARTITIONS,
+                duties: duties(&self.push_ledger),
+                resignations: push,
+            },
+        ];
         let events = self.events.clone();
         let parts = KeeperParts {
             coordination: self.cluster.for_node(),
-            duties,
-            resignations,
+            families,
             clocks: self.clocks.clone(),
             clock: clock.clone(),
             events: Arc::new(move |event: Event| events.lock().unwrap().push(event.kind)),
         };
-        let settings = KeeperSettings { wanted: Some(number), ..KeeperSettings::new(member, SHARDS) };
+        let settings = KeeperSettings { wanted: Some(number), ..KeeperSettings::new(member) };
         let keeper = Keeper::join(settings, parts).await?;
         assert_eq!(keeper.node(), number);
         let (sight, shutdown) = (keeper.sight(), CancellationToken::new());
         let task = tokio::spawn(keeper.run(shutdown.clone()));
-        Ok(Running { resign, sight, clock, shutdown, task })
+        Ok(Running { resign, resign_push, sight, clock, shutdown, task })
     }
 
     async fn start(&self, number: u16) -> Running {
@@ -158,7 +182,10 @@ async fn a_member_that_is_no_center_owns_nothing_and_sees_everything() {
     let door = scene.try_start(2, door, 0).await.unwrap();
     scene.cluster.wait_for_shares(&[(1, 16), (2, 0)]).await;
     let mut views = door.sight.views.clone();
-    views.wait_for(|view| view.owners.iter().all(|owner| *owner == Some(1))).await.unwrap();
+    views
+        .wait_for(|view| view.owners_of(HOLDS_FAMILY).iter().all(|owner| owner.is_some_and(|owner| owner.node == 1)))
+        .await
+        .unwrap();
     assert_eq!(door.sight.view().address_of(1), Some("n1:1"));
 }
 
@@ -174,12 +201,7 @@ async fn a_start_under_the_name_of_a_session_that_still_ends_waits_for_its_end()
         tokio::time::sleep(Duration::from_secs(5)).await;
         scene.cluster.let_go(session);
     };
-    let fresh = Scene {
-        ledger: Arc::default(),
-        cluster: scene.cluster.clone(),
-        clocks: scene.clocks.clone(),
-        events: Arc::default(),
-    };
+    let fresh = Scene::in_cluster(scene.cluster.clone(), scene.clocks.clone());
     let (_again, ()) = tokio::join!(fresh.start(1), ends);
     fresh.cluster.wait_for_shares(&[(1, 16)]).await;
 }
@@ -206,4 +228,73 @@ async fn a_node_whose_clock_goes_astray_gives_its_shards_up_and_gets_them_back_w
     second.clock.set(0);
     scene.cluster.wait_for_shares(&[(1, 8), (2, 8)]).await;
     assert!(scene.events.lock().unwrap().contains(&"clocks_agree"));
+}
+
+fn with_roles(number: u16, roles: &[&str]) -> Member {
+    Member { roles: roles.iter().map(|role| (*role).to_owned()).collect(), ..center(number) }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_family_is_shared_among_the_members_of_its_role_alone() {
+    let scene = Scene::new();
+    let _center = scene.start(1).await;
+    let _carrier = scene.try_start(2, with_roles(2, &[CARRIER_ROLE]), 0).await.unwrap();
+    let both = scene.try_start(3, with_roles(3, &[CENTER_ROLE, CARRIER_ROLE]), 0).await.unwrap();
+    scene.cluster.wait_for_shares_of(HOLDS_FAMILY, &[(1, 8), (2, 0), (3, 8)]).await;
+    scene.cluster.wait_for_shares_of(PUSH_FAMILY, &[(1, 0), (2, 3), (3, 3)]).await;
+    scene.ledger.wait_until("all holds are served", |serving| serving.len() == SHARDS as usize).await;
+    scene.push_ledger.wait_until("all of push is served", |serving| serving.len() == PUSH_PARTITIONS as usize).await;
+    let serving = scene.push_ledger.serving();
+    let mut views = both.sight.views.clone();
+    let is_seen = |view: &Arc<super::View>| {
+        serving.iter().all(|(shard, (node, epoch))| {
+            view.owner(PUSH_FAMILY, *shard).is_some_and(|owner| (owner.node, owner.epoch) == (*node, *epoch))
+        })
+    };
+    views.wait_for(is_seen).await.unwrap();
+    both.stop().await;
+    scene.cluster.wait_for_shares_of(HOLDS_FAMILY, &[(1, 16), (2, 0)]).await;
+    scene.cluster.wait_for_shares_of(PUSH_FAMILY, &[(1, 0), (2, 6)]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_resigns_from_one_family_goes_on_with_the_same_shard_of_another() {
+    let scene = Scene::new();
+    let node = scene.try_start(1, with_roles(1, &[CENTER_ROLE, CARRIER_ROLE]), 0).await.unwrap();
+    scene.ledger.wait_until("all holds are served", |serving| serving.len() == SHARDS as usize).await;
+    scene.push_ledger.wait_until("all of push is served", |serving| serving.len() == PUSH_PARTITIONS as usize).await;
+    let (holds, (_, epoch)) = (scene.ledger.serving(), scene.push_ledger.serving()[&4]);
+    node.resign_push.resign(4, epoch);
+    scene
+        .push_ledger
+        .wait_until("it is begun anew", |serving| serving.get(&4).is_some_and(|(_, newer)| *newer > epoch))
+        .await;
+    assert_eq!(scene.ledger.serving(), holds);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_carrier_whose_clock_goes_astray_goes_on() {
+    let scene = Scene::new();
+    let _first = scene.start(1).await;
+    let second = scene.try_start(2, with_roles(2, &[CENTER_ROLE, CARRIER_ROLE]), 0).await.unwrap();
+    scene.cluster.wait_for_shares_of(HOLDS_FAMILY, &[(1, 8), (2, 8)]).await;
+    second.clock.set(-2000);
+    scene.wait_for_event("clocks_apart").await;
+    scene.cluster.wait_for_shares_of(HOLDS_FAMILY, &[(1, 16), (2, 0)]).await;
+    scene.cluster.wait_for_shares_of(PUSH_FAMILY, &[(1, 0), (2, 6)]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_joining_is_a_greater_incarnation_even_when_the_clock_went_back() {
+    let scene = Scene::new();
+    let node = scene.start(1).await;
+    let first = scene.cluster.member(1).unwrap().incarnation;
+    assert_eq!(node.sight.identity().map(|identity| identity.incarnation), Some(first));
+    node.clock.set(-3_600_000);
+    let session = scene.cluster.tell_lost(1);
+    scene.cluster.let_go(session);
+    scene.wait_for_event("joined_again").await;
+    let second = scene.cluster.member(1).unwrap().incarnation;
+    assert!(second > first);
+    assert_eq!(node.sight.identity().map(|identity| identity.incarnation), Some(second));
 }

@@ -1,6 +1,7 @@
-//! Who owns which shard of the holds, and how questions find the owner.
+//! Who owns which shard of which family, and how questions about holds and subscriptions find the owner.
 //!
-//! [`keeper`] joins the cluster, takes the shards that [`assign`] gives to this node and ends what it must give up. [`router`]
+//! [`keeper`] joins the cluster, takes the shards that [`assign`] gives to this node and ends what it must give up, for each of the
+//! [`families`] that the node knows. [`router`]
 //! is the port `Holds`: a shard of this node is asked at its [`Desk`], another node's over gRPC, which [`service`] answers
 //! there. [`dispatch`] is the same for the port `Dispatch`: a subscription is owned with its shard. [`clocks`] keeps nodes whose
 //! clocks are apart from owning anything.
@@ -18,6 +19,7 @@ pub mod admission;
 pub mod assign;
 pub mod clocks;
 pub mod dispatch;
+pub mod families;
 pub mod keeper;
 #[cfg(test)]
 mod keeper_tests;
@@ -36,20 +38,13 @@ pub mod wire;
 pub use admission::{Admission, KEY_METADATA};
 pub use clocks::{AskClock, ClocksApart};
 pub use dispatch::{DispatchDoor, DispatchRouter, dispatch_service};
+pub use families::{CARRIER_ROLE, CENTER_ROLE, Family, GATEWAY_ROLE, HOLDS_FAMILY, PUSH_FAMILY, shard_name};
 pub use keeper::{JoinError, Keeper, KeeperParts, KeeperSettings, Resign, Resignations, resignations};
 pub use peers::{BadInternalKey, PeerSettings, Peers};
 pub use router::{OWNER_WAIT_DEFAULT, Router};
 pub use service::{OwnersDoor, service};
 pub use sight::{Sight, View};
 pub use together::Together;
-
-/// The role of members that own shards.
-pub const CENTER_ROLE: &str = "center";
-
-/// What a shard is called in `Coordination`, and its fence in the log.
-pub fn shard_name(shard: u32) -> String {
-    format!("holds/{shard}")
-}
 
 /// What a node does for the shards that it owns.
 pub trait Duties: Send + Sync {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 use whimbrel_model::ports::{Ask, Holds, HoldsError, PortFuture, Told};
 
+use super::families::HOLDS_FAMILY;
 use super::peers::{Asked, Peers};
 use super::sight::Sight;
 use super::{Desk, DeskError};
@@ -35,7 +36,7 @@ impl Router {
     /// Asks whoever owns the shard now; `Err` where nothing was done and another try makes sense, with the reason.
     async fn ask_once(&self, shard: u32, ask: &Ask) -> Result<Result<Told, HoldsError>, Option<String>> {
         let view = self.sight.view();
-        let owner = view.owner(shard).ok_or(None)?;
+        let owner = view.owner(HOLDS_FAMILY, shard).ok_or(None)?.node;
         if self.sight.me() == Some(owner) {
             return match self.desk.ask(shard, ask.clone()).await {
                 Err(DeskError::NotHere) => Err(None),
@@ -83,7 +84,7 @@ impl Holds for Router {
 }
 
 /// Asks again for as long as another try makes sense; `None` where nobody answered in time.
-pub(super) async fn until_answered<A, F>(
+pub(crate) async fn until_answered<A, F>(
     sight: &Sight,
     owner_wait: Duration,
     shard: u32,

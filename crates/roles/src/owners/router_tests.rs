@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use whimbrel_model::HoldId;
+use whimbrel_model::people::GatewayId;
 use whimbrel_model::ports::{Ask, Holds, HoldsError, Node, Told};
 
 use super::clocks::AskClock;
@@ -17,7 +18,7 @@ use super::peers::{Asked, PeerSettings, Peers};
 use super::router::Router;
 use super::service::service;
 use super::sight::{Sight, View};
-use super::testing::{FakeClock, FakeDesk, center};
+use super::testing::{FakeClock, FakeDesk, center, identity, view_of};
 use super::{Desk, DeskError};
 
 const ME: u16 = 1;
@@ -27,13 +28,13 @@ const OWNER_WAIT: Duration = Duration::from_secs(20);
 
 struct Scene {
     views: watch::Sender<Arc<View>>,
-    me: watch::Sender<Option<u16>>,
+    me: watch::Sender<Option<GatewayId>>,
 }
 
 impl Scene {
     /// A cluster of two, where that node owns the only shard.
     fn owned_by(owner: Option<u16>, other: &str) -> Self {
-        let scene = Self { views: watch::Sender::default(), me: watch::Sender::new(Some(ME)) };
+        let scene = Self { views: watch::Sender::default(), me: watch::Sender::new(identity(ME)) };
         scene.give_to(owner, other);
         scene
     }
@@ -41,11 +42,11 @@ impl Scene {
     fn give_to(&self, owner: Option<u16>, other: &str) {
         let mut nodes = [ME, OTHER].map(|number| Node { number, member: center(number) });
         nodes[1].member.address = other.to_owned();
-        self.views.send_replace(Arc::new(View { revision: 1, nodes: nodes.into(), owners: vec![owner] }));
+        self.views.send_replace(view_of(nodes.into(), vec![owner]));
     }
 
     fn router(&self, desk: Arc<dyn Desk>, peers: PeerSettings, owner_wait: Duration) -> Router {
-        let sight = Sight { views: self.views.subscribe(), me: self.me.subscribe() };
+        let sight = Sight::new(self.views.subscribe(), self.me.subscribe());
         Router::new(1, sight, desk, Arc::new(Peers::new(peers).unwrap()), owner_wait)
     }
 }

@@ -1,11 +1,13 @@
 //! What this node sees of the cluster: who is there, who owns which shard, and which node it is itself.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tokio::sync::watch;
-use whimbrel_model::ports::{Node, Picture};
+use whimbrel_model::people::GatewayId;
+use whimbrel_model::ports::{Node, Owner, Picture};
 
-use super::{CENTER_ROLE, shard_name};
+use super::families::{CENTER_ROLE, Kind, shard_name};
 
 /// The cluster as of a revision.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -13,33 +15,51 @@ pub struct View {
     pub revision: u64,
     /// By number.
     pub nodes: Vec<Node>,
-    /// The owner of each shard by its number.
-    pub owners: Vec<Option<u16>>,
+    /// By the name of the family: the owner of each shard by its number.
+    pub owners: BTreeMap<&'static str, Vec<Option<Owner>>>,
 }
 
 impl View {
-    pub(super) fn of(picture: Picture, shards: u32) -> Self {
-        let mut owners = vec![None; shards as usize];
-        let names: Vec<String> = (0..shards).map(shard_name).collect();
+    pub(super) fn of(picture: Picture, kinds: &[Kind]) -> Self {
+        let nobody = |kind: &Kind| (kind.name, vec![None; kind.shards as usize]);
+        let mut owners: BTreeMap<&'static str, Vec<Option<Owner>>> = kinds.iter().map(nobody).collect();
         for (name, owner) in picture.owners {
-            if let Some(shard) = names.iter().position(|each| *each == name) {
-                owners[shard] = Some(owner.node);
+            let Some((family, shard)) = name.split_once('/') else { continue };
+            let (Some(shards), Ok(shard)) = (owners.get_mut(family), shard.parse::<u32>()) else { continue };
+            if let Some(place) = shards.get_mut(shard as usize)
+                && shard_name(family, shard) == name
+            {
+                *place = Some(owner);
             }
         }
         Self { revision: picture.revision, nodes: picture.nodes, owners }
     }
 
-    pub fn owner(&self, shard: u32) -> Option<u16> {
-        self.owners.get(shard as usize).copied().flatten()
+    /// The owners of a family's shards, by number.
+    pub fn owners_of(&self, family: &str) -> &[Option<Owner>] {
+        self.owners.get(family).map_or(&[], Vec::as_slice)
+    }
+
+    pub fn owner(&self, family: &str, shard: u32) -> Option<Owner> {
+        self.owners_of(family).get(shard as usize).copied().flatten()
+    }
+
+    pub fn node(&self, number: u16) -> Option<&Node> {
+        self.nodes.iter().find(|each| each.number == number)
     }
 
     pub fn address_of(&self, node: u16) -> Option<&str> {
-        self.nodes.iter().find(|each| each.number == node).map(|each| &*each.member.address)
+        self.node(node).map(|each| &*each.member.address)
     }
 
-    /// The nodes that own shards, or would.
+    /// The nodes that have a role.
+    pub fn with_role<'a>(&'a self, role: &'a str) -> impl Iterator<Item = &'a Node> {
+        self.nodes.iter().filter(move |node| node.member.roles.iter().any(|each| each == role))
+    }
+
+    /// The nodes that own shards of the holds, or would.
     pub fn centers(&self) -> impl Iterator<Item = &Node> {
-        self.nodes.iter().filter(|node| node.member.roles.iter().any(|role| role == CENTER_ROLE))
+        self.with_role(CENTER_ROLE)
     }
 }
 
@@ -47,10 +67,14 @@ impl View {
 #[derive(Clone)]
 pub struct Sight {
     pub(super) views: watch::Receiver<Arc<View>>,
-    pub(super) me: watch::Receiver<Option<u16>>,
+    pub(super) me: watch::Receiver<Option<GatewayId>>,
 }
 
 impl Sight {
+    pub fn new(views: watch::Receiver<Arc<View>>, me: watch::Receiver<Option<GatewayId>>) -> Self {
+        Self { views, me }
+    }
+
     pub fn view(&self) -> Arc<View> {
         self.views.borrow().clone()
     }
@@ -66,15 +90,45 @@ impl Sight {
 
     /// This node's number; `None` while its session is lost. It may change when the node joins again.
     pub fn me(&self) -> Option<u16> {
-        *self.me.borrow()
+        self.identity().map(|identity| identity.node)
     }
 
-    /// Returns when this node's number has changed since the last call of this handle.
+    /// Returns when this node's number has changed, or it has joined again, since the last call of this handle.
     pub async fn me_changed(&mut self) -> Option<u16> {
         // The keeper that sends has ended with the node: then nothing changes any more.
         if self.me.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
-        *self.me.borrow_and_update()
+        self.me.borrow_and_update().map(|identity| identity.node)
+    }
+
+    /// This node's number with its present incarnation: what its gateway is called. `None` while its session is lost.
+    pub fn identity(&self) -> Option<GatewayId> {
+        *self.me.borrow()
+    }
+
+    /// The same, to be watched.
+    pub fn identities(&self) -> watch::Receiver<Option<GatewayId>> {
+        self.me.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_view_has_the_owners_of_each_family_and_leaves_out_what_it_does_not_know() {
+        let owner = |node| Owner { node, epoch: u64::from(node) * 10 };
+        let owners =
+            [("holds/1", 3), ("push/0", 4), ("push/2", 5), ("push/01", 6), ("push/x", 6), ("other/0", 6), ("push", 6)];
+        let owners = owners.map(|(name, node)| (name.to_owned(), owner(node))).into();
+        let kinds =
+            [Kind { name: "holds", role: "center", shards: 2 }, Kind { name: "push", role: "carrier", shards: 2 }];
+        let view = View::of(Picture { revision: 9, nodes: Vec::new(), owners }, &kinds);
+        assert_eq!(view.owners_of("holds"), [None, Some(owner(3))]);
+        assert_eq!(view.owners_of("push"), [Some(owner(4)), None]);
+        assert_eq!(view.owners_of("other"), []);
+        assert_eq!(view.owner("push", 7), None);
     }
 }

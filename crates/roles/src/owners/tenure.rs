@@ -2,7 +2,9 @@
 //!
 //! What to do is decided by [`plan`], which is pure; what takes time runs beside, one thing per shard at a time.
 
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -13,11 +15,12 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_model::Clock;
 use whimbrel_model::ports::{CoordinationError, Membership, PortFuture};
 
+use super::Duties;
 use super::assign::assign;
 use super::clocks::{AskClock, ClocksApart, judge, read};
+use super::families::{Kind, shard_name};
 use super::keeper::{KeeperSettings, Resignations, is_center};
 use super::sight::View;
-use super::{Duties, shard_name};
 
 /// How long a shard that could not be taken, or whose owner resigned, is left alone.
 const REST: Duration = Duration::from_millis(200);
@@ -36,7 +39,9 @@ pub(super) enum Ended {
 pub(super) struct Tenure<'a> {
     pub membership: &'a Arc<dyn Membership>,
     pub settings: &'a KeeperSettings,
-    pub duties: &'a dyn Duties,
+    pub families: &'a [Kind],
+    /// By family, as `families` are.
+    pub duties: &'a [Arc<dyn Duties>],
     pub views: watch::Receiver<Arc<View>>,
     pub clocks: &'a dyn AskClock,
     pub clock: &'a dyn Clock,
@@ -54,61 +59,111 @@ enum Shard {
     Busy,
 }
 
+/// A shard of one of the families.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
-    Take(u32),
-    GiveUp(u32),
-    /// The engine has it as ours though nothing was begun: the answer to an earlier taking was lost.
-    Release(u32),
+struct Place {
+    /// By its place among the families.
+    family: usize,
+    shard: u32,
 }
 
-/// What to do now.
-fn plan(view: &View, me: u16, shards: &[Shard]) -> Vec<Step> {
-    let centers: Vec<u16> = view.centers().map(|node| node.number).collect();
-    let assigned = assign(&centers, &view.owners);
-    let step = |number: u32| {
-        let at = number as usize;
-        let (is_for_me, is_mine) = (assigned[at] == Some(me), view.owners[at] == Some(me));
-        match shards[at] {
-            Shard::Idle if is_for_me && (is_mine || view.owners[at].is_none()) => Some(Step::Take(number)),
-            Shard::Idle if is_mine => Some(Step::Release(number)),
-            Shard::Serving(_) if !is_for_me => Some(Step::GiveUp(number)),
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Take(Place),
+    GiveUp(Place),
+    /// The engine has it as ours though nothing was begun: the answer to an earlier taking was lost.
+    Release(Place),
+}
+
+/// What to do now with the shards of all families.
+fn plan(view: &View, me: u16, families: &[Kind], shards: &Shards) -> Vec<Step> {
+    let all = families.iter().zip(&shards.0).enumerate();
+    all.flat_map(|(family, (kind, shards))| plan_family(view, me, (family, kind), shards)).collect()
+}
+
+fn plan_family(view: &View, me: u16, (family, kind): (usize, &Kind), shards: &[Shard]) -> Vec<Step> {
+    let entitled: Vec<u16> = view.with_role(kind.role).map(|node| node.number).collect();
+    let present: Vec<Option<u16>> = (0..kind.shards).map(|shard| Some(view.owner(kind.name, shard)?.node)).collect();
+    let assigned = assign(&entitled, &present);
+    let step = |(shard, state): (u32, &Shard)| {
+        let (at, place) = (shard as usize, Place { family, shard });
+        let (is_for_me, is_mine) = (assigned[at] == Some(me), present[at] == Some(me));
+        match state {
+            Shard::Idle if is_for_me && (is_mine || present[at].is_none()) => Some(Step::Take(place)),
+            Shard::Idle if is_mine => Some(Step::Release(place)),
+            Shard::Serving(_) if !is_for_me => Some(Step::GiveUp(place)),
             _ => None,
         }
     };
-    (0..).take(shards.len()).filter_map(step).collect()
+    (0..).zip(shards).filter_map(step).collect()
+}
+
+/// What this session does with all shards, by family and number.
+struct Shards(Vec<Vec<Shard>>);
+
+impl Shards {
+    fn idle(families: &[Kind]) -> Self {
+        Self(families.iter().map(|kind| vec![Shard::Idle; kind.shards as usize]).collect())
+    }
+
+    /// Whoever is asked for is one of the families' own.
+    fn set(&mut self, place: Place, shard: Shard) {
+        self.0[place.family][place.shard as usize] = shard;
+    }
+
+    /// Whether it is served under that epoch; what is no shard is not.
+    fn is_served(&self, place: Place, epoch: u64) -> bool {
+        self.0.get(place.family).and_then(|shards| shards.get(place.shard as usize)) == Some(&Shard::Serving(epoch))
+    }
+
+    fn served(&self) -> impl Iterator<Item = Place> {
+        let all = self.0.iter().enumerate();
+        all.flat_map(|(family, shards)| (0..).zip(shards).map(move |(shard, state)| (Place { family, shard }, state)))
+            .filter(|(_, state)| matches!(state, Shard::Serving(_)))
+            .map(|(place, _)| place)
+    }
 }
 
 impl Tenure<'_> {
     /// Takes and gives up shards until the session is over, and returns when nothing is served any more.
-    pub async fn serve(mut self, resignations: &mut Resignations, shutdown: &CancellationToken) -> Ended {
+    pub async fn serve(mut self, resignations: &mut [Resignations], shutdown: &CancellationToken) -> Ended {
         let me = self.membership.node();
-        let mut shards = vec![Shard::Idle; self.settings.shards as usize];
-        let mut takings: FuturesUnordered<PortFuture<'_, (u32, Result<u64, CoordinationError>)>> =
+        let mut shards = Shards::idle(self.families);
+        let mut takings: FuturesUnordered<PortFuture<'_, (Place, Result<u64, CoordinationError>)>> =
             FuturesUnordered::new();
-        let mut endings: FuturesUnordered<PortFuture<'_, u32>> = FuturesUnordered::new();
-        let (membership, duties) = (self.membership, self.duties);
+        let mut endings: FuturesUnordered<PortFuture<'_, Place>> = FuturesUnordered::new();
+        let (membership, families, duties) = (self.membership, self.families, self.duties);
+        let name_of = |place: Place| shard_name(families[place.family].name, place.shard);
+        let ending = |place: Place| -> PortFuture<'_, ()> { duties[place.family].end(place.shard) };
         let lost = membership.lost();
         tokio::pin!(lost);
         let mut comparing = compare_clocks(&self);
         let ended = loop {
             let view = self.views.borrow_and_update().clone();
-            for step in plan(&view, me, &shards) {
+            for step in plan(&view, me, families, &shards) {
                 match step {
-                    Step::Take(shard) => {
-                        shards[shard as usize] = Shard::Taking;
-                        takings.push(Box::pin(async move { (shard, membership.own(&shard_name(shard)).await) }));
+                    Step::Take(place) => {
+                        shards.set(place, Shard::Taking);
+                        let name = name_of(place);
+                        takings.push(Box::pin(async move { (place, membership.own(&name).await) }));
                     }
-                    Step::GiveUp(shard) => {
-                        shards[shard as usize] = Shard::Busy;
-                        endings.push(Box::pin(give_up(shard, Some(duties), membership)));
-                    }
-                    Step::Release(shard) => {
-                        shards[shard as usize] = Shard::Busy;
+                    Step::GiveUp(place) => {
+                        shards.set(place, Shard::Busy);
+                        let (name, ending) = (name_of(place), ending(place));
                         endings.push(Box::pin(async move {
-                            give_up(shard, None, membership).await;
+                            ending.await;
+                            let_go(&name, membership).await;
+                            place
+                        }));
+                    }
+                    Step::Release(place) => {
+                        shards.set(place, Shard::Busy);
+                        let name = name_of(place);
+                        endings.push(Box::pin(async move {
+                            let_go(&name, membership).await;
                             // The view may only be behind: it gets the time to catch up.
-                            rest(shard).await
+                            sleep(REST).await;
+                            place
                         }));
                     }
                 }
@@ -117,26 +172,32 @@ impl Tenure<'_> {
                 biased;
                 reason = &mut lost => break Ended::Lost(reason),
                 () = shutdown.cancelled() => break Ended::Shutdown,
-                Some((shard, taken)) = takings.next() => match taken {
+                Some((place, taken)) = takings.next() => match taken {
                     Ok(epoch) if membership.stands() => {
-                        shards[shard as usize] = Shard::Serving(epoch);
-                        duties.begin(shard, epoch, membership.clone());
+                        shards.set(place, Shard::Serving(epoch));
+                        duties[place.family].begin(place.shard, epoch, membership.clone());
                     }
                     taken => {
                         if let Err(error) = taken {
-                            tracing::debug!(shard, %error, "the shard could not be taken");
+                            tracing::debug!(shard = name_of(place), %error, "the shard could not be taken");
                         }
-                        shards[shard as usize] = Shard::Busy;
-                        endings.push(Box::pin(rest(shard)));
+                        shards.set(place, Shard::Busy);
+                        endings.push(Box::pin(async move {
+                            sleep(REST).await;
+                            place
+                        }));
                     }
                 },
-                Some(shard) = endings.next() => shards[shard as usize] = Shard::Idle,
-                Some((shard, epoch)) = resignations.receiver.recv() => {
-                    if shards.get(shard as usize) == Some(&Shard::Serving(epoch)) {
-                        shards[shard as usize] = Shard::Busy;
+                Some(place) = endings.next() => shards.set(place, Shard::Idle),
+                (place, epoch) = next_resignation(resignations) => {
+                    if shards.is_served(place, epoch) {
+                        shards.set(place, Shard::Busy);
+                        let (name, ending) = (name_of(place), ending(place));
                         endings.push(Box::pin(async move {
-                            give_up(shard, Some(duties), membership).await;
-                            rest(shard).await
+                            ending.await;
+                            let_go(&name, membership).await;
+                            sleep(REST).await;
+                            place
                         }));
                     }
                 }
@@ -150,29 +211,32 @@ impl Tenure<'_> {
         };
         // What is being taken is dropped: it ends with the session. What is being ended must have ended, all at once.
         drop(takings);
-        let serving = (0..).zip(&shards).filter(|(_, shard)| matches!(shard, Shard::Serving(_)));
-        let serving = serving.map(|(shard, _)| duties.end(shard));
+        let serving = shards.served().map(ending);
         let ending = async { while endings.next().await.is_some() {} };
         tokio::join!(join_all(serving), ending);
         ended
     }
 }
 
-/// Ends what is served of the shard, then lets it go.
-async fn give_up(shard: u32, duties: Option<&dyn Duties>, membership: &Arc<dyn Membership>) -> u32 {
-    if let Some(duties) = duties {
-        duties.end(shard).await;
-    }
+/// Lets a shard go of which nothing is served any more.
+async fn let_go(name: &str, membership: &Arc<dyn Membership>) {
     // While the engine does not answer, the shard stays ours and idle; when the session is lost, it is nobody's.
-    while membership.stands() && membership.release(&shard_name(shard)).await.is_err() {
+    while membership.stands() && membership.release(name).await.is_err() {
         sleep(REST).await;
     }
-    shard
 }
 
-async fn rest(shard: u32) -> u32 {
-    sleep(REST).await;
-    shard
+/// The next owner of any family that resigns. A family whose owners are all gone resigns no more.
+async fn next_resignation(resignations: &mut [Resignations]) -> (Place, u64) {
+    poll_fn(|context| {
+        for (family, each) in resignations.iter_mut().enumerate() {
+            if let Poll::Ready(Some((shard, epoch))) = each.receiver.poll_recv(context) {
+                return Poll::Ready((Place { family, shard }, epoch));
+            }
+        }
+        Poll::Pending
+    })
+    .await
 }
 
 /// Whether the clocks are near, the next time that they are compared. Who owns nothing need not know.

@@ -8,13 +8,16 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
+use whimbrel_model::people::GatewayId;
 use whimbrel_model::ports::{
     Ask, Coordination, CoordinationError, Member, Membership, Node, Owner, Picture, PortFuture, Told,
 };
 use whimbrel_model::{Clock, Timestamp};
 
 use super::clocks::AskClock;
-use super::{CENTER_ROLE, Desk, DeskError, Duties};
+use super::families::{CENTER_ROLE, HOLDS_FAMILY};
+use super::sight::View;
+use super::{Desk, DeskError, Duties};
 
 /// How long the property of a test may take to come about, in the test's own time.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -63,8 +66,9 @@ impl FakeCluster {
         self.state.lock().unwrap().owners.iter().map(|(name, (_, owner))| (name.clone(), owner.node)).collect()
     }
 
-    pub fn shares(&self) -> Vec<(u16, usize)> {
-        let owners = self.owners();
+    pub fn shares(&self, family: &str) -> Vec<(u16, usize)> {
+        let mut owners = self.owners();
+        owners.retain(|name, _| name.split_once('/').is_some_and(|(of, _)| of == family));
         let nodes: Vec<u16> = self.state.lock().unwrap().nodes.keys().copied().collect();
         nodes.into_iter().map(|node| (node, owners.values().filter(|owner| **owner == node).count())).collect()
     }
@@ -82,12 +86,16 @@ impl FakeCluster {
             }
         };
         if tokio::time::timeout(PATIENCE, waiting).await.is_err() {
-            panic!("waited in vain until {what}: {:?}, {:?}", self.shares(), self.owners());
+            panic!("waited in vain until {what}: {:?}", self.owners());
         }
     }
 
     pub async fn wait_for_shares(&self, shares: &[(u16, usize)]) {
-        self.wait_until(&format!("the shares are {shares:?}"), |cluster| cluster.shares() == shares).await;
+        self.wait_for_shares_of(HOLDS_FAMILY, shares).await;
+    }
+
+    pub async fn wait_for_shares_of(&self, family: &str, shares: &[(u16, usize)]) {
+        self.wait_until(&format!("the shares are {shares:?}"), |cluster| cluster.shares(family) == shares).await;
     }
 }
 
@@ -127,7 +135,7 @@ impl Coordination for FakeCoordination {
             let state = self.cluster.state.lock().unwrap();
             let nodes =
                 state.nodes.iter().map(|(number, (_, member))| Node { number: *number, member: member.clone() });
-            let owners = state.owners.iter().map(|(name, (_, owner))| (name.clone(), owner.clone()));
+            let owners = state.owners.iter().map(|(name, (_, owner))| (name.clone(), *owner));
             Ok(Picture { revision, nodes: nodes.collect(), owners: owners.collect() })
         })
     }
@@ -325,5 +333,17 @@ impl Desk for FakeDesk {
 }
 
 pub fn center(number: u16) -> Member {
-    Member { name: format!("n{number}"), roles: vec![CENTER_ROLE.to_owned()], address: format!("n{number}:1") }
+    let roles = vec![CENTER_ROLE.to_owned()];
+    Member { name: format!("n{number}"), roles, address: format!("n{number}:1"), ..Member::default() }
+}
+
+/// What a node sees where these own the shards of the holds.
+pub fn view_of(nodes: Vec<Node>, owners: Vec<Option<u16>>) -> Arc<View> {
+    let owners = owners.into_iter().map(|owner| Some(Owner { node: owner?, epoch: 1 })).collect();
+    Arc::new(View { revision: 1, nodes, owners: BTreeMap::from([(HOLDS_FAMILY, owners)]) })
+}
+
+/// What this node is called where that is its number.
+pub fn identity(node: u16) -> Option<GatewayId> {
+    Some(GatewayId { node, incarnation: 1 })
 }

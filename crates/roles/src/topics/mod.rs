@@ -17,6 +17,6 @@ pub mod workers;
 pub use gate::Pass;
 pub use growth::Growth;
 pub use registry::{Deletion, PutOutcome, Registry, RegistryPorts, TopicChange, TopicDefaults, TopicError};
-pub use system::{SHARDS_DEFAULT, open_topics};
+pub use system::{PUSH_PARTITIONS_DEFAULT, SHARDS_DEFAULT, SystemTopics, open_topics};
 pub use topic::Topic;
 pub use workers::WorkersChange;

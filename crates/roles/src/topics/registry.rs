@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_model::limits::{PARTITIONS_DEFAULT, PARTITIONS_MAX, RETENTION_DEFAULT_MS, TOPIC_NUMBER_MAX};
 use whimbrel_model::name::check_any_topic_name;
 use whimbrel_model::ports::{Catalogue, CatalogueError, Log, LogError, LogTopics, Versioned};
+use whimbrel_model::push::PUSH_TOPIC;
 use whimbrel_model::{Clock, Event, EventSink, HOLDS_TOPIC, Retention, TopicNumber};
 
 use super::gate::{Closed, Pass};
@@ -276,9 +277,9 @@ impl Registry {
         _changing: &MutexGuard<'_, i64>,
     ) -> Result<Arc<Topic>, TopicError> {
         let actual = self.ports.log_topics.create(&stored.spec(name)).await?;
-        // The partitions of `_holds` are its shards, and their number is part of where everything lies: what others added in the
-        // engine is not used.
-        if actual > stored.partitions && name != HOLDS_TOPIC {
+        // The partitions of `_holds` are its shards, those of `_push` places of users, and their number is part of where everything
+        // lies: what others added in the engine is not used.
+        if actual > stored.partitions && !matches!(name, HOLDS_TOPIC | PUSH_TOPIC) {
             let ends = ends_of(&*self.ports.log, stored.number, stored.partitions).await?;
             let growth =
                 Growth { at_ms: self.ports.clock.now().as_millis(), from: stored.partitions, to: actual, ends };

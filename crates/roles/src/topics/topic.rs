@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use whimbrel_model::partitioner::partition_of;
+use whimbrel_model::push::PUSH_TOPIC;
 use whimbrel_model::{HOLDS_TOPIC, PartitionId, TopicNumber};
 
 use super::folding::Folding;
@@ -42,7 +43,8 @@ impl std::fmt::Debug for Running {
 
 impl Topic {
     pub(crate) fn new(name: &str, stored: StoredTopic, version: u64) -> Self {
-        let folding = if name == HOLDS_TOPIC { Folding::new(stored.partitions) } else { Folding::default() };
+        let folding =
+            if matches!(name, HOLDS_TOPIC | PUSH_TOPIC) { Folding::new(stored.partitions) } else { Folding::default() };
         let running = Running {
             next_partition: AtomicU32::new(0),
             folding,

@@ -73,7 +73,7 @@ fn pool(local: Option<Worker>, others: &[(&str, &str)]) -> WorkerPool {
         .zip(ME + 1..)
         .map(|((name, address), number)| {
             let (roles, address) = (vec!["worker".to_owned()], (*address).to_owned());
-            Node { number, member: Member { name: (*name).to_owned(), roles, address } }
+            Node { number, member: Member { name: (*name).to_owned(), roles, address, ..Member::default() } }
         })
         .collect();
     pool.see(Some(ME), &nodes);

@@ -33,7 +33,7 @@ async fn a_topic_is_made_changed_looked_at_and_deleted() {
     );
     let all = house.get("/v1/topics").await.ok(200);
     let names: Vec<&str> = all["topics"].as_array().unwrap().iter().map(|t| t["topic"].as_str().unwrap()).collect();
-    assert_eq!(names, ["_events", "_holds", "orders"]);
+    assert_eq!(names, ["_dead._push", "_events", "_holds", "_notices", "_presence", "_push", "orders"]);
     assert_eq!(house.delete("/v1/topics/orders").await.status, 204);
     house.get("/v1/topics/orders").await.problem(404, "unknown_topic");
     house.delete("/v1/topics/orders").await.problem(404, "unknown_topic");
@@ -92,7 +92,7 @@ async fn what_cannot_be_is_told() {
 
 #[tokio::test]
 async fn topics_are_bounded() {
-    let house = House::with_topics(TopicDefaults { topics_max: 3, ..TopicDefaults::default() }).await;
+    let house = House::with_topics(TopicDefaults { topics_max: 7, ..TopicDefaults::default() }).await;
     house.post("/v1/topics/first/messages", "x").await.ok(201);
     house.post("/v1/topics/second/messages", "x").await.problem(422, "too_many_topics");
 }

@@ -12,8 +12,9 @@ use whimbrel_model::ports::{
 };
 use whimbrel_model::{Clock, EventSink, SubscriptionNumber, Timestamp, TopicNumber};
 use whimbrel_roles::owners::{
-    Desk, DeskError, DispatchDesk, DispatchDeskError, DispatchRouter, Duties, JoinError, Keeper, KeeperParts,
-    KeeperSettings, OWNER_WAIT_DEFAULT, PeerSettings, Peers, Resignations, Router, Sight, dispatch_service, service,
+    CENTER_ROLE, Desk, DeskError, DispatchDesk, DispatchDeskError, DispatchRouter, Duties, Family, HOLDS_FAMILY,
+    JoinError, Keeper, KeeperParts, KeeperSettings, OWNER_WAIT_DEFAULT, PeerSettings, Peers, Resignations, Router,
+    Sight, dispatch_service, service,
 };
 use whimbrel_roles::stats::TopicStats;
 use whimbrel_roles::worker::{Worker, workers_service};
@@ -85,16 +86,23 @@ impl Cluster {
             name: name.clone(),
             roles: config.roles.names().into_iter().map(str::to_owned).collect(),
             address: config.advertise.clone().unwrap_or_else(|| internal_address.unwrap_or(parts.listen).to_string()),
+            ..Member::default()
         };
         let settings = KeeperSettings {
             wanted: Some(config.node),
             clocks_apart_max: config.clock_skew,
-            ..KeeperSettings::new(member, parts.shards)
+            ..KeeperSettings::new(member)
+        };
+        let holds = Family {
+            name: HOLDS_FAMILY,
+            role: CENTER_ROLE,
+            shards: parts.shards,
+            duties: parts.duties,
+            resignations: parts.resignations,
         };
         let keeper_parts = KeeperParts {
             coordination: parts.coordination,
-            duties: parts.duties,
-            resignations: parts.resignations,
+            families: vec![holds],
             clocks: peers.clone(),
             clock: parts.clock,
             events: parts.events,

@@ -27,7 +27,7 @@ use whimbrel_roles::center::{Center, CenterPorts};
 use whimbrel_roles::events::Events;
 use whimbrel_roles::owners::{Desk, DispatchDesk, Duties, Together, resignations};
 use whimbrel_roles::receive::{Ports, Receive};
-use whimbrel_roles::topics::{Registry, RegistryPorts, open_topics};
+use whimbrel_roles::topics::{Registry, RegistryPorts, SystemTopics, open_topics};
 
 use self::cluster::{Cluster, NoCenter};
 use self::deliveries::Deliveries;
@@ -173,7 +173,8 @@ impl Server<'_> {
             events: self.events.sink(),
         };
         let wanted = self.config.holds.shards;
-        let registry = open_topics(ports, wiring::topic_defaults(self.config), wanted).await.map_err(cannot_start)?;
+        let system = SystemTopics { shards: wanted, ..SystemTopics::default() };
+        let registry = open_topics(ports, wiring::topic_defaults(self.config), system).await.map_err(cannot_start)?;
         let present = registry.get(HOLDS_TOPIC).map_or(wanted, |topic| topic.partitions());
         if present != wanted {
             tracing::warn!(present, wanted, "`holds.shards` was set at the first start and stays as it is");

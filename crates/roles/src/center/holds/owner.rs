@@ -24,7 +24,7 @@ use super::commit::commit;
 use super::figures::HoldFigures;
 use super::settings::{HoldsSettings, PAGE_BYTES, PAGE_HOLDS, RETRY_AFTER};
 use super::shard::{AskId, Committed, Decision, Effect, Input, Shard};
-use crate::owners::{DeskError, shard_name};
+use crate::owners::{DeskError, HOLDS_FAMILY, shard_name};
 use crate::topics::Registry;
 
 /// How long a read waits at the tail before it is begun anew.
@@ -406,7 +406,7 @@ async fn find_start(
     membership: Arc<dyn Membership>,
     fence: Option<Fence>,
 ) -> Result<(Fence, Input), String> {
-    let name = shard_name(number);
+    let name = shard_name(HOLDS_FAMILY, number);
     let try_once = async || -> Result<(Fence, Input), Trouble> {
         let fence = match &fence {
             Some(fence) => fence.clone(),

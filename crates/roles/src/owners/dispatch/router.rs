@@ -10,6 +10,7 @@ use futures_util::{StreamExt as _, stream};
 use whimbrel_model::ports::{Dispatch, DispatchAsk, DispatchError, DispatchTold, MinuteRow, PortFuture};
 use whimbrel_model::{SubscriptionNumber, Timestamp, TopicNumber};
 
+use super::super::families::HOLDS_FAMILY;
 use super::super::peers::{Asked, Peers};
 use super::super::router::until_answered;
 use super::super::sight::Sight;
@@ -45,7 +46,7 @@ impl DispatchRouter {
     /// Asks whoever owns the subscription now.
     async fn ask_once(&self, subscription: SubscriptionNumber, ask: &DispatchAsk) -> Tried {
         let view = self.sight.view();
-        let owner = view.owner(subscription.shard(self.shards)).ok_or(None)?;
+        let owner = view.owner(HOLDS_FAMILY, subscription.shard(self.shards)).ok_or(None)?.node;
         if self.sight.me() == Some(owner) {
             return answered(self.desk.ask(subscription, ask.clone()).await);
         }

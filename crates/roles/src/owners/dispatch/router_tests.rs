@@ -10,12 +10,13 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
+use whimbrel_model::people::GatewayId;
 use whimbrel_model::ports::{Dispatch, DispatchAsk, DispatchError, DispatchTold, MinuteRow, Node, PortFuture};
 use whimbrel_model::{SubscriptionNumber, Timestamp, TopicNumber};
 
 use super::super::peers::{PeerSettings, Peers};
 use super::super::sight::{Sight, View};
-use super::super::testing::center;
+use super::super::testing::{center, identity, view_of};
 use super::super::{DispatchDesk, DispatchDeskError};
 use super::router::DispatchRouter;
 use super::service::dispatch_service;
@@ -84,13 +85,13 @@ impl DispatchDesk for FakeDesk {
 
 struct Scene {
     views: watch::Sender<Arc<View>>,
-    me: watch::Sender<Option<u16>>,
+    me: watch::Sender<Option<GatewayId>>,
 }
 
 impl Scene {
     /// A cluster of two, where that node owns the subscription's shard and nobody the others.
     fn owned_by(owner: Option<u16>, other: &str) -> Self {
-        let scene = Self { views: watch::Sender::default(), me: watch::Sender::new(Some(ME)) };
+        let scene = Self { views: watch::Sender::default(), me: watch::Sender::new(identity(ME)) };
         scene.give_to(owner, other);
         scene
     }
@@ -100,11 +101,11 @@ impl Scene {
         nodes[1].member.address = other.to_owned();
         let mut owners = vec![None; SHARDS as usize];
         owners[SUBSCRIPTION.shard(SHARDS) as usize] = owner;
-        self.views.send_replace(Arc::new(View { revision: 1, nodes: nodes.into(), owners }));
+        self.views.send_replace(view_of(nodes.into(), owners));
     }
 
     fn router(&self, desk: Arc<FakeDesk>, peers: PeerSettings, owner_wait: Duration) -> DispatchRouter {
-        let sight = Sight { views: self.views.subscribe(), me: self.me.subscribe() };
+        let sight = Sight::new(self.views.subscribe(), self.me.subscribe());
         DispatchRouter::new(SHARDS, sight, desk, Arc::new(Peers::new(peers).unwrap()), owner_wait)
     }
 }

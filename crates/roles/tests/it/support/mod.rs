@@ -22,7 +22,7 @@ use whimbrel_roles::events::Events;
 use whimbrel_roles::receive::{Ports, Receive, ReceiveSettings, StartError};
 use whimbrel_roles::stats::TopicStats;
 use whimbrel_roles::subscriptions::{SubscriptionPorts, Subscriptions};
-use whimbrel_roles::topics::{Registry, RegistryPorts, TopicDefaults, open_topics};
+use whimbrel_roles::topics::{Registry, RegistryPorts, SystemTopics, TopicDefaults, open_topics};
 
 use catalogue::MemoryCatalogue;
 use dispatch::{MemoryDispatch, MemoryNotebook, MemoryProgress};
@@ -133,7 +133,7 @@ impl World {
             clock: self.clock.clone(),
             events: events.sink(),
         };
-        let registry = open_topics(ports, topics, SHARDS).await?;
+        let registry = open_topics(ports, topics, SystemTopics { shards: SHARDS, ..SystemTopics::default() }).await?;
         let ports = SubscriptionPorts {
             catalogue: self.catalogue.clone(),
             log: self.log.clone(),
