@@ -125,6 +125,9 @@ mod tests {
             timers: Default::default(),
             timers_engine: StateEngine::Embedded,
             progress_engine: StateEngine::Embedded,
+            inbox_engine: StateEngine::Embedded,
+            sessions_engine: StateEngine::Embedded,
+            devices_engine: StateEngine::Embedded,
             notebook: Default::default(),
         }
     }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use whimbrel_model::EventSink;
 use whimbrel_model::ports::{
-    Catalogue, CatalogueError, Coordination, Log, LogTopics, Notebook, Progress, ProgressError, Receipts,
-    ReceiptsError, Timers, TimersError,
+    Catalogue, CatalogueError, Coordination, Devices, DevicesError, Inbox, InboxError, Log, LogTopics, Notebook,
+    Progress, ProgressError, Receipts, ReceiptsError, Sessions, Timers, TimersError,
 };
 use whimbrel_storage::OpenError;
 
@@ -33,6 +33,10 @@ pub struct EngineSettings {
     pub timers: TimerSettings,
     pub timers_engine: StateEngine,
     pub progress_engine: StateEngine,
+    pub inbox_engine: StateEngine,
+    /// Embedded: in this process's memory.
+    pub sessions_engine: StateEngine,
+    pub devices_engine: StateEngine,
     /// Every node has a notebook of its own, in its data folder.
     pub notebook: NotebookSettings,
 }
@@ -54,7 +58,7 @@ pub enum CoordinationEngine {
     Etcd(crate::etcd::EtcdSettings),
 }
 
-/// Where what is kept beside the log is: receipts, timers and progress, each.
+/// Where what is kept beside the log is: receipts, timers, progress, inboxes, sessions and devices, each.
 #[derive(Debug, Clone, Default)]
 pub enum StateEngine {
     /// In the data folder, for this process alone.
@@ -75,6 +79,10 @@ pub enum EngineError {
     Timers(#[from] TimersError),
     #[error(transparent)]
     Progress(#[from] ProgressError),
+    #[error(transparent)]
+    Inbox(#[from] InboxError),
+    #[error(transparent)]
+    Devices(#[from] DevicesError),
     #[error("the notebook of attempts, {path}: {source}", path = path.display())]
     Notebook { path: PathBuf, source: std::io::Error },
     #[error(transparent)]
@@ -103,6 +111,9 @@ pub struct Engines {
     pub receipts: Arc<dyn Receipts>,
     pub timers: Arc<dyn Timers>,
     pub progress: Arc<dyn Progress>,
+    pub inbox: Arc<dyn Inbox>,
+    pub sessions: Arc<dyn Sessions>,
+    pub devices: Arc<dyn Devices>,
     pub notebook: Arc<dyn Notebook>,
     /// What was found at the start, in a sentence for the banner.
     pub description: String,
@@ -120,6 +131,8 @@ impl Engines {
     pub async fn close(&self) {
         self.timers.close().await;
         self.progress.close().await;
+        self.inbox.close().await;
+        self.devices.close().await;
         self.notebook.close().await;
         match &self.opened {
             Opened::Embedded(log) => log.close().await,
@@ -135,6 +148,7 @@ pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engi
     let state = State::reach(&settings).await?;
     let timers = state.timers()?;
     let progress = state.progress()?;
+    let (inbox, sessions, devices) = (state.inbox()?, state.sessions(), state.devices()?);
     let notebook = open_notebook(&settings)?;
     match settings.log {
         LogEngine::Embedded(log_settings) => {
@@ -159,6 +173,9 @@ pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engi
                 receipts,
                 timers,
                 progress,
+                inbox,
+                sessions,
+                devices,
                 notebook,
                 description: state.described(describe(&recovered)),
                 opened: Opened::Embedded(log),
@@ -180,6 +197,9 @@ pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engi
                 receipts,
                 timers,
                 progress,
+                inbox,
+                sessions,
+                devices,
                 notebook,
                 description: state.described(description),
                 opened: Opened::Kafka(log),

@@ -8,27 +8,36 @@
 //!   receipts/         answers to idempotency keys and brought ids (an LSM)
 //!   holds/            what is pending and what became of it, beside the log (an LSM)
 //!   progress/         how far subscriptions have come (an LSM)
+//!   inboxes/          what users have not acknowledged, beside the log (an LSM)
+//!   devices/          where notices for users go (an LSM)
 //!   notebook/         what was tried, and figures by the minute (slices of time)
 //! ```
 
 mod background;
 mod catalogue;
 mod coordination;
+mod devices;
+pub(crate) mod inbox;
 mod log;
 mod notebook;
 pub(crate) mod progress;
 pub(crate) mod receipts;
 mod records;
+mod sealing;
+pub(crate) mod sessions;
 mod slices;
 mod timers;
 mod topics;
 
 pub use catalogue::FileCatalogue;
 pub use coordination::InProcessCoordination;
+pub use devices::LsmDevices;
+pub use inbox::LsmInbox;
 pub use log::{EmbeddedLog, record_bytes_max};
 pub use notebook::{FileNotebook, NotebookSettings};
 pub use progress::LsmProgress;
 pub use receipts::{LsmReceipts, ReceiptSettings};
+pub use sessions::MemorySessions;
 pub use timers::{LsmTimers, TimerSettings};
 
 use std::path::Path;

@@ -25,18 +25,18 @@ mod merged;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fjall::compaction::filter::Factory;
 use fjall::config::{BlockSizePolicy, FilterPolicy};
-use fjall::{AbstractTree, Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable};
+use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable};
 use whimbrel_model::ports::{
     Applied, CountQuery, DueCursor, HoldQuery, Known, PortFuture, Timers, TimersError, TimersRead, Write,
 };
 use whimbrel_model::{Hold, HoldEnd, HoldId, Timestamp};
 
 use super::background::yields;
+use super::sealing::{Sealing, flush};
 use super::slices::{MEMTABLE_BYTES, Slices, small_keyspace};
 use erase::Eraser;
 use keys::{Place, ShardState};
@@ -53,9 +53,6 @@ const ROWS_BLOCK_BYTES: u32 = 16 << 10;
 /// The LSM's journal, which a start reads again: what is beyond is in tables. The LSM allows no less; it keeps two to three times as
 /// much for moments.
 const JOURNAL_BYTES_MAX: u64 = 64 << 20;
-/// How long a clean stop may take to bring everything into tables, and how often it looks.
-const FLUSH_WITHIN: Duration = Duration::from_secs(5);
-const FLUSH_POLL: Duration = Duration::from_millis(5);
 /// Threads of the LSM that write tables and merge them. Of two, one would spin while the other merges.
 const WORKERS: usize = 1;
 /// Ids of a question that is answered in turn with others; one for more gets a thread of its own.
@@ -93,8 +90,7 @@ struct Inner {
     lines: Arc<Lines>,
     ends: Slices,
     dead: Slices,
-    /// Journals of the LSM that there were after the last write.
-    journals: AtomicUsize,
+    sealing: Sealing,
 }
 
 fn unavailable(error: fjall::Error) -> TimersError {
@@ -139,7 +135,7 @@ impl LsmTimers {
             counts: keyspace("counts", small_keyspace)?,
             ends: Slices::open(&database, "ends", settings.remember).map_err(unavailable)?,
             dead: Slices::open(&database, "dead", settings.remember).map_err(unavailable)?,
-            journals: AtomicUsize::new(0),
+            sealing: Sealing::default(),
             lines,
             settings,
             database,
@@ -193,19 +189,9 @@ impl Inner {
         fixed.into_iter().chain(self.ends.newest_first()).chain(self.dead.newest_first())
     }
 
-    /// Brings everything into tables, so that the next start finds no journal that it would have to read again, or a short one.
+    /// So that the next start finds no journal that it would have to read again, or a short one.
     fn flush(&self) -> Result<(), TimersError> {
-        let began = Instant::now();
-        for keyspace in self.keyspaces() {
-            keyspace.rotate_memtable().map_err(unavailable)?;
-        }
-        // The LSM's worker may be merging; whoever stops the process does not wait for all of that.
-        while self.keyspaces().any(|keyspace| keyspace.tree.sealed_memtable_count() > 0)
-            && began.elapsed() < FLUSH_WITHIN
-        {
-            std::thread::sleep(FLUSH_POLL);
-        }
-        Ok(())
+        flush(&self.keyspaces().collect::<Vec<_>>().iter().collect::<Vec<_>>()).map_err(unavailable)
     }
 
     /// For the writer's thread alone, as every write.

@@ -1,15 +1,19 @@
-//! The stores beside the log, receipts, timers and progress: in the data folder or on Redis, each as its settings say.
+//! The stores beside the log, receipts, timers, progress, inboxes, sessions and devices: in the data folder or on Redis, each as its settings say.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use whimbrel_model::ports::{Log, Progress, Receipts, Timers};
+use whimbrel_model::ports::{Devices, Inbox, Log, Progress, Receipts, Sessions, Timers};
 
 use super::{EngineError, EngineSettings, StateEngine};
 use crate::embedded::receipts::ListPartitions;
-use crate::embedded::{LsmProgress, LsmReceipts, LsmTimers, ReceiptSettings, TimerSettings};
+use crate::embedded::{
+    LsmDevices, LsmInbox, LsmProgress, LsmReceipts, LsmTimers, MemorySessions, ReceiptSettings, TimerSettings,
+};
 #[cfg(feature = "redis")]
-use crate::redis::{RedisConnection, RedisProgress, RedisReceipts, RedisSettings, RedisTimers};
+use crate::redis::{
+    RedisConnection, RedisDevices, RedisInbox, RedisProgress, RedisReceipts, RedisSessions, RedisSettings, RedisTimers,
+};
 
 /// Where the stores are. Whatever can be out of reach has been reached.
 pub(super) struct State {
@@ -19,6 +23,9 @@ pub(super) struct State {
     timer_settings: TimerSettings,
     timers: Place,
     progress: Place,
+    inbox: Place,
+    sessions: Place,
+    devices: Place,
 }
 
 enum Place {
@@ -34,6 +41,9 @@ impl State {
             timers: reached.reach(&settings.timers_engine).await?,
             receipts: reached.reach(&settings.receipts_engine).await?,
             progress: reached.reach(&settings.progress_engine).await?,
+            inbox: reached.reach(&settings.inbox_engine).await?,
+            sessions: reached.reach(&settings.sessions_engine).await?,
+            devices: reached.reach(&settings.devices_engine).await?,
             data: settings.data.clone(),
             receipt_settings: settings.receipts.clone(),
             timer_settings: settings.timers.clone(),
@@ -57,6 +67,30 @@ impl State {
         })
     }
 
+    pub fn inbox(&self) -> Result<Arc<dyn Inbox>, EngineError> {
+        Ok(match &self.inbox {
+            Place::Folder => Arc::new(LsmInbox::open(&self.data.join("inboxes"))?),
+            #[cfg(feature = "redis")]
+            Place::Redis(connection) => Arc::new(RedisInbox::new(connection.clone())),
+        })
+    }
+
+    pub fn sessions(&self) -> Arc<dyn Sessions> {
+        match &self.sessions {
+            Place::Folder => Arc::new(MemorySessions::default()),
+            #[cfg(feature = "redis")]
+            Place::Redis(connection) => Arc::new(RedisSessions::new(connection.clone())),
+        }
+    }
+
+    pub fn devices(&self) -> Result<Arc<dyn Devices>, EngineError> {
+        Ok(match &self.devices {
+            Place::Folder => Arc::new(LsmDevices::open(&self.data.join("devices"))?),
+            #[cfg(feature = "redis")]
+            Place::Redis(connection) => Arc::new(RedisDevices::new(connection.clone())),
+        })
+    }
+
     /// Receipts in the folder follow the log; those on Redis are shared and have nothing to follow.
     pub fn receipts(&self, log: Arc<dyn Log>, partitions: ListPartitions) -> Result<Arc<dyn Receipts>, EngineError> {
         let settings = self.receipt_settings.clone();
@@ -69,7 +103,14 @@ impl State {
 
     /// What the banner says of the log, and what it says of stores that are elsewhere.
     pub fn described(&self, log: String) -> String {
-        let stores = [("holds", &self.timers), ("receipts", &self.receipts), ("progress", &self.progress)];
+        let stores = [
+            ("holds", &self.timers),
+            ("receipts", &self.receipts),
+            ("progress", &self.progress),
+            ("inboxes", &self.inbox),
+            ("sessions", &self.sessions),
+            ("devices", &self.devices),
+        ];
         let mut elsewhere: Vec<(Vec<&str>, &str)> = Vec::new();
         for (name, place) in stores {
             let Some(place) = place.elsewhere() else { continue };

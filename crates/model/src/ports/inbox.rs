@@ -19,11 +19,22 @@ pub enum RowKey {
     Shared { seq: u64 },
 }
 
+/// How exactly boxes are found by the time at which they may be reclaimed: never before it, and up to so much later.
+pub const RECLAIM_GRAIN_MS: i64 = 3_600_000;
+
+/// The whole hour that a box is found by: the first one that is not before its time.
+pub fn reclaim_hour(at: Timestamp) -> u32 {
+    let ms = at.as_millis();
+    let hours = ms.div_euclid(RECLAIM_GRAIN_MS) + i64::from(ms.rem_euclid(RECLAIM_GRAIN_MS) > 0);
+    u32::try_from(hours.max(0)).unwrap_or(u32::MAX)
+}
+
 /// One change. Within a write they take effect in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InboxChange {
     /// The user's box is this from now on; `None`: it is no more. Where it has a time at which nothing in it is of use any more,
-    /// [`Inbox::reclaimable`] finds it by that. `was` is the time that it had, where the store has the box.
+    /// [`Inbox::reclaimable`] finds it by that. `was` is the time that it had, where the store has the box; a second change of the same
+    /// box in one write goes by the first.
     PutBox {
         uid: Uid,
         state: Option<Bytes>,
@@ -36,7 +47,7 @@ pub enum InboxChange {
         seq: u64,
         row: Bytes,
     },
-    /// A row that so many users refer to. Where the row is there already the references are added.
+    /// A row that so many users refer to. Where the row is there already it stays, and the references are added.
     PutShared {
         seq: u64,
         row: Bytes,
@@ -102,11 +113,27 @@ pub trait Inbox: Send + Sync {
     /// These rows, in the order of the question.
     fn rows(&self, partition: u32, keys: Vec<RowKey>) -> InboxRead<'_, Vec<Option<Bytes>>>;
 
-    /// Users whose box may be reclaimed before that time, the earliest first.
+    /// Users whose box may be reclaimed before that time, the earliest hour first and by id within one: a box is found by its
+    /// [`reclaim_hour`] when that is before the time's own.
     fn reclaimable(&self, partition: u32, before: Timestamp, limit: usize) -> InboxRead<'_, Vec<Uid>>;
 
     /// Nobody will ask any more: what would make the next start slow is done now, within a bounded time. Nothing is lost without it.
     fn close(&self) -> PortFuture<'_, ()> {
         Box::pin(std::future::ready(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_box_is_never_found_before_its_time_and_at_most_an_hour_after() {
+        for at in [1, 3_599_999, 3_600_000, 3_600_001, 1_800_000_000_000] {
+            let found_at = i64::from(reclaim_hour(Timestamp::from_millis(at))) * RECLAIM_GRAIN_MS;
+            assert!((at..at + RECLAIM_GRAIN_MS).contains(&found_at), "{at} {found_at}");
+        }
+        assert_eq!(reclaim_hour(Timestamp::from_millis(-5)), 0);
+        assert_eq!(reclaim_hour(Timestamp::from_millis(i64::MAX)), u32::MAX);
     }
 }

@@ -31,7 +31,7 @@ pub use dispatch::{
     Pulled, ReplayStanding, Standing, SubscriptionStatus,
 };
 pub use holds::{Ask, HoldView, Holds, HoldsError, NewDue, Told};
-pub use inbox::{Inbox, InboxChange, InboxError, InboxRead, InboxWrite, RowKey};
+pub use inbox::{Inbox, InboxChange, InboxError, InboxRead, InboxWrite, RECLAIM_GRAIN_MS, RowKey, reclaim_hour};
 pub use log::{
     AppendOutcome, Bounds, CommitOutcome, Entry, Fence, Log, LogError, LogTopics, PartitionStatus, ReadBatch,
     ReadLimits, TopicStatus,

@@ -41,6 +41,9 @@ pub fn engine_settings(config: &Config) -> Result<EngineSettings, Failure> {
         timers: timer_settings(config),
         timers_engine: state_engine(config, config.timers, "timers.engine")?,
         progress_engine: state_engine(config, config.subscriptions.engine, "subscriptions.engine")?,
+        inbox_engine: StateEngine::Embedded,
+        sessions_engine: StateEngine::Embedded,
+        devices_engine: StateEngine::Embedded,
         notebook: notebook_settings(config),
     })
 }

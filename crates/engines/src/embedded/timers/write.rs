@@ -1,9 +1,8 @@
 //! One write of a shard: what it changes in every index, in one batch.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
 
-use fjall::{AbstractTree, OwnedWriteBatch as WriteBatch, PersistMode};
+use fjall::{Keyspace, OwnedWriteBatch as WriteBatch, PersistMode};
 use whimbrel_model::ports::timers::bucket_start;
 use whimbrel_model::ports::{Applied, Change, Row, TimersError, Write};
 use whimbrel_model::{Ending, Hold, HoldEnd, HoldId, Timestamp, TopicNumber};
@@ -14,9 +13,6 @@ use super::{Inner, MEMTABLE_BYTES, ROWS_MEMTABLE_BYTES, unavailable};
 
 /// Keys that most changes write, for the capacity of a batch.
 const KEYS_PER_CHANGE: usize = 2;
-
-/// Journals of the LSM that are there in the ordinary course: the one that is written, and one whose writes are on their way into tables.
-const JOURNALS_KEPT: usize = 2;
 
 /// By topic and minute, what has changed there.
 type Counted = BTreeMap<(TopicNumber, Timestamp), Counts>;
@@ -61,8 +57,7 @@ impl Inner {
             batch.insert(&self.shards, emptied.prefix(), []);
         }
         batch.commit().map_err(unavailable)?;
-        self.seal_what_is_full()?;
-        self.seal_what_keeps_journals()?;
+        self.seal()?;
         self.ends.drop_before(state.now).map_err(unavailable)?;
         self.dead.drop_before(state.now).map_err(unavailable)?;
         // Merges may leave out what is below the line only when the line is on disk: were the power cut before, the store would be where
@@ -72,35 +67,11 @@ impl Inner {
         Ok((Applied::Done, chore))
     }
 
-    /// Seals heaps of writes that have reached their bound. The LSM leaves that to its worker, which may be merging for a while, and
-    /// would let them grow meanwhile; when too many are sealed and not in tables yet, it holds the next write back.
-    fn seal_what_is_full(&self) -> Result<(), TimersError> {
-        let ends = self.ends.newest_first();
-        for (keyspace, max) in [(&self.rows, ROWS_MEMTABLE_BYTES), (&self.ids, MEMTABLE_BYTES)]
-            .into_iter()
-            .chain(ends.iter().map(|slice| (slice, MEMTABLE_BYTES)))
-        {
-            if keyspace.tree.active_memtable().size() > max {
-                keyspace.rotate_memtable().map_err(unavailable)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Seals every heap of writes when one journal more is kept than shall be. A keyspace with few writes would keep all journals since
-    /// its first one, and a start after a kill reads every one of them again.
-    fn seal_what_keeps_journals(&self) -> Result<(), TimersError> {
-        let journals = self.database.journal_count();
-        let before = self.journals.swap(journals, Ordering::Relaxed);
-        if journals <= before.max(JOURNALS_KEPT) {
-            return Ok(());
-        }
-        for keyspace in self.keyspaces() {
-            if !keyspace.tree.active_memtable().is_empty() {
-                keyspace.rotate_memtable().map_err(unavailable)?;
-            }
-        }
-        Ok(())
+    fn seal(&self) -> Result<(), TimersError> {
+        let keyspaces: Vec<_> = self.keyspaces().collect();
+        let bound = |keyspace: &Keyspace| if *keyspace == self.rows { ROWS_MEMTABLE_BYTES } else { MEMTABLE_BYTES };
+        let bounded: Vec<_> = keyspaces.iter().map(|keyspace| (keyspace, bound(keyspace))).collect();
+        self.sealing.after_write(&self.database, &bounded).map_err(unavailable)
     }
 }
 

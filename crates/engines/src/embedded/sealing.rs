@@ -1,0 +1,58 @@
+//! When an LSM's writes go from its memory into tables: so that its memory, and the journal that a start reads again, stay small.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use fjall::{AbstractTree, Database, Keyspace};
+
+/// Journals of the LSM that are there in the ordinary course: the one that is written, and one whose writes are on their way into tables.
+const JOURNALS_KEPT: usize = 2;
+/// How long a clean stop may take to bring everything into tables, and how often it looks.
+const FLUSH_WITHIN: Duration = Duration::from_secs(5);
+const FLUSH_POLL: Duration = Duration::from_millis(5);
+
+/// What is remembered between writes.
+#[derive(Default)]
+pub(super) struct Sealing {
+    /// Journals of the LSM that there were after the last write.
+    journals: AtomicUsize,
+}
+
+impl Sealing {
+    /// Seals heaps of writes that have reached their bound. The LSM leaves that to its worker, which may be merging for a while, and
+    /// would let them grow meanwhile; when too many are sealed and not in tables yet, it holds the next write back.
+    ///
+    /// Seals every heap when one journal more is kept than shall be. A keyspace with few writes would keep all journals since its first
+    /// one, and a start after a kill reads every one of them again.
+    pub fn after_write(&self, database: &Database, keyspaces: &[(&Keyspace, u64)]) -> fjall::Result<()> {
+        for (keyspace, max) in keyspaces {
+            if keyspace.tree.active_memtable().size() > *max {
+                keyspace.rotate_memtable()?;
+            }
+        }
+        let journals = database.journal_count();
+        let before = self.journals.swap(journals, Ordering::Relaxed);
+        if journals <= before.max(JOURNALS_KEPT) {
+            return Ok(());
+        }
+        for (keyspace, _) in keyspaces {
+            if !keyspace.tree.active_memtable().is_empty() {
+                keyspace.rotate_memtable()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Brings everything into tables, so that the next start finds no journal that it would have to read again, or a short one.
+pub(super) fn flush(keyspaces: &[&Keyspace]) -> fjall::Result<()> {
+    let began = Instant::now();
+    for keyspace in keyspaces {
+        keyspace.rotate_memtable()?;
+    }
+    // The LSM's worker may be merging; whoever stops the process does not wait for all of that.
+    while keyspaces.iter().any(|keyspace| keyspace.tree.sealed_memtable_count() > 0) && began.elapsed() < FLUSH_WITHIN {
+        std::thread::sleep(FLUSH_POLL);
+    }
+    Ok(())
+}

@@ -1,0 +1,85 @@
+//! The `Sessions` port in this process's memory: its own, and gone with it. Gateways then tell their whole pictures again.
+//!
+//! A lock for each shard, held for one step; no step waits for anything.
+
+mod shard;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Instant;
+
+use whimbrel_model::people::{GatewayId, OnlineSession, Uid};
+use whimbrel_model::ports::{Heard, PortFuture, SessionNews, Sessions, SessionsError, UserChange, UserSessions};
+use whimbrel_model::{Clock, SystemClock, Timestamp};
+
+use shard::Shard;
+
+/// Sessions in memory.
+#[derive(Default)]
+pub struct MemorySessions {
+    shards: RwLock<HashMap<u32, Arc<Mutex<Kept>>>>,
+}
+
+#[derive(Default)]
+struct Kept {
+    shard: Shard,
+    heard: Option<Instant>,
+}
+
+impl MemorySessions {
+    fn with<T>(&self, number: u32, act: impl FnOnce(&mut Kept) -> T) -> T {
+        let known = self.shards.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned();
+        let kept = known.unwrap_or_else(|| {
+            self.shards.write().unwrap_or_else(PoisonError::into_inner).entry(number).or_default().clone()
+        });
+        act(&mut kept.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Sessions for MemorySessions {
+    fn put(&self, shard: u32, news: Vec<SessionNews>) -> PortFuture<'_, Result<Vec<UserChange>, SessionsError>> {
+        Box::pin(async move { Ok(self.with(shard, |kept| kept.shard.put(news, SystemClock.now()))) })
+    }
+
+    fn replace(
+        &self,
+        shard: u32,
+        gateway: GatewayId,
+        version: u64,
+        sessions: Vec<(Uid, OnlineSession)>,
+    ) -> PortFuture<'_, Result<Vec<UserChange>, SessionsError>> {
+        Box::pin(async move {
+            Ok(self.with(shard, |kept| kept.shard.replace(gateway, version, sessions, SystemClock.now())))
+        })
+    }
+
+    fn void(&self, shard: u32, gateway: GatewayId) -> PortFuture<'_, Result<(), SessionsError>> {
+        Box::pin(async move { Ok(self.with(shard, |kept| kept.shard.void(gateway))) })
+    }
+
+    fn sweep(
+        &self,
+        shard: u32,
+        limit: usize,
+        now: Timestamp,
+    ) -> PortFuture<'_, Result<Vec<UserChange>, SessionsError>> {
+        Box::pin(async move { Ok(self.with(shard, |kept| kept.shard.sweep(limit, now))) })
+    }
+
+    fn gateways(&self, shard: u32) -> PortFuture<'_, Result<Vec<GatewayId>, SessionsError>> {
+        Box::pin(async move { Ok(self.with(shard, |kept| kept.shard.gateways())) })
+    }
+
+    fn keep_alive(&self, shard: u32) -> PortFuture<'_, Result<(), SessionsError>> {
+        Box::pin(async move { Ok(self.with(shard, |kept| kept.heard = Some(Instant::now()))) })
+    }
+
+    fn of(&self, shard: u32, uids: Vec<Uid>) -> PortFuture<'_, Result<Heard<Vec<UserSessions>>, SessionsError>> {
+        Box::pin(async move {
+            Ok(self.with(shard, |kept| Heard {
+                ago_ms: kept.heard.map(|heard| u64::try_from(heard.elapsed().as_millis()).unwrap_or(u64::MAX)),
+                found: uids.iter().map(|uid| kept.shard.of(uid)).collect(),
+            }))
+        })
+    }
+}

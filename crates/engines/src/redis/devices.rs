@@ -1,0 +1,106 @@
+//! The `Devices` port on Redis: one hash for each user, `<prefix>:{d<user>}:devices`, name → device as JSON.
+
+use redis::Value;
+use whimbrel_model::people::Uid;
+use whimbrel_model::ports::{DEVICES_PER_USER_MAX, Device, Devices, DevicesError, PortFuture};
+
+use super::connection::{CallError, RedisConnection, Script};
+use super::reply::{OddReply, Parts, bytes_of};
+
+/// The registry of devices in Redis.
+pub struct RedisDevices {
+    connection: RedisConnection,
+    put: Script,
+    remove: Script,
+}
+
+impl RedisDevices {
+    pub fn new(connection: RedisConnection) -> Self {
+        Self {
+            connection,
+            put: Script::new(include_str!("lua/devices_put.lua")),
+            remove: Script::new(include_str!("lua/devices_remove.lua")),
+        }
+    }
+
+    fn key(&self, uid: &Uid) -> [String; 1] {
+        [format!("{}:{{d{uid}}}:devices", self.connection.prefix())]
+    }
+
+    async fn put(&self, uid: &Uid, device: Device) -> Result<(), Failure> {
+        let mut call = self.put.on(self.key(uid).iter());
+        call.arg(DEVICES_PER_USER_MAX).arg(&device.device).arg(serde_json::to_vec(&device)?);
+        let answer = bytes_of(self.connection.run(&self.put, call).await?)?;
+        match answer.as_deref() {
+            Some(b"done") => Ok(()),
+            Some(b"too_many") => Err(DevicesError::TooMany.into()),
+            _ => Err(OddReply.into()),
+        }
+    }
+
+    async fn remove(&self, uid: &Uid, device: &str, token: Option<&str>) -> Result<bool, Failure> {
+        let mut call = self.remove.on(self.key(uid).iter());
+        call.arg(device).arg(token);
+        match self.connection.run(&self.remove, call).await? {
+            Value::Int(removed) => Ok(removed > 0),
+            _ => Err(OddReply.into()),
+        }
+    }
+
+    async fn of(&self, uid: &Uid) -> Result<Vec<Device>, Failure> {
+        let [key] = self.key(uid);
+        let mut answer = Parts::of(self.connection.ask(redis::cmd("HVALS").arg(key)).await?)?;
+        let mut devices: Vec<Device> = Vec::new();
+        while !answer.is_over() {
+            match serde_json::from_slice(&answer.bytes()?) {
+                Ok(device) => devices.push(device),
+                Err(error) => {
+                    tracing::warn!(%uid, %error, "a device cannot be read: it gets no notices until it is put again");
+                }
+            }
+        }
+        devices.sort_unstable_by(|a, b| a.device.cmp(&b.device));
+        Ok(devices)
+    }
+}
+
+/// What can go wrong, before it is said in the port's words.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    Refused(#[from] DevicesError),
+    #[error(transparent)]
+    Call(#[from] CallError),
+    #[error(transparent)]
+    Odd(#[from] OddReply),
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+}
+
+impl From<Failure> for DevicesError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Refused(error) => error,
+            Failure::Call(_) | Failure::Odd(_) | Failure::Json(_) => Self::Unavailable(failure.to_string()),
+        }
+    }
+}
+
+impl Devices for RedisDevices {
+    fn put<'a>(&'a self, uid: &'a Uid, device: Device) -> PortFuture<'a, Result<(), DevicesError>> {
+        Box::pin(async move { Ok(self.put(uid, device).await?) })
+    }
+
+    fn remove<'a>(
+        &'a self,
+        uid: &'a Uid,
+        device: &'a str,
+        token: Option<&'a str>,
+    ) -> PortFuture<'a, Result<bool, DevicesError>> {
+        Box::pin(async move { Ok(self.remove(uid, device, token).await?) })
+    }
+
+    fn of<'a>(&'a self, uid: &'a Uid) -> PortFuture<'a, Result<Vec<Device>, DevicesError>> {
+        Box::pin(async move { Ok(self.of(uid).await?) })
+    }
+}

@@ -1,0 +1,242 @@
+//! The `Inbox` port on Redis: the inboxes of a partition, each step one script that says where the store was.
+//!
+//! | key | what it has |
+//! | --- | --- |
+//! | `meta` | a hash: the epoch, and where the store is |
+//! | `boxes` | a hash: user → box |
+//! | `rows` | a hash: the number (8 bytes, the highest first) and the user → row |
+//! | `shared`, `references` | hashes: number → row, and how many refer to it |
+//! | `reclaim` | a sorted set: user, by the hour that its box may be reclaimed at |
+//!
+//! Every key is `<prefix>:{push:<partition>}:<name>`.
+
+use bytes::Bytes;
+use redis::Cmd;
+use tokio::sync::Semaphore;
+use whimbrel_model::Timestamp;
+use whimbrel_model::people::Uid;
+use whimbrel_model::ports::timers::{Applied, At};
+use whimbrel_model::ports::{Inbox, InboxError, InboxRead, InboxWrite, PortFuture, RowKey, reclaim_hour};
+
+use super::connection::{CallError, RedisConnection, Script};
+use super::reply::{OddReply, Parts, bytes_of, number_of};
+use super::write::{ARGUMENTS_MAX, decimal};
+use crate::embedded::inbox::fold::{Folded, SharedStep};
+
+/// Writes that are on their way to Redis at the same time; others wait here, so that a read does not stand behind all of them.
+const WRITES_AT_ONCE: usize = 4;
+/// Arguments of a write beside its changes, about.
+const HEADER_ARGUMENTS: usize = 32;
+
+/// The store of inboxes in Redis.
+pub struct RedisInbox {
+    connection: RedisConnection,
+    writes: Semaphore,
+    open: Script,
+    apply: Script,
+    get: Script,
+    reclaimable: Script,
+}
+
+/// Every key of a partition, in the order in which `inbox_apply.lua` takes them.
+const NAMES: [&str; 6] = ["meta", "boxes", "rows", "shared", "references", "reclaim"];
+
+impl RedisInbox {
+    pub fn new(connection: RedisConnection) -> Self {
+        Self {
+            connection,
+            writes: Semaphore::new(WRITES_AT_ONCE),
+            open: Script::new(include_str!("lua/open.lua")),
+            apply: Script::new(include_str!("lua/inbox_apply.lua")),
+            get: Script::new(include_str!("lua/inbox_get.lua")),
+            reclaimable: Script::new(include_str!("lua/inbox_reclaimable.lua")),
+        }
+    }
+
+    fn keys(&self, partition: u32, names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| format!("{}:{{push:{partition}}}:{name}", self.connection.prefix())).collect()
+    }
+
+    async fn take(&self, partition: u32, epoch: u64) -> Result<Option<u64>, Failure> {
+        let mut call = self.open.on(self.keys(partition, &["meta"]).iter());
+        call.arg(decimal(epoch));
+        let at = bytes_of(self.connection.run(&self.open, call).await?)?;
+        Ok(at.map(|at| number_of(&at)).transpose()?)
+    }
+
+    async fn write(&self, partition: u32, write: InboxWrite) -> Result<Applied, Failure> {
+        let _turn = self.connection.turn_of(&self.writes).await?;
+        let mut call = self.apply.on(self.keys(partition, &NAMES).iter());
+        add_arguments(&mut call, &write)?;
+        // What is sent is a copy; the rows need not stay in memory until Redis has answered.
+        drop(write);
+        let mut answer = Parts::of(self.connection.run(&self.apply, call).await?)?;
+        match &*answer.bytes()? {
+            b"done" => Ok(Applied::Done),
+            b"behind" => Ok(Applied::Behind { at: answer.number()? }),
+            b"older_epoch" => Ok(Applied::OlderEpoch),
+            _ => Err(OddReply.into()),
+        }
+    }
+
+    /// Fields of hashes, each with what it has, in one step.
+    async fn fields(&self, partition: u32, hashes: &[(&str, Vec<Vec<u8>>)]) -> Result<At<Vec<Option<Bytes>>>, Failure> {
+        let names: Vec<&str> = std::iter::once("meta").chain(hashes.iter().map(|(name, _)| *name)).collect();
+        let mut call = self.get.on(self.keys(partition, &names).iter());
+        for (_, fields) in hashes {
+            call.arg(fields.len());
+            fields.iter().for_each(|field| {
+                call.arg(field);
+            });
+        }
+        let mut answer = Parts::of(self.connection.run(&self.get, call).await?)?;
+        let applied = answer.number()?;
+        let asked = hashes.iter().map(|(_, fields)| fields.len()).sum();
+        let found = (0..asked).map(|_| answer.optional()).collect::<Result<_, _>>()?;
+        Ok(At { applied, found })
+    }
+
+    async fn boxes(&self, partition: u32, uids: Vec<Uid>) -> Result<At<Vec<Option<Bytes>>>, Failure> {
+        let fields = uids.iter().map(|uid| uid.as_str().into()).collect();
+        self.fields(partition, &[("boxes", fields)]).await
+    }
+
+    async fn rows(&self, partition: u32, keys: Vec<RowKey>) -> Result<At<Vec<Option<Bytes>>>, Failure> {
+        let (mut own, mut shared) = (Vec::new(), Vec::new());
+        for key in &keys {
+            match key {
+                RowKey::Own { uid, seq } => own.push(own_field(uid.as_str(), *seq)),
+                RowKey::Shared { seq } => shared.push(shared_field(*seq)),
+            }
+        }
+        let first_shared = own.len();
+        let read = self.fields(partition, &[("rows", own), ("shared", shared)]).await?;
+        let mut own = read.found;
+        let shared = own.split_off(first_shared);
+        let (mut own, mut shared) = (own.into_iter(), shared.into_iter());
+        let of_key = |key: &RowKey| match key {
+            RowKey::Own { .. } => own.next().flatten(),
+            RowKey::Shared { .. } => shared.next().flatten(),
+        };
+        Ok(At { applied: read.applied, found: keys.iter().map(of_key).collect() })
+    }
+
+    async fn reclaimable(&self, partition: u32, before: Timestamp, limit: usize) -> Result<At<Vec<Uid>>, Failure> {
+        let mut call = self.reclaimable.on(self.keys(partition, &["meta", "reclaim"]).iter());
+        call.arg(reclaim_hour(before)).arg(limit);
+        let mut answer = Parts::of(self.connection.run(&self.reclaimable, call).await?)?;
+        let (applied, mut found) = (answer.number()?, Vec::new());
+        while !answer.is_over() {
+            let uid = answer.bytes()?;
+            let uid = std::str::from_utf8(&uid).ok().and_then(|uid| Uid::new(uid).ok());
+            found.push(uid.ok_or(OddReply)?);
+        }
+        Ok(At { applied, found })
+    }
+}
+
+fn own_field(uid: &str, seq: u64) -> Vec<u8> {
+    [&seq.to_be_bytes(), uid.as_bytes()].concat()
+}
+
+fn shared_field(seq: u64) -> Vec<u8> {
+    seq.to_be_bytes().to_vec()
+}
+
+/// Adds the arguments of `inbox_apply.lua` to its call.
+fn add_arguments(call: &mut Cmd, write: &InboxWrite) -> Result<(), TooLarge> {
+    let folded = Folded::of(write);
+    let (mut put_boxes, mut dropped_boxes) = (Vec::new(), Vec::new());
+    let (mut noted, mut forgotten) = (Vec::new(), Vec::new());
+    for (uid, after) in &folded.boxes {
+        let uid = uid.as_bytes();
+        match after.state {
+            Some(state) => put_boxes.extend([uid, &state[..]]),
+            None => dropped_boxes.push(uid),
+        }
+        match after.hour {
+            Some(hour) => noted.extend([hour.to_string().into_bytes(), uid.to_vec()]),
+            None => forgotten.push(uid),
+        }
+    }
+    let (mut put_rows, mut dropped_rows) = (Vec::new(), Vec::new());
+    for ((uid, seq), row) in &folded.own {
+        match row {
+            Some(row) => put_rows.push((own_field(uid, *seq), &row[..])),
+            None => dropped_rows.push(own_field(uid, *seq)),
+        }
+    }
+    let steps = folded.shared.values().map(|after| after.steps.len()).sum::<usize>();
+    let boxes = put_boxes.len() + dropped_boxes.len() + noted.len() + forgotten.len();
+    let arguments = HEADER_ARGUMENTS + boxes + put_rows.len() * 2 + dropped_rows.len() + steps * 3;
+    if arguments > ARGUMENTS_MAX {
+        return Err(TooLarge { changes: write.changes.len() });
+    }
+    call.arg(decimal(write.epoch)).arg(decimal(write.expected)).arg(decimal(write.applied)).arg(u8::from(write.reset));
+    call.arg(put_boxes.len()).arg(dropped_boxes.len()).arg(noted.len()).arg(forgotten.len());
+    call.arg(put_rows.len() * 2).arg(dropped_rows.len());
+    call.arg(&put_boxes).arg(&dropped_boxes).arg(&noted).arg(&forgotten);
+    for (field, row) in &put_rows {
+        call.arg(field).arg(*row);
+    }
+    call.arg(&dropped_rows);
+    for (seq, after) in &folded.shared {
+        for step in &after.steps {
+            call.arg(shared_field(*seq));
+            match step {
+                SharedStep::Add { row, references } => call.arg(i64::from(*references)).arg(&row[..]),
+                SharedStep::Release(references) => call.arg(-i64::from(*references)).arg(""),
+            };
+        }
+    }
+    Ok(())
+}
+
+/// A write that is too large for one script.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a write of {changes} changes is more than one script takes")]
+struct TooLarge {
+    changes: usize,
+}
+
+/// What can go wrong, before it is said in the port's words.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    Call(#[from] CallError),
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
+    #[error(transparent)]
+    Odd(#[from] OddReply),
+}
+
+impl From<Failure> for InboxError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Call(_) | Failure::TooLarge(_) => Self::Unavailable(failure.to_string()),
+            Failure::Odd(_) => Self::Damaged(failure.to_string()),
+        }
+    }
+}
+
+impl Inbox for RedisInbox {
+    fn open(&self, partition: u32, epoch: u64) -> PortFuture<'_, Result<Option<u64>, InboxError>> {
+        Box::pin(async move { Ok(self.take(partition, epoch).await?) })
+    }
+
+    fn apply(&self, partition: u32, write: InboxWrite) -> PortFuture<'_, Result<Applied, InboxError>> {
+        Box::pin(async move { Ok(self.write(partition, write).await?) })
+    }
+
+    fn boxes(&self, partition: u32, uids: Vec<Uid>) -> InboxRead<'_, Vec<Option<Bytes>>> {
+        Box::pin(async move { Ok(self.boxes(partition, uids).await?) })
+    }
+
+    fn rows(&self, partition: u32, keys: Vec<RowKey>) -> InboxRead<'_, Vec<Option<Bytes>>> {
+        Box::pin(async move { Ok(self.rows(partition, keys).await?) })
+    }
+
+    fn reclaimable(&self, partition: u32, before: Timestamp, limit: usize) -> InboxRead<'_, Vec<Uid>> {
+        Box::pin(async move { Ok(self.reclaimable(partition, before, limit).await?) })
+    }
+}

@@ -1,0 +1,5 @@
+-- The writer of the shard lives, by the clock of Redis. KEYS: meta.
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+redis.call('HSET', KEYS[1], 'heard', string.format('%.0f', now))
+return 'done'
