@@ -16,6 +16,10 @@ use crate::{Headers, HeadersBuilder, Timestamp};
 pub const PUSH_TOPIC: &str = "_push";
 /// Notices on their way to devices that are away, a [`Notice`] as JSON each, by user.
 pub const NOTICES_TOPIC: &str = "_notices";
+/// The system's own subscription that hands notices to the horn.
+pub const NOTICES_SUBSCRIPTION: &str = "_notices";
+/// Where that subscription's calls go: not over HTTP but to the role `horn`.
+pub const HORN_URL: &str = "whimbrel:horn";
 /// Who came and went.
 pub const PRESENCE_TOPIC: &str = "_presence";
 /// Pushes that could not be handled.

@@ -25,7 +25,7 @@ use super::subscription_json::{
     SubscriptionDocument, SubscriptionList, SubscriptionSettings, decided_document, whole_document,
 };
 use super::undisturbed::Undisturbed;
-use crate::subscriptions::Made;
+use crate::subscriptions::{Made, is_system_subscription};
 
 /// Owners that are asked at one time.
 const ASKED_AT_ONCE: usize = 64;
@@ -156,6 +156,9 @@ pub(super) async fn delete_subscription(State(door): State<Arc<Door>>, request: 
     let caller = door.keys.caller(request.headers())?;
     caller.require(Scope::Admin)?;
     Query::parse(request.uri().query())?.end()?;
+    if is_system_subscription(&name) {
+        check_name(&name)?;
+    }
     // One that is being deleted may be deleted again: that finishes it.
     let known = door.subscriptions.get(&name).filter(|known| is_seen(&caller, known));
     if known.is_none() {

@@ -12,6 +12,7 @@ use whimbrel_model::{EVENTS_TOPIC, Event, SubscriptionNumber, SubscriptionSpec, 
 use super::error::SubscriptionError;
 use super::registry::{CONFLICT_TRIES, Changing, SUBSCRIPTIONS_MAX, Subscription, Subscriptions};
 use super::starts::{Truncation, start_at};
+use super::system::is_system_subscription;
 use crate::topics::{Topic, TopicChange, TopicError};
 
 /// Topics of one subscription.
@@ -78,7 +79,9 @@ impl Subscriptions {
         let mut topics = Vec::with_capacity(spec.topics.len());
         for topic in &spec.topics {
             let unreadable = |why| SubscriptionError::Unreadable { topic: topic.clone(), why };
-            check_readable(topic).map_err(unreadable)?;
+            if !is_system_subscription(name) {
+                check_readable(topic).map_err(unreadable)?;
+            }
             if *topic == dead_topic(name) {
                 return Err(unreadable("what fails would come back to it for ever"));
             }

@@ -8,9 +8,11 @@ mod error;
 pub mod registry;
 mod runs;
 mod starts;
+mod system;
 
 pub use changing::{Made, SecretWish, TOPICS_MAX, check_readable};
 pub use error::SubscriptionError;
 pub use registry::{Subscription, SubscriptionPorts, Subscriptions};
 pub use runs::{REPLAYS_MAX, ReplayAsk, SeekAsk, Sought};
 pub use starts::{Position, Truncation};
+pub use system::{NOTICES_PARTITIONS, ensure_notices_subscription, is_system_subscription};

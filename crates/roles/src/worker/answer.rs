@@ -51,7 +51,7 @@ impl Reading {
 }
 
 /// How long the subscriber wants to be left alone: seconds, or a time of HTTP. `None` where it says nothing that can be understood.
-pub(super) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+pub(crate) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
         // Digits beyond all numbers are for ever.

@@ -29,18 +29,8 @@ pub(super) struct Dialer {
 }
 
 impl Dialer {
-    /// Subscribers are believed by the certificates of the machine, as an operator expects who has put a company's own among them, and by
-    /// those of `extra_roots_pem`.
     pub(super) fn new(guard: AddressGuard, extra_roots_pem: &[u8]) -> Result<Self, String> {
-        let mut roots = machine_roots().clone();
-        for certificate in CertificateDer::pem_slice_iter(extra_roots_pem) {
-            let certificate = certificate.map_err(|error| format!("no certificate: {error}"))?;
-            roots.add(certificate).map_err(|error| format!("a certificate cannot be used: {error}"))?;
-        }
-        let provider = Arc::new(aws_lc_rs::default_provider());
-        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let config = config.map_err(|error| error.to_string())?.with_root_certificates(roots).with_no_client_auth();
-        Ok(Self { guard, tls: TlsConnector::from(Arc::new(config)) })
+        Ok(Self { guard, tls: TlsConnector::from(Arc::new(client_tls(extra_roots_pem)?)) })
     }
 
     /// A connection that stands within the time. Its task runs on the caller's runtime.
@@ -95,6 +85,19 @@ impl Dialer {
         let found = origin.names.look_up(&origin.host, origin.port).await;
         found.map_err(|why| Failure::new(CallFailure::Connect, format!("the name {}: {why}", origin.host)))
     }
+}
+
+/// TLS towards others. They are believed by the certificates of the machine, as an operator expects who has put a company's own among
+/// them, and by those of `extra_roots_pem`.
+pub(crate) fn client_tls(extra_roots_pem: &[u8]) -> Result<ClientConfig, String> {
+    let mut roots = machine_roots().clone();
+    for certificate in CertificateDer::pem_slice_iter(extra_roots_pem) {
+        let certificate = certificate.map_err(|error| format!("no certificate: {error}"))?;
+        roots.add(certificate).map_err(|error| format!("a certificate cannot be used: {error}"))?;
+    }
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    Ok(config.map_err(|error| error.to_string())?.with_root_certificates(roots).with_no_client_auth())
 }
 
 /// Begins to speak HTTP/1.1. The connection lives until its sender is dropped or the other side closes it.

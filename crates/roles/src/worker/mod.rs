@@ -14,6 +14,7 @@ mod envelope;
 mod failure;
 pub mod figures;
 pub mod guard;
+mod handing;
 mod limits;
 mod load;
 mod lookup;
@@ -45,7 +46,7 @@ use tokio::time::timeout_at;
 use whimbrel_model::Timestamp;
 use whimbrel_model::ports::{Call, CallFailure, CallOutcome, Callbacks, Called, PortFuture};
 
-use answer::{Reading, retry_after};
+use answer::Reading;
 use dial::Dialer;
 use failure::Failure;
 use figures::WorkerFigures;
@@ -60,10 +61,17 @@ pub use figures::NAMES as METRIC_NAMES;
 pub use guard::{AddressGuard, BadRule, Forbidden};
 pub use origin::{BadUrl, check_url, host_of};
 pub use pool::{PoolParts, WorkerPool};
-pub use service::{WorkersDoor, workers_service};
+pub use service::{CallDesks, WorkersDoor, workers_service};
 pub use settings::{WorkerError, WorkerSettings};
 pub use signature::{BadSecret, check_secret};
 pub use team::WORKER_ROLE;
+
+pub(crate) use answer::retry_after;
+pub(crate) use dial::client_tls;
+pub(crate) use handing::{Silence, hand_over};
+pub(crate) use names::{WEBHOOK_ID, WEBHOOK_SIGNATURE, WEBHOOK_TIMESTAMP};
+pub(crate) use signature::Signers;
+pub(crate) use wire::target_bytes;
 
 /// Makes callbacks from this process. Cloning shares it.
 #[derive(Clone)]

@@ -2,9 +2,9 @@
 
 use http::HeaderName;
 
-pub(super) const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
-pub(super) const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
-pub(super) const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
+pub(crate) const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
+pub(crate) const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
+pub(crate) const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
 
 pub(super) const SUBSCRIPTION: HeaderName = HeaderName::from_static("whimbrel-subscription");
 pub(super) const TOPIC: HeaderName = HeaderName::from_static("whimbrel-topic");

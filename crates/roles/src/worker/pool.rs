@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use futures_util::future::join_all;
@@ -15,10 +15,10 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_model::ports::{Call, CallFailure, CallOutcome, Callbacks, Called, Node, PortFuture};
 
 use super::Worker;
+use super::handing::{Silence, hand_over};
 use super::limits::{HANDING_GRACE, HANDS_MAX, LOAD_EVERY};
-use super::team::{Colleague, Group, Team, answer_within};
-use super::wire::{from_load, from_response, to_request};
-use crate::owners::peers::was_never_connected;
+use super::team::{Colleague, Team};
+use super::wire::from_load;
 use crate::owners::wire::protocol::LoadRequest;
 use crate::owners::wire::protocol::workers_client::WorkersClient;
 use crate::owners::{Peers, Sight};
@@ -42,13 +42,6 @@ pub struct WorkerPool {
     peers: Arc<Peers>,
     team: ArcSwap<Team>,
     random: AtomicU64,
-}
-
-/// Why a worker elsewhere did not say how a call went.
-struct Silence {
-    /// The call may have been made.
-    may_have_called: bool,
-    reason: String,
 }
 
 impl WorkerPool {
@@ -126,10 +119,12 @@ impl WorkerPool {
             let Some(colleague) = group.pick(&tried, random) else { break };
             let given = colleague.give();
             let silence = match (&colleague.address, &self.local) {
-                (Some(address), _) => match self.call_at(address, &group, &call).await {
-                    Ok(called) => return called,
-                    Err(silence) => silence,
-                },
+                (Some(address), _) => {
+                    match hand_over(&self.peers, address, &call, group.target_bytes.clone(), HANDING_GRACE).await {
+                        Ok(called) => return called,
+                        Err(silence) => silence,
+                    }
+                }
                 (None, Some(local)) => return local.call(call).await,
                 (None, None) => break,
             };
@@ -148,28 +143,6 @@ impl WorkerPool {
         };
         Called { outcome: CallOutcome::Failed { why, detail }, took: began.elapsed() }
     }
-
-    async fn call_at(&self, address: &str, group: &Group, call: &Call) -> Result<Called, Silence> {
-        let never = |reason| Silence { may_have_called: false, reason };
-        let maybe = |reason| Silence { may_have_called: true, reason };
-        let mut client = WorkersClient::new(self.peers.channel(address).map_err(never)?);
-        let request = self.peers.request(to_request(call, group.target_bytes.clone()));
-        let within: Duration = answer_within(call, HANDING_GRACE);
-        match timeout(within, client.call(request)).await {
-            Err(_) => Err(maybe(format!("no answer within {within:?}"))),
-            Ok(Err(status)) if was_never_connected(&status) || was_refused(&status) => {
-                Err(never(status.message().to_owned()))
-            }
-            Ok(Err(status)) => Err(maybe(status.message().to_owned())),
-            Ok(Ok(response)) => from_response(response.into_inner()).map_err(|garbled| maybe(garbled.to_string())),
-        }
-    }
-}
-
-/// Whether the other process said so before it looked at the call.
-fn was_refused(status: &tonic::Status) -> bool {
-    use tonic::Code::{InvalidArgument, Unauthenticated, Unimplemented};
-    [InvalidArgument, Unauthenticated, Unimplemented].contains(&status.code())
 }
 
 impl Callbacks for WorkerPool {

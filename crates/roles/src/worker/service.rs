@@ -1,14 +1,17 @@
-//! The internal port's side of calls: what centers of other processes ask goes to the worker of this one.
+//! The internal port's side of calls: what centers of other processes ask goes to the worker of this one, notices to its horn.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tonic::{Request, Response, Status};
-use whimbrel_model::ports::{CallTarget, Callbacks};
+use whimbrel_model::ports::{Call, CallFailure, CallOutcome, CallTarget, Callbacks, Called};
+use whimbrel_model::push::HORN_URL;
 
 use super::Worker;
 use super::limits::{CALL_BYTES_MAX, PREPARED_TARGETS_MAX};
+use super::strategy::Load;
 use super::wire::{from_request, to_load, to_response};
 use crate::owners::Admission;
 use crate::owners::wire::protocol::workers_server::{Workers, WorkersServer};
@@ -17,14 +20,44 @@ use crate::owners::wire::protocol::{CallRequest, CallResponse, LoadRequest, Load
 /// The service `whimbrel.internal.v1.Workers`, to be mounted on the internal port.
 ///
 /// Where a key is set, whoever does not bring it is refused before the call is looked at.
-pub fn workers_service(worker: Worker, internal_key: Option<&str>) -> WorkersServer<WorkersDoor> {
-    let door = WorkersDoor { worker, admission: Admission::new(internal_key), targets: Mutex::default() };
+pub fn workers_service(desks: impl Into<CallDesks>, internal_key: Option<&str>) -> WorkersServer<WorkersDoor> {
+    let door = WorkersDoor { desks: desks.into(), admission: Admission::new(internal_key), targets: Mutex::default() };
     WorkersServer::new(door).max_decoding_message_size(CALL_BYTES_MAX)
+}
+
+/// Who makes calls in this process.
+#[derive(Clone, Default)]
+pub struct CallDesks {
+    /// Where it has the role `worker`.
+    pub worker: Option<Worker>,
+    /// Where it has the role `horn`: for calls to [`HORN_URL`].
+    pub horn: Option<Arc<dyn Callbacks>>,
+}
+
+impl From<Worker> for CallDesks {
+    fn from(worker: Worker) -> Self {
+        Self { worker: Some(worker), horn: None }
+    }
+}
+
+impl CallDesks {
+    async fn call(&self, call: Call) -> Called {
+        let is_notice = call.target.endpoint.url.as_deref() == Some(HORN_URL);
+        match (&self.horn, &self.worker) {
+            (Some(horn), _) if is_notice => horn.call(call).await,
+            (_, Some(worker)) if !is_notice => worker.call(call).await,
+            _ => {
+                let detail = "this process does not have the role that the call is for".to_owned();
+                let outcome = CallOutcome::Failed { why: CallFailure::NoWorker, detail };
+                Called { outcome, took: Duration::ZERO }
+            }
+        }
+    }
 }
 
 /// Who answers the centers of other processes.
 pub struct WorkersDoor {
-    worker: Worker,
+    desks: CallDesks,
     admission: Admission,
     /// Targets by their bytes, so that each is read once and keeps its connections.
     targets: Mutex<HashMap<Bytes, Arc<CallTarget>>>,
@@ -52,11 +85,11 @@ impl Workers for WorkersDoor {
         self.admission.admit(&request)?;
         let call = from_request(request.into_inner(), |bytes| self.target(bytes));
         let call = call.map_err(|garbled| Status::invalid_argument(garbled.to_string()))?;
-        Ok(Response::new(to_response(self.worker.call(call).await)))
+        Ok(Response::new(to_response(self.desks.call(call).await)))
     }
 
     async fn load(&self, request: Request<LoadRequest>) -> Result<Response<LoadResponse>, Status> {
         self.admission.admit(&request)?;
-        Ok(Response::new(to_load(self.worker.load())))
+        Ok(Response::new(to_load(self.desks.worker.as_ref().map_or_else(Load::default, Worker::load))))
     }
 }

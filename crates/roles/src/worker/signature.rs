@@ -27,7 +27,7 @@ pub fn check_secret(secret: &str) -> Result<(), BadSecret> {
 
 /// The secrets of a target, keyed already, so that a call only copies a state.
 #[derive(Clone, Default)]
-pub(super) struct Signers {
+pub(crate) struct Signers {
     signers: Vec<Signer>,
 }
 
@@ -38,7 +38,7 @@ struct Signer {
 }
 
 impl Signers {
-    pub(super) fn new(secrets: &[SigningSecret]) -> Result<Self, BadSecret> {
+    pub(crate) fn new(secrets: &[SigningSecret]) -> Result<Self, BadSecret> {
         let signer = |secret: &SigningSecret| {
             Ok(Signer { keyed: keyed(&secret.secret)?, until: secret.until_ms.map(Timestamp::from_millis) })
         };
@@ -46,7 +46,7 @@ impl Signers {
     }
 
     /// Writes the signatures of those that are live, a space between; nothing where none is.
-    pub(super) fn write(&self, id: &str, now: Timestamp, body: &[u8], out: &mut BytesMut) {
+    pub(crate) fn write(&self, id: &str, now: Timestamp, body: &[u8], out: &mut BytesMut) {
         let mut digits = itoa::Buffer::new();
         let seconds = digits.format(now.as_millis().div_euclid(1000));
         let live = self.signers.iter().filter(|signer| signer.until.is_none_or(|until| now < until));

@@ -27,7 +27,7 @@ const FAILURES: [CallFailure; 7] = [
 ];
 
 /// A target as it travels: made once for many calls.
-pub(super) fn target_bytes(target: &CallTarget) -> Bytes {
+pub(crate) fn target_bytes(target: &CallTarget) -> Bytes {
     serde_json::to_vec(target).expect("a target is JSON").into()
 }
 

@@ -1,0 +1,35 @@
+//! What a provider's answer means: for the device, and for everybody who wants that provider.
+
+use std::time::Duration;
+
+use super::client::NoAnswer;
+use super::outcome::Fate;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Judged {
+    pub(super) fate: Fate,
+    /// The provider asked to be left alone by everybody for so long.
+    pub(super) everybody_waits: Option<Duration>,
+}
+
+impl Judged {
+    /// Nobody is to call it for a while, where it said how long.
+    pub(super) fn everybody_later(reason: impl Into<String>, retry_after: Option<Duration>) -> Self {
+        Self { fate: Fate::later(reason, retry_after), everybody_waits: retry_after }
+    }
+}
+
+impl From<Fate> for Judged {
+    fn from(fate: Fate) -> Self {
+        Self { fate, everybody_waits: None }
+    }
+}
+
+impl From<NoAnswer> for Judged {
+    fn from(no_answer: NoAnswer) -> Self {
+        match no_answer {
+            NoAnswer::Forbidden(reason) => Fate::refused(reason).into(),
+            NoAnswer::Unreachable(reason) => Fate::later(reason, None).into(),
+        }
+    }
+}

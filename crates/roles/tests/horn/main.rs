@@ -1,0 +1,12 @@
+//! The horn against local servers that speak the providers' protocols and check what they are sent as the providers do.
+
+mod apns;
+mod bench;
+mod fcm;
+mod handing;
+mod notices;
+mod plain_http;
+mod proofs;
+mod provider;
+mod registry;
+mod webpush;
