@@ -7,6 +7,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "whimbrel/v1/messages.proto",
         "whimbrel/internal/v1/owners.proto",
         "whimbrel/internal/v1/dispatch.proto",
+        "whimbrel/internal/v1/presence.proto",
         "whimbrel/internal/v1/workers.proto",
     ];
     let descriptors = protox::compile(files, ["proto"])?;

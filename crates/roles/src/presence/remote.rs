@@ -1,0 +1,116 @@
+//! What presence asks of other nodes, and the queues in front of it: one for each node, bounded, so that a node that hangs holds up nobody
+//! and costs what was meant for it. What is lost shows as a gap.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use whimbrel_model::people::Uid;
+use whimbrel_model::ports::{Heard, PortFuture, UserSessions};
+
+use super::figures::Figures;
+use super::limits::{NEWS_PER_CALL_MAX, OUTLETS_MAX, POSTS_PER_CALL_MAX, POSTS_QUEUED_MAX};
+use super::packet::{Answer, AskGateway, Packet, ShardPacket};
+
+/// Something for another node, sent and not answered.
+#[derive(Debug, Clone)]
+pub enum Post {
+    /// A gateway's packet, to be spread.
+    Relay(Arc<Packet>),
+    /// What shards of that node get of a packet.
+    Report(Vec<ShardPacket>),
+}
+
+impl Post {
+    fn news(&self) -> usize {
+        match self {
+            Self::Relay(packet) => packet.news.len(),
+            Self::Report(packets) => packets.iter().map(|each| each.packet.news.len()).sum(),
+        }
+    }
+}
+
+/// Other nodes, by their internal addresses. Errors are for people to read.
+pub trait Remote: Send + Sync {
+    fn send<'a>(&'a self, address: &'a str, posts: Vec<Post>) -> PortFuture<'a, Result<(), String>>;
+
+    /// Asks a gateway; with `forward`, through the node at that address.
+    fn ask<'a>(&'a self, address: &'a str, ask: AskGateway, forward: bool) -> PortFuture<'a, Result<Answer, String>>;
+
+    /// Reads users of a shard that the node at that address writes.
+    fn read<'a>(
+        &'a self,
+        address: &'a str,
+        centre: u32,
+        shard: u32,
+        uids: Vec<Uid>,
+    ) -> PortFuture<'a, Result<Heard<Vec<UserSessions>>, String>>;
+}
+
+/// The queues to other nodes.
+pub struct Outlets {
+    remote: Arc<dyn Remote>,
+    queues: Mutex<HashMap<String, mpsc::Sender<Post>>>,
+    send_within: Duration,
+    figures: Arc<Figures>,
+    shutdown: CancellationToken,
+}
+
+impl Outlets {
+    pub fn new(
+        remote: Arc<dyn Remote>,
+        send_within: Duration,
+        figures: Arc<Figures>,
+        shutdown: CancellationToken,
+    ) -> Self {
+        Self { remote, queues: Mutex::default(), send_within, figures, shutdown }
+    }
+
+    /// Puts a post on its way. Never waits: what there is no room for is lost, and counted.
+    pub fn post(&self, address: &str, post: Post) {
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        if !queues.contains_key(address) {
+            if queues.len() >= OUTLETS_MAX {
+                queues.clear();
+            }
+            let (sender, receiver) = mpsc::channel(POSTS_QUEUED_MAX);
+            let (remote, within, figures) = (self.remote.clone(), self.send_within, self.figures.clone());
+            let sending = send_all(remote, address.to_owned(), receiver, within, figures);
+            let shutdown = self.shutdown.clone();
+            tokio::spawn(async move { shutdown.run_until_cancelled(sending).await });
+            queues.insert(address.to_owned(), sender);
+        }
+        if queues[address].try_send(post).is_err() {
+            self.figures.posts_lost.increment(1);
+        }
+    }
+}
+
+async fn send_all(
+    remote: Arc<dyn Remote>,
+    address: String,
+    mut posts: mpsc::Receiver<Post>,
+    within: Duration,
+    figures: Arc<Figures>,
+) {
+    while let Some(first) = posts.recv().await {
+        let mut news = first.news();
+        let mut batch = vec![first];
+        while batch.len() < POSTS_PER_CALL_MAX && news < NEWS_PER_CALL_MAX {
+            let Ok(post) = posts.try_recv() else { break };
+            news += post.news();
+            batch.push(post);
+        }
+        let count = batch.len() as u64;
+        let failure = match timeout(within, remote.send(&address, batch)).await {
+            Ok(Ok(())) => continue,
+            Ok(Err(error)) => error,
+            Err(_) => format!("no answer within {within:?}"),
+        };
+        figures.posts_lost.increment(count);
+        tracing::debug!(address, failure, posts = count, "packets of presence did not arrive; they will be asked for");
+    }
+}
