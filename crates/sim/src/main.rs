@@ -1,5 +1,5 @@
 //! Runs seeds of the simulator: `whimbrel-sim --seeds 10000`, or one of them again: `whimbrel-sim --seed 17 --trace`. With
-//! `--what holds`, of the owners of holds; with `--what deliveries`, of those of subscriptions.
+//! `--what holds`, of the owners of holds; with `--what deliveries`, of those of subscriptions; with `--what presence`, of gateways and the writers of who is online.
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
 use whimbrel_sim::{
-    DeliveriesProfile, DeliveriesReport, HoldsProfile, HoldsReport, Profile, Report, run, run_deliveries,
-    run_deliveries_traced, run_holds, run_holds_traced, run_traced,
+    DeliveriesProfile, DeliveriesReport, HoldsProfile, HoldsReport, PresenceProfile, PresenceReport, Profile, Report, run,
+    run_deliveries, run_deliveries_traced, run_holds, run_holds_traced, run_presence, run_presence_traced, run_traced,
 };
 
 /// Failures that are printed whole; what is broken fails on most seeds.
@@ -19,7 +19,7 @@ const FAILURES_LISTED: usize = 20;
 
 #[derive(Parser)]
 #[command(
-    about = "Runs the embedded log on a simulated disk that fails, or the owners of holds or of subscriptions on a log and a store that fail, by seed."
+    about = "Runs the embedded log on a simulated disk that fails, the owners of holds or of subscriptions on a log and a store that fail, or presence on a network that fails, by seed."
 )]
 struct Arguments {
     /// What is simulated
@@ -38,7 +38,8 @@ struct Arguments {
     #[arg(long)]
     trace: bool,
     /// Of the log: crashes, errors, full, flips, mixed; or a deliberate breakage: lying-sync, resealed-flips. Of holds: crashes,
-    /// zombies, store, clock, mixed. Of deliveries: endpoint, crashes, zombies, store, seeks, topics, mixed. All but the breakages where it is left out
+    /// zombies, store, clock, mixed. Of deliveries: endpoint, crashes, zombies, store, seeks, topics, mixed.
+    /// Of presence: network, outages, writers, deaths, leases, mixed; or a deliberate breakage: no-dedupe, no-gaps, no-void. All but the breakages where it is left out
     #[arg(long)]
     fault: Option<String>,
 }
@@ -48,6 +49,7 @@ enum What {
     Log,
     Holds,
     Deliveries,
+    Presence,
 }
 
 fn main() -> ExitCode {
@@ -76,6 +78,14 @@ fn main() -> ExitCode {
             let one = if arguments.trace { run_deliveries_traced } else { run_deliveries };
             each(fault, &DeliveriesProfile::ALL, DeliveriesProfile::by_name, |profile| {
                 all(profile.name(), seeds.clone(), DeliveriesReport::default(), DeliveriesReport::add, |seed| {
+                    one(seed, profile)
+                })
+            })
+        }
+        What::Presence => {
+            let one = if arguments.trace { run_presence_traced } else { run_presence };
+            each(fault, &PresenceProfile::ALL, PresenceProfile::by_name, |profile| {
+                all(profile.name(), seeds.clone(), PresenceReport::default(), PresenceReport::add, |seed| {
                     one(seed, profile)
                 })
             })

@@ -11,6 +11,7 @@ pub mod book;
 pub mod debounce;
 pub mod events;
 pub mod figures;
+pub mod following;
 pub mod ledger;
 pub mod limits;
 pub mod living;
@@ -27,6 +28,7 @@ pub mod wire;
 pub mod writer;
 
 pub use events::{NoEvents, PresenceEvent, PresenceEvents, PresenceTopic};
+pub use following::{GATEWAY_ROLE, PRESENCE_ROLE};
 pub use living::Living;
 pub use packet::shard_of;
 pub use peers::PresencePeers;

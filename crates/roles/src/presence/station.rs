@@ -133,6 +133,10 @@ impl Station {
         tasks.join_all().await;
     }
 
+    pub(super) fn shutdown(&self) -> &CancellationToken {
+        &self.shutdown
+    }
+
     /// What another node sent.
     pub fn take(&self, posts: Vec<Post>) {
         for post in posts {
