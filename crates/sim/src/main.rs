@@ -8,8 +8,9 @@ use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
 use whimbrel_sim::{
-    DeliveriesProfile, DeliveriesReport, HoldsProfile, HoldsReport, PresenceProfile, PresenceReport, Profile, Report, run,
-    run_deliveries, run_deliveries_traced, run_holds, run_holds_traced, run_presence, run_presence_traced, run_traced,
+    DeliveriesProfile, DeliveriesReport, HoldsProfile, HoldsReport, PresenceProfile, PresenceReport, Profile, Report,
+    run, run_deliveries, run_deliveries_traced, run_holds, run_holds_traced, run_presence, run_presence_traced,
+    run_traced,
 };
 
 /// Failures that are printed whole; what is broken fails on most seeds.

@@ -10,17 +10,15 @@ use whimbrel_model::ports::Node;
 use super::living::Living;
 use super::reporter::GatewayReporter;
 use super::station::Station;
-use crate::owners::Sight;
+use crate::owners::{GATEWAY_ROLE, Sight};
 
-/// The role of members that hold connections, and of those that spread and write.
-pub const GATEWAY_ROLE: &str = "gateway";
+/// The role of members that spread packets and write shards.
 pub const PRESENCE_ROLE: &str = "presence";
 
 impl Living {
     pub fn of(nodes: &[Node]) -> Self {
-        let with = |role: &'static str| {
-            nodes.iter().filter(move |node| node.member.roles.iter().any(|each| each == role))
-        };
+        let with =
+            |role: &'static str| nodes.iter().filter(move |node| node.member.roles.iter().any(|each| each == role));
         let gateways = with(GATEWAY_ROLE).map(|node| {
             let id = GatewayId { node: node.number, incarnation: node.member.incarnation };
             (id, node.member.address.as_str().into())
@@ -37,7 +35,9 @@ impl Station {
         let (living, seen) = watch::channel(Arc::new(Living::of(&sight.view().nodes)));
         let mut tasks = JoinSet::new();
         tasks.spawn(follow_view(sight.clone(), living));
-        tasks.spawn(follow_identity(sight, self.reporter.clone()));
+        if self.reports() {
+            tasks.spawn(follow_identity(sight, self.reporter()));
+        }
         tokio::select! {
             () = self.run_with(seen) => {}
             () = self.shutdown().cancelled() => {}

@@ -28,7 +28,7 @@ pub mod wire;
 pub mod writer;
 
 pub use events::{NoEvents, PresenceEvent, PresenceEvents, PresenceTopic};
-pub use following::{GATEWAY_ROLE, PRESENCE_ROLE};
+pub use following::PRESENCE_ROLE;
 pub use living::Living;
 pub use packet::shard_of;
 pub use peers::PresencePeers;

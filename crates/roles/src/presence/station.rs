@@ -29,6 +29,8 @@ pub struct StationParts {
     pub me: String,
     /// Whether this process has the role `presence`: it writes the shards that are configured to it.
     pub writes: bool,
+    /// Whether this process has the role `gateway`: it reports who comes and goes.
+    pub reports: bool,
     pub sessions: Arc<dyn Sessions>,
     /// Whether all processes of the data centre have the same store.
     pub sessions_are_shared: bool,
@@ -41,6 +43,7 @@ pub struct StationParts {
 pub struct Station {
     settings: Arc<PresenceSettings>,
     me: String,
+    reports: bool,
     layout: Arc<Layout>,
     desk: Arc<WriterDesk>,
     proxy: Arc<Proxy>,
@@ -60,7 +63,8 @@ impl Station {
     /// Puts everything together; [`Station::run`] makes it go. Call it within a runtime.
     pub fn new(parts: StationParts, shutdown: CancellationToken) -> Result<Arc<Self>, PresenceSettingsError> {
         parts.settings.check()?;
-        let StationParts { settings, me, writes, sessions, sessions_are_shared, remote, events, clock } = parts;
+        let StationParts { settings, me, writes, reports, sessions, sessions_are_shared, remote, events, clock } =
+            parts;
         let settings = Arc::new(settings);
         let figures = Arc::new(Figures::new());
         let layout = Arc::new(Layout::of(&settings, &me));
@@ -83,6 +87,7 @@ impl Station {
         Ok(Arc::new(Self {
             settings,
             me,
+            reports,
             layout,
             desk,
             proxy,
@@ -131,6 +136,10 @@ impl Station {
         }
         self.reporter.run(living, self.shutdown.clone()).await;
         tasks.join_all().await;
+    }
+
+    pub(super) fn reports(&self) -> bool {
+        self.reports
     }
 
     pub(super) fn shutdown(&self) -> &CancellationToken {

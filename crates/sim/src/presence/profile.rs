@@ -40,8 +40,7 @@ pub struct Trouble {
 
 impl PresenceProfile {
     /// Those that must be clean.
-    pub const ALL: [Self; 6] =
-        [Self::Network, Self::Outages, Self::Writers, Self::Deaths, Self::Leases, Self::Mixed];
+    pub const ALL: [Self; 6] = [Self::Network, Self::Outages, Self::Writers, Self::Deaths, Self::Leases, Self::Mixed];
     /// Those that must be found out.
     pub const BREAKAGES: [Self; 3] = [Self::NoDedupe, Self::NoGaps, Self::NoVoid];
 

@@ -31,15 +31,41 @@ const VIEW_MS_MAX: u64 = 300;
 
 /// Something on its way.
 enum Message {
-    Report { writer: usize, life: u64, packet: Packet },
-    Relay { path: usize, packet: Arc<Packet> },
-    Ask { writer: usize, life: u64, ask: u64, asked: AskGateway },
-    Answer { writer: usize, life: u64, ask: u64, of: GatewayId, answer: Answer },
-    View { writer: usize, life: u64, living: Arc<Vec<(GatewayId, Arc<str>)>> },
+    Report {
+        writer: usize,
+        life: u64,
+        packet: Packet,
+    },
+    Relay {
+        path: usize,
+        packet: Arc<Packet>,
+    },
+    Ask {
+        writer: usize,
+        life: u64,
+        ask: u64,
+        asked: AskGateway,
+    },
+    Answer {
+        writer: usize,
+        life: u64,
+        ask: u64,
+        of: GatewayId,
+        answer: Answer,
+    },
+    View {
+        writer: usize,
+        life: u64,
+        living: Arc<Vec<(GatewayId, Arc<str>)>>,
+    },
     /// A lease ends.
-    Lapse { id: GatewayId },
+    Lapse {
+        id: GatewayId,
+    },
     /// A process starts, or one whose lease was lost joins again.
-    Join { gateway: usize },
+    Join {
+        gateway: usize,
+    },
 }
 
 pub struct World {
@@ -72,7 +98,8 @@ impl World {
     pub fn new(gateways: usize, trouble: Trouble, profile: PresenceProfile, rng: Rng, trace: Trace) -> Check<Self> {
         let writers = SHARDS.iter().enumerate();
         let address = |centre: usize, shard: u32| format!("w{centre}/{shard}");
-        let addresses = writers.clone().map(|(centre, shards)| (0..*shards).map(|shard| address(centre, shard)).collect());
+        let addresses =
+            writers.clone().map(|(centre, shards)| (0..*shards).map(|shard| address(centre, shard)).collect());
         let settings = PresenceSettings { writers: addresses.collect(), ..PresenceSettings::default() };
         let writers = writers.flat_map(|(centre, shards)| {
             (0..*shards).map(move |shard| SimWriter::new(centre as u32, shard, *shards, profile))
