@@ -5,6 +5,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
     let files = [
         "whimbrel/v1/messages.proto",
+        "whimbrel/v1/gateway.proto",
         "whimbrel/internal/v1/owners.proto",
         "whimbrel/internal/v1/dispatch.proto",
         "whimbrel/internal/v1/presence.proto",

@@ -17,6 +17,7 @@ pub(crate) mod log_walk;
 pub mod owners;
 pub mod platforms;
 pub mod presence;
+pub mod protocol;
 pub mod receive;
 pub mod stats;
 pub mod subscriptions;

@@ -36,9 +36,7 @@ use protocol::{
 const FRAMING_BYTES_MAX: usize = 4 << 20;
 
 /// The generated types and the client, for whoever speaks the protocol.
-pub mod protocol {
-    tonic::include_proto!("whimbrel.v1");
-}
+pub use crate::protocol;
 
 /// Where the router finds the service.
 pub(super) const PATH: &str = "/whimbrel.v1.Messages/{*method}";

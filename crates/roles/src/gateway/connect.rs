@@ -1,0 +1,169 @@
+//! `GET /v1/connect`: a WebSocket.
+//!
+//! The handshake is an ordinary request. Once it is answered the socket is taken out of the HTTP server, whose buffers go, and a small task
+//! waits on it. Where the socket cannot be taken out, the same session runs over whatever is there, at the cost of a buffer.
+
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{ConnectInfo, Request, State};
+use axum::response::{IntoResponse, Response};
+use futures_util::task::AtomicWaker;
+use http::header::{CONNECTION, FORWARDED, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
+use http::{Extensions, HeaderMap, HeaderValue, StatusCode};
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
+use hyper_util::server::conn::auto::upgrade::downcast;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use super::Gateway;
+use super::frames::{Format, JSON_SUBPROTOCOL, PROTO_SUBPROTOCOL};
+use super::refusal::Refusal;
+use super::session::{Session, Way};
+use super::shared::Place;
+use super::websocket::handshake::judge;
+
+/// Bytes that are read at once, into a buffer that all connections of a thread share.
+const READ_BYTES: usize = 64 << 10;
+/// Reads from one connection before others have their turn.
+const READS_AT_ONCE: usize = 8;
+/// Bytes that are read at once where the socket could not be taken out.
+const READ_BYTES_GENERIC: usize = 4 << 10;
+
+pub(super) async fn connect(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    begin(&gateway, request).unwrap_or_else(IntoResponse::into_response)
+}
+
+fn begin(gateway: &Arc<Gateway>, mut request: Request) -> Result<Response, Refusal> {
+    let known = [JSON_SUBPROTOCOL, PROTO_SUBPROTOCOL];
+    let wanted = judge(request.method(), request.version(), request.headers(), &known)?;
+    let place = gateway.shared.accept()?;
+    let format = match wanted.subprotocol {
+        Some(PROTO_SUBPROTOCOL) => Format::SocketProto,
+        _ => Format::SocketJson,
+    };
+    let is_forwarded = is_forwarded(request.headers());
+    let is_local = is_local(request.headers(), request.extensions());
+    let upgrade = hyper::upgrade::on(&mut request);
+    let gateway = Arc::clone(gateway);
+    tokio::spawn(async move {
+        match upgrade.await {
+            Ok(upgraded) => open(&gateway, upgraded, format, place, is_local, is_forwarded),
+            Err(error) => tracing::debug!(%error, "a WebSocket ended before it began"),
+        }
+    });
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let headers = response.headers_mut();
+    headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+    let accept = HeaderValue::from_str(&wanted.accept)
+        .map_err(|_| Refusal::new(StatusCode::BAD_REQUEST, "bad_handshake", "the key cannot be answered"))?;
+    headers.insert(SEC_WEBSOCKET_ACCEPT, accept);
+    if let Some(subprotocol) = wanted.subprotocol {
+        headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(subprotocol));
+    }
+    Ok(response)
+}
+
+/// Whether the request came from this machine itself, and not through a proxy on it.
+pub(super) fn is_local(headers: &HeaderMap, extensions: &Extensions) -> bool {
+    let peer = extensions.get::<ConnectInfo<SocketAddr>>();
+    !is_forwarded(headers) && peer.is_some_and(|ConnectInfo(peer)| is_loopback(peer))
+}
+
+fn is_loopback(peer: &SocketAddr) -> bool {
+    peer.ip().to_canonical().is_loopback()
+}
+
+fn is_forwarded(headers: &HeaderMap) -> bool {
+    headers.contains_key(FORWARDED) || headers.contains_key("x-forwarded-for") || headers.contains_key("x-real-ip")
+}
+
+fn open(gateway: &Arc<Gateway>, upgraded: Upgraded, format: Format, place: Place, is_local: bool, is_forwarded: bool) {
+    let Some(lane) = gateway.lane_here() else { return };
+    match downcast::<TokioIo<TcpStream>>(upgraded) {
+        Ok(parts) => {
+            let stream = parts.io.into_inner();
+            let is_local = is_local || !is_forwarded && stream.peer_addr().is_ok_and(|peer| is_loopback(&peer));
+            let session = Session::open(&lane, Way::Socket(stream), format, is_local, place);
+            if !parts.read_buf.is_empty() {
+                session.take_bytes(&mut parts.read_buf.to_vec());
+            }
+            tokio::spawn(read(session));
+        }
+        Err(upgraded) => {
+            let way = Way::Polled(AtomicWaker::new());
+            let session = Session::open(&lane, way, format, is_local, place);
+            tokio::spawn(carry(session, upgraded));
+        }
+    }
+}
+
+/// Ends the session when its stream does, however that comes about.
+pub(super) struct Ending(pub(super) Arc<Session>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+/// A connection's task: it waits for its socket to have something, and holds nothing meanwhile.
+async fn read(session: Arc<Session>) {
+    let session = Ending(session);
+    let Way::Socket(stream) = &session.0.way else { return };
+    while stream.readable().await.is_ok() {
+        if !read_some(&session.0, stream) {
+            return;
+        }
+    }
+}
+
+thread_local! {
+    static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BYTES]);
+}
+
+/// Reads what is there; `false` once the stream has ended.
+fn read_some(session: &Arc<Session>, stream: &TcpStream) -> bool {
+    BUFFER.with_borrow_mut(|buffer| {
+        for _ in 0..READS_AT_ONCE {
+            match stream.try_read(buffer) {
+                Ok(0) => return false,
+                Ok(count) => session.take_bytes(&mut buffer[..count]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+                Err(_) => return false,
+            }
+        }
+        true
+    })
+}
+
+/// The same over a stream that has to be polled.
+async fn carry(session: Arc<Session>, upgraded: Upgraded) {
+    let session = Ending(session);
+    let (mut reader, mut writer) = tokio::io::split(TokioIo::new(upgraded));
+    let reading = async {
+        let mut buffer = vec![0; READ_BYTES_GENERIC];
+        while let Ok(count @ 1..) = reader.read(&mut buffer).await {
+            session.0.take_bytes(&mut buffer[..count]);
+        }
+    };
+    let writing = async {
+        while let Some(bytes) = poll_fn(|context| session.0.poll_waiting(context)).await {
+            if writer.write_all(&bytes).await.is_err() {
+                break;
+            }
+        }
+        let _ = writer.shutdown().await;
+    };
+    tokio::select! {
+        () = reading => {}
+        () = writing => {}
+    }
+}

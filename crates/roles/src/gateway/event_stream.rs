@@ -1,0 +1,138 @@
+//! `GET /v1/connect/sse` and `POST /v1/connect/ack`: the frames as an event stream, and acknowledgements beside it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use axum::extract::{Query, Request, State};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures_util::Stream;
+use futures_util::task::AtomicWaker;
+use http::header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, StatusCode};
+use http_body_util::{BodyExt as _, Limited};
+use serde::Deserialize;
+use whimbrel_model::people::{CloseCode, SessionId};
+
+use super::Gateway;
+use super::connect::{Ending, is_local};
+use super::frames::{AskedResume, Connect, Format};
+use super::refusal::Refusal;
+use super::session::{Session, Way};
+
+/// The body of an acknowledgement has a session, a number and at most a token.
+const ACK_MAX_BYTES: usize = 16 << 10;
+
+/// What a device says of itself, as the first frame of a WebSocket does.
+#[derive(Debug, Deserialize)]
+pub(super) struct Asked {
+    token: Option<String>,
+    uid: Option<String>,
+    platform: Option<String>,
+    #[serde(default)]
+    device: String,
+    epoch: Option<String>,
+    cursor: Option<u64>,
+}
+
+pub(super) async fn connect(
+    State(gateway): State<Arc<Gateway>>,
+    query: Result<Query<Asked>, axum::extract::rejection::QueryRejection>,
+    request: Request,
+) -> Response {
+    let asked =
+        query.map_err(|error| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "bad_parameter", error.body_text()));
+    asked.and_then(|Query(asked)| begin(&gateway, asked, &request)).unwrap_or_else(IntoResponse::into_response)
+}
+
+fn begin(gateway: &Arc<Gateway>, asked: Asked, request: &Request) -> Result<Response, Refusal> {
+    let headers = request.headers();
+    let is_local = is_local(headers, request.extensions());
+    // A browser that comes back says what it saw last, and its address still says where it began.
+    let last_seen = headers.get("last-event-id").and_then(|id| id.to_str().ok()?.parse().ok());
+    let cursor = last_seen.or(asked.cursor);
+    let resume = asked.epoch.zip(cursor).map(|(epoch, cursor)| AskedResume { epoch, cursor });
+    let (uid, platform, device) = (asked.uid, asked.platform, asked.device);
+    let connect = Connect { token: bearer(headers).or(asked.token), uid, platform, device, resume };
+    let identified = gateway.shared.identify(connect, is_local).map_err(|(code, why)| Refusal::of_close(code, why))?;
+    let place = gateway.shared.accept()?;
+    let lane = gateway.lane_here();
+    let lane = lane.ok_or_else(|| Refusal::of_close(CloseCode::Overloaded, "there are too many threads"))?;
+    let way = Way::Polled(AtomicWaker::new());
+    let session = Session::open(&lane, way, Format::EventStream, is_local, place);
+    session.arrive(identified);
+    let mut response = Response::new(Body::from_stream(Events(Ending(session))));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    Ok(response)
+}
+
+fn bearer(headers: &HeaderMap) -> Option<String> {
+    let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, token) = value.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim().to_owned())
+}
+
+/// The body: whatever waits for the device.
+struct Events(Ending);
+
+impl Stream for Events {
+    type Item = Result<Bytes, std::convert::Infallible>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.0.poll_waiting(context).map(|bytes| bytes.map(|bytes| Ok(bytes.into())))
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct Acknowledged {
+    session: String,
+    ack: u64,
+    token: Option<String>,
+    /// Where there are no client keys, as in the stream's own address.
+    uid: Option<String>,
+}
+
+pub(super) async fn ack(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    match take_ack(&gateway, request).await {
+        Ok(()) => StatusCode::NO_CONTENT.into_response(),
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+async fn take_ack(gateway: &Arc<Gateway>, request: Request) -> Result<(), Refusal> {
+    let (parts, body) = request.into_parts();
+    let is_local = is_local(&parts.headers, &parts.extensions);
+    let bad = |why: String| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "bad_json", why);
+    let body =
+        tokio::time::timeout(gateway.shared.settings.handshake_wait, Limited::new(body, ACK_MAX_BYTES).collect());
+    let body =
+        body.await.map_err(|_| Refusal::new(StatusCode::REQUEST_TIMEOUT, "body_too_slow", "the body did not come"))?;
+    let body = body.map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, "bad_body", error.to_string()))?.to_bytes();
+    let said: Acknowledged = serde_json::from_slice(&body).map_err(|error| bad(error.to_string()))?;
+    // Whoever may connect as the user may acknowledge; which platform does not matter, the session has one.
+    let platform = Some("any".to_owned());
+    let token = bearer(&parts.headers).or(said.token);
+    let uid = match token {
+        Some(token) if gateway.shared.tokens.has_keys() => {
+            gateway.shared.check_token(&token).map_err(|(code, why)| Refusal::of_close(code, why))?.uid
+        }
+        token => {
+            let connect = Connect { token, uid: said.uid, platform, ..Connect::default() };
+            let identified = gateway.shared.identify(connect, is_local);
+            identified.map_err(|(code, why)| Refusal::of_close(code, why))?.who.uid
+        }
+    };
+    let unknown = || {
+        let why = "there is no such session of this user at this gateway";
+        Refusal::new(StatusCode::NOT_FOUND, "unknown_session", why)
+    };
+    let session = SessionId::parse(&said.session).ok_or_else(unknown)?;
+    let session = gateway.session(session.number).ok_or_else(unknown)?;
+    let taken = session.ack(uid.as_str(), said.ack).ok_or_else(unknown)?;
+    taken.map_err(|why| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "bad_ack", why))
+}
