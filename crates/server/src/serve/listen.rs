@@ -13,6 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::extract::ConnectInfo;
+use hyper::body::Incoming;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
@@ -142,7 +145,15 @@ async fn work(
         };
         let Some((stream, place)) = next else { break };
         let Ok(stream) = adopt(stream) else { continue };
-        let connection = graceful.watch(builder.serve_connection(TokioIo::new(stream), service.clone()).into_owned());
+        let Ok(peer) = stream.peer_addr() else { continue };
+        let service = service.clone();
+        let service = service_fn(move |mut request: http::Request<Incoming>| {
+            request.extensions_mut().insert(ConnectInfo(peer));
+            service.call(request)
+        });
+        // A WebSocket leaves this connection when its handshake is done: from then on it has a place of its gateway's, and not one of these.
+        let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).into_owned();
+        let connection = graceful.watch(connection);
         let connections = connections.clone();
         connections.increment(1.0);
         tokio::spawn(async move {
