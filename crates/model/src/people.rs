@@ -46,8 +46,12 @@ pub enum PeopleNameError {
 
 impl Uid {
     pub fn new(text: &str) -> Result<Self, PeopleNameError> {
-        let is_good = (1..=UID_MAX_BYTES).contains(&text.len()) && !text.chars().any(char::is_control);
-        if is_good { Ok(Self(text.into())) } else { Err(PeopleNameError::BadUid) }
+        if Self::is_good(text) { Ok(Self(text.into())) } else { Err(PeopleNameError::BadUid) }
+    }
+
+    /// Whether [`Uid::new`] would take it.
+    pub fn is_good(text: &str) -> bool {
+        (1..=UID_MAX_BYTES).contains(&text.len()) && !text.chars().any(char::is_control)
     }
 
     pub fn as_str(&self) -> &str {

@@ -1,0 +1,594 @@
+//! One partition of `_push` as its owner sees it: who is there, what they were sent, what is stored for them. Pure: time and everything
+//! that happened come in, what to do goes out.
+//!
+//! Everything about a user passes through one queue in order: the records of the log, arrivals, questions. What is at its head waits until
+//! the boxes of its users are in memory; boxes of users with a session stay there. Acknowledgements and departures are about users that are
+//! in memory, and are taken at once.
+
+mod acking;
+mod admitting;
+mod asking;
+mod folding;
+mod reading;
+mod saving;
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use foldhash::fast::RandomState;
+use whimbrel_model::people::{GatewayId, Platform, Uid};
+use whimbrel_model::ports::{
+    Announced, Applied, Arrival, At, InboxError, InboxWrite, LogError, OutMessage, PeopleAsk, PeopleError, PeopleTold,
+    ReadBatch, RowKey, ToCarrier, ToGateway,
+};
+use whimbrel_model::push::{BadPush, Notice, PushTask};
+use whimbrel_model::{Record, Timestamp};
+
+use super::settings::{CarrierSettings, LOAD_USERS, WORK_RECORDS_MAX};
+use super::user_box::{PlatformRules, UserBox};
+use saving::{InFlight, Unsaved};
+
+pub type AskId = u64;
+pub type RowsToken = u64;
+
+/// What happened.
+#[derive(Debug)]
+pub enum Input {
+    /// The store is at `applied`, the log begins at `first` and ends at `end`.
+    Started {
+        applied: u64,
+        first: u64,
+        end: u64,
+    },
+    Read(Result<ReadBatch, LogError>),
+    /// The boxes that were asked for, in that order.
+    Loaded(Result<At<Vec<Option<Bytes>>>, InboxError>),
+    Rows {
+        token: RowsToken,
+        found: Result<At<Vec<Option<Bytes>>>, InboxError>,
+    },
+    /// What was to be appended is durable.
+    Appended,
+    Applied(Result<Applied, InboxError>),
+    From {
+        gateway: GatewayId,
+        messages: Vec<ToCarrier>,
+    },
+    /// The gateways that live, and no others.
+    Living(Arc<Vec<GatewayId>>),
+    /// A question, and where the log ended when it came.
+    Asked {
+        ask: AskId,
+        what: PeopleAsk,
+        end: u64,
+    },
+    /// Users whose boxes may be of no use any more.
+    Reclaimable(Vec<Uid>),
+    /// The store is to be on disk up to what is folded now.
+    SyncWanted,
+    Tick,
+}
+
+/// What to do.
+#[derive(Debug, PartialEq)]
+pub enum Effect {
+    Read {
+        from: u64,
+    },
+    Load {
+        uids: Vec<Uid>,
+    },
+    Rows {
+        token: RowsToken,
+        keys: Vec<RowKey>,
+        /// Pages of seats that read on wait for their turn; what a person asked for does not.
+        is_page: bool,
+    },
+    /// Until it is durable: nothing that it came from counts as done before.
+    Append(Vec<Letter>),
+    Apply(InboxWrite),
+    Tell {
+        gateway: GatewayId,
+        news: Vec<ToGateway>,
+    },
+    Answer {
+        ask: AskId,
+        told: Result<PeopleTold, PeopleError>,
+    },
+    Report(Trouble),
+    /// It cannot go on: whoever takes the partition next begins from store and log.
+    Resign {
+        why: String,
+    },
+}
+
+/// A record that the partition writes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Letter {
+    /// A task that comes back at that time.
+    Hold {
+        id: String,
+        uid: Uid,
+        task: PushTask,
+        due: Timestamp,
+    },
+    Notice(Notice),
+    Dead {
+        offset: u64,
+        record: Record,
+        reason: String,
+    },
+}
+
+/// What an operator wants to know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Trouble {
+    /// Records that were trimmed before they were folded.
+    Gap {
+        from: u64,
+        to: u64,
+    },
+    /// The store knew more than the log has: it is of another log, and was emptied.
+    OtherLog {
+        applied: u64,
+        end: u64,
+    },
+    /// A place of the log that cannot be read.
+    Damaged {
+        resume_at: u64,
+        what: String,
+    },
+    NotUnderstood {
+        offset: u64,
+        why: String,
+    },
+    /// A box that could not be understood: its user begins anew.
+    BadBox {
+        uid: Uid,
+        why: String,
+    },
+    /// A stored message whose row was not there.
+    RowMissing {
+        uid: Uid,
+        seq: u64,
+    },
+    NoAck {
+        uid: Uid,
+        platform: Platform,
+    },
+}
+
+/// What was counted since the last look.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub taken: u64,
+    pub stored: u64,
+    pub delivered_stored: u64,
+    pub delivered_ephemeral: u64,
+    pub acknowledged: u64,
+    pub repeats: u64,
+    pub retries: u64,
+    pub no_acks: u64,
+    pub dropped: u64,
+    pub expired: u64,
+    pub lost: u64,
+    pub notices: u64,
+    pub dead: u64,
+}
+
+/// A user in memory.
+#[derive(Debug, Default)]
+struct User {
+    state: UserBox,
+    lives: Vec<Live>,
+    /// The time under which the store would reclaim it.
+    reclaim_was: Option<Timestamp>,
+    is_stored: bool,
+    is_dirty: bool,
+}
+
+/// A session: a seat with somebody on it.
+#[derive(Debug)]
+struct Live {
+    gateway: GatewayId,
+    session: u64,
+    platform: Platform,
+    /// The seat's device, not the session's.
+    device: Box<str>,
+    arrived: Timestamp,
+    /// The highest number that it was sent, or told that it lost.
+    sent: u64,
+    unacked: VecDeque<(u64, u32)>,
+    unacked_bytes: usize,
+    /// When the oldest of those was sent, or sent again.
+    since: Timestamp,
+    attempt: u32,
+    /// There is a deadline for it among the others.
+    is_watched: bool,
+    /// A retry is under way as a hold.
+    is_held: bool,
+    /// Rows are being read for it.
+    is_reading: bool,
+    /// There is more for it than it was sent.
+    is_behind: bool,
+}
+
+enum Work {
+    Record { offset: u64, record: Record, task: Result<Box<PushTask>, BadPush> },
+    Arrive { gateway: GatewayId, arrival: Box<Arrival> },
+    Announce { gateway: GatewayId, announced: Box<Announced> },
+    Ask { ask: AskId, what: PeopleAsk, end: u64 },
+    Reclaim(Uid),
+}
+
+type Deadline = Reverse<(Timestamp, Uid, GatewayId, u64)>;
+
+pub struct Partition {
+    settings: Arc<CarrierSettings>,
+    rules: Arc<PlatformRules>,
+    epoch: u64,
+    inbox_epoch: Arc<str>,
+    began: Timestamp,
+    users: HashMap<Uid, Box<User>, RandomState>,
+    work: VecDeque<Work>,
+    records_waiting: usize,
+    /// Users whose boxes are being loaded.
+    loading: Vec<Uid>,
+    /// Everything below is folded.
+    folded: u64,
+    /// Where to read on.
+    read_next: u64,
+    is_reading: bool,
+    unsaved: Unsaved,
+    in_flight: Option<InFlight>,
+    letters: Vec<Letter>,
+    is_appending: bool,
+    deadlines: BinaryHeap<Deadline>,
+    row_purposes: HashMap<RowsToken, Purpose>,
+    next_token: RowsToken,
+    gateways_seen: HashSet<GatewayId>,
+    news: HashMap<GatewayId, Vec<ToGateway>>,
+    effects: Vec<Effect>,
+    is_over: bool,
+    pub counts: Counts,
+}
+
+/// What rows were asked for.
+enum Purpose {
+    Page { uid: Uid, gateway: GatewayId, session: u64, seqs: Vec<u64>, again: bool },
+    Ask(Box<asking::Showing>),
+}
+
+impl Partition {
+    pub fn new(
+        settings: Arc<CarrierSettings>,
+        rules: Arc<PlatformRules>,
+        epoch: u64,
+        inbox_epoch: Arc<str>,
+        now: Timestamp,
+    ) -> Self {
+        Self {
+            settings,
+            rules,
+            epoch,
+            inbox_epoch,
+            began: now,
+            users: HashMap::default(),
+            work: VecDeque::new(),
+            records_waiting: 0,
+            loading: Vec::new(),
+            folded: 0,
+            read_next: 0,
+            is_reading: false,
+            unsaved: Unsaved::new(now),
+            in_flight: None,
+            letters: Vec::new(),
+            is_appending: false,
+            deadlines: BinaryHeap::new(),
+            row_purposes: HashMap::new(),
+            next_token: 0,
+            gateways_seen: HashSet::new(),
+            news: HashMap::new(),
+            effects: Vec::new(),
+            is_over: false,
+            counts: Counts::default(),
+        }
+    }
+
+    pub fn step(&mut self, now: Timestamp, input: Input) -> Vec<Effect> {
+        if self.is_over {
+            return Vec::new();
+        }
+        match input {
+            Input::Started { applied, first, end } => self.started(applied, first, end, now),
+            Input::Read(read) => self.read(read),
+            Input::Loaded(loaded) => self.loaded(loaded, now),
+            Input::Rows { token, found } => self.rows_found(token, found, now),
+            Input::Appended => self.is_appending = false,
+            Input::Applied(outcome) => self.applied(outcome),
+            Input::From { gateway, messages } => self.told(gateway, messages, now),
+            Input::Living(living) => self.living(&living),
+            Input::Asked { ask, what, end } => self.work.push_back(Work::Ask { ask, what, end }),
+            Input::Reclaimable(uids) => self.work.extend(uids.into_iter().map(Work::Reclaim)),
+            Input::SyncWanted => self.unsaved.wants_sync = true,
+            Input::Tick => {}
+        }
+        self.pump(now);
+        self.watch_deadlines(now);
+        self.go_on(now);
+        self.take_effects()
+    }
+
+    /// When there is something to do, if nothing happens before.
+    pub fn wake_at(&self) -> Option<Timestamp> {
+        let deadline = self.deadlines.peek().map(|Reverse((at, ..))| *at);
+        let saving = self.save_due();
+        [deadline, saving].into_iter().flatten().min()
+    }
+
+    /// Everything below this offset is folded into memory.
+    pub fn folded(&self) -> u64 {
+        self.folded
+    }
+
+    /// The store has everything below this offset.
+    pub fn saved(&self) -> u64 {
+        self.unsaved.saved
+    }
+
+    pub fn users_in_memory(&self) -> usize {
+        self.users.len()
+    }
+
+    pub fn sessions(&self) -> usize {
+        self.users.values().map(|user| user.lives.len()).sum()
+    }
+
+    fn resign(&mut self, why: String) {
+        self.is_over = true;
+        self.effects.push(Effect::Resign { why });
+    }
+
+    fn take_effects(&mut self) -> Vec<Effect> {
+        for (gateway, news) in self.news.drain() {
+            self.effects.push(Effect::Tell { gateway, news });
+        }
+        std::mem::take(&mut self.effects)
+    }
+
+    fn started(&mut self, applied: u64, first: u64, end: u64, now: Timestamp) {
+        self.began = now;
+        let mut from = applied;
+        if applied > end {
+            self.effects.push(Effect::Report(Trouble::OtherLog { applied, end }));
+            self.unsaved.wants_reset = true;
+            from = first;
+        } else if applied < first {
+            if applied > 0 {
+                self.effects.push(Effect::Report(Trouble::Gap { from: applied, to: first }));
+            }
+            from = first;
+        }
+        self.unsaved.saved = applied;
+        self.folded = from;
+        self.read_next = from;
+    }
+
+    fn read(&mut self, read: Result<ReadBatch, LogError>) {
+        self.is_reading = false;
+        match read {
+            Ok(batch) => {
+                for stored in batch.records {
+                    let task = PushTask::of(&stored.record.headers).map(Box::new);
+                    self.work.push_back(Work::Record { offset: stored.offset, record: stored.record, task });
+                    self.records_waiting += 1;
+                }
+                self.read_next = self.read_next.max(batch.next);
+            }
+            Err(LogError::Trimmed { asked, first }) => {
+                self.effects.push(Effect::Report(Trouble::Gap { from: asked, to: first }));
+                self.read_next = self.read_next.max(first);
+            }
+            Err(LogError::Damaged { resume_at, what, .. }) => {
+                self.effects.push(Effect::Report(Trouble::Damaged { resume_at, what }));
+                self.read_next = self.read_next.max(resume_at);
+            }
+            Err(LogError::BeyondEnd { asked, next }) => {
+                self.resign(format!("the log ends at {next}, before {asked}"));
+            }
+            // The shell has waited a while: it is read again.
+            Err(_) => {}
+        }
+        if self.records_waiting == 0 {
+            self.folded = self.read_next;
+        }
+    }
+
+    /// Takes what is at the head of the queue for as long as its users are in memory.
+    fn pump(&mut self, now: Timestamp) {
+        while self.loading.is_empty() && !self.is_over {
+            let Some(work) = self.work.front() else { return };
+            if !self.is_ready(work) {
+                if matches!(work, Work::Ask { end, .. } if *end > self.folded) {
+                    // It was asked before what it must see was read: that comes behind it in the queue.
+                    if self.pass_on_the_ask() {
+                        continue;
+                    }
+                    return;
+                }
+                self.load();
+                return;
+            }
+            let Some(work) = self.work.pop_front() else { return };
+            self.take(work, now);
+        }
+    }
+
+    /// Puts a question that must see more of the log behind the records that are there; `false` where there are none.
+    fn pass_on_the_ask(&mut self) -> bool {
+        let Some(at) = self.work.iter().position(|work| !matches!(work, Work::Ask { .. })) else { return false };
+        if let Some(ask) = self.work.pop_front() {
+            self.work.insert(at, ask);
+        }
+        true
+    }
+
+    fn is_ready(&self, work: &Work) -> bool {
+        if let Work::Ask { end, .. } = work
+            && *end > self.folded
+        {
+            return false;
+        }
+        let mut is_ready = true;
+        self.needed(work, &mut |uid| is_ready = is_ready && self.users.contains_key(uid));
+        is_ready
+    }
+
+    /// The users whose boxes must be in memory for it.
+    fn needed(&self, work: &Work, each: &mut dyn FnMut(&str)) {
+        // Nobody has a box under a name that is none.
+        let mut named = |uid: &String| {
+            if Uid::is_good(uid) {
+                each(uid);
+            }
+        };
+        match work {
+            Work::Record { task: Ok(task), .. } => match &**task {
+                // What is not stored concerns only those who are there, and those are in memory.
+                PushTask::Message(message) if message.store => message.uids.iter().for_each(named),
+                PushTask::NoticeDue(due) => due.uids.iter().for_each(named),
+                PushTask::Wipe { uid } => named(uid),
+                PushTask::Message(_) | PushTask::Retry(_) | PushTask::Kick(_) => {}
+            },
+            Work::Record { task: Err(_), .. } => {}
+            Work::Arrive { arrival, .. } => each(arrival.uid.as_str()),
+            Work::Announce { announced, .. } => each(announced.arrival.uid.as_str()),
+            Work::Ask { what: PeopleAsk::Inbox { uid, .. }, .. } | Work::Reclaim(uid) => each(uid.as_str()),
+        }
+    }
+
+    fn load(&mut self) {
+        let mut wanted: HashSet<Uid> = HashSet::new();
+        for work in &self.work {
+            if wanted.len() >= LOAD_USERS {
+                break;
+            }
+            self.needed(work, &mut |uid| {
+                if !self.users.contains_key(uid)
+                    && let Ok(uid) = Uid::new(uid)
+                {
+                    wanted.insert(uid);
+                }
+            });
+        }
+        self.loading = wanted.into_iter().collect();
+        self.loading.sort_unstable();
+        self.effects.push(Effect::Load { uids: self.loading.clone() });
+    }
+
+    fn loaded(&mut self, loaded: Result<At<Vec<Option<Bytes>>>, InboxError>, now: Timestamp) {
+        let loading = std::mem::take(&mut self.loading);
+        let found = match loaded {
+            Ok(at) if at.found.len() == loading.len() => at.found,
+            Ok(_) => return self.resign("the store answered another question".to_owned()),
+            Err(error) => return self.resign(error.to_string()),
+        };
+        for (uid, bytes) in loading.into_iter().zip(found) {
+            let is_stored = bytes.is_some();
+            let state = match bytes.as_deref().map(UserBox::decode) {
+                None => UserBox::default(),
+                Some(Ok(state)) => state,
+                Some(Err(error)) => {
+                    self.effects.push(Effect::Report(Trouble::BadBox { uid: uid.clone(), why: error.to_string() }));
+                    UserBox::default()
+                }
+            };
+            let reclaim_was = if is_stored { self.reclaim_at(&state) } else { None };
+            let mut user = User { state, is_stored, reclaim_was, ..User::default() };
+            let gone = user.state.expire(&*self.rules, now);
+            user.is_dirty = !gone.is_empty();
+            self.counts.expired += gone.len() as u64;
+            if user.is_dirty {
+                self.unsaved.dirty.insert(uid.clone());
+            }
+            self.unsaved.drop_rows(&uid, gone);
+            self.users.insert(uid, Box::new(user));
+        }
+    }
+
+    fn take(&mut self, work: Work, now: Timestamp) {
+        match work {
+            Work::Record { offset, record, task } => {
+                self.records_waiting -= 1;
+                match task {
+                    Ok(task) => self.fold(offset, &record, *task, now),
+                    Err(why) => {
+                        let why = why.to_string();
+                        self.effects.push(Effect::Report(Trouble::NotUnderstood { offset, why: why.clone() }));
+                        self.counts.dead += 1;
+                        self.letters.push(Letter::Dead { offset, record, reason: why });
+                    }
+                }
+                // Up to the next record that waits, or to where reading goes on: offsets between have none.
+                let next = self.work.iter().find_map(|work| match work {
+                    Work::Record { offset, .. } => Some(*offset),
+                    _ => None,
+                });
+                self.folded = next.unwrap_or(self.read_next);
+            }
+            Work::Arrive { gateway, arrival } => self.arrive(gateway, *arrival, now),
+            Work::Announce { gateway, announced } => self.announce(gateway, *announced, now),
+            Work::Ask { ask, what, .. } => self.show(ask, what),
+            Work::Reclaim(uid) => self.reclaim(&uid, now),
+        }
+    }
+
+    /// Reads on and saves, where it is time and there is room.
+    fn go_on(&mut self, now: Timestamp) {
+        if self.is_over {
+            return;
+        }
+        let has_room = self.records_waiting < WORK_RECORDS_MAX && self.unsaved.bytes < 2 * self.settings.unsaved_bytes;
+        if !self.is_reading && has_room {
+            self.is_reading = true;
+            self.effects.push(Effect::Read { from: self.read_next });
+        }
+        if !self.is_appending && !self.letters.is_empty() {
+            self.is_appending = true;
+            self.effects.push(Effect::Append(std::mem::take(&mut self.letters)));
+        }
+        self.save(now);
+    }
+
+    /// A user that nobody needs in memory leaves it.
+    fn release(&mut self, uid: &str) {
+        if self.users.get(uid).is_some_and(|user| user.lives.is_empty() && !user.is_dirty) {
+            self.users.remove(uid);
+        }
+    }
+
+    fn reclaim_at(&self, state: &UserBox) -> Option<Timestamp> {
+        state.reclaim_at(i64::try_from(self.settings.keep_seats.as_millis()).unwrap_or(i64::MAX))
+    }
+
+    fn reclaim(&mut self, uid: &Uid, now: Timestamp) {
+        let seen_since = now.saturating_sub(self.settings.keep_seats);
+        let rules = Arc::clone(&self.rules);
+        let Some(user) = self.users.get_mut(uid.as_str()) else { return };
+        let gone = user.state.expire(&*rules, now);
+        self.counts.expired += gone.len() as u64;
+        let lives = &user.lives;
+        user.state.forget_seats(seen_since, |seat| lives.iter().any(|live| live.is_on(seat)));
+        // Written in any case: the store shall not name it again for the same time.
+        user.is_dirty = true;
+        self.unsaved.dirty.insert(uid.clone());
+        self.unsaved.drop_rows(uid, gone);
+    }
+}
+
+/// Where somebody finds the message of a slot that the store may not have yet.
+fn unsaved_message(unsaved: &Unsaved, in_flight: Option<&InFlight>, key: &RowKey) -> Option<Arc<OutMessage>> {
+    unsaved.message(key).or_else(|| in_flight?.rows.get(key).cloned())
+}

@@ -1,0 +1,144 @@
+//! Acknowledging: what sessions have, who left, and who does not answer.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+use whimbrel_model::Timestamp;
+use whimbrel_model::people::{CloseCode, GatewayId, Uid};
+use whimbrel_model::ports::{ToCarrier, ToGateway};
+use whimbrel_model::push::{PushRetry, PushTask, expiry};
+
+use super::folding::{hash_of, millis};
+use super::{Effect, Letter, Partition, Trouble, Work};
+
+/// What a device that never acknowledges is told.
+const NO_ACK: &str = "what you were sent was not acknowledged in time; connect again and resume";
+
+impl Partition {
+    pub(super) fn told(&mut self, gateway: GatewayId, messages: Vec<ToCarrier>, now: Timestamp) {
+        for message in messages {
+            match message {
+                ToCarrier::Arrive(arrival) => self.work.push_back(Work::Arrive { gateway, arrival }),
+                ToCarrier::Announce(announced) => self.work.push_back(Work::Announce { gateway, announced }),
+                ToCarrier::Ack { session, uid, upto } => self.acknowledged(gateway, session, &uid, upto, now),
+                ToCarrier::Gone { session, uid } => self.gone(gateway, session, &uid, now),
+            }
+        }
+    }
+
+    fn acknowledged(&mut self, gateway: GatewayId, session: u64, uid: &Uid, upto: u64, now: Timestamp) {
+        let rules = Arc::clone(&self.rules);
+        let Some(user) = self.users.get_mut(uid.as_str()) else { return };
+        let Some(at) = user.lives.iter().position(|live| live.is(gateway, session)) else { return };
+        let live = &mut user.lives[at];
+        // Never beyond what it was sent, whatever a gateway says.
+        let upto = upto.min(live.sent);
+        let before = live.unacked.len();
+        while live.unacked.front().is_some_and(|(seq, _)| *seq <= upto) {
+            let bytes = live.unacked.pop_front().map_or(0, |(_, bytes)| bytes);
+            live.unacked_bytes -= bytes as usize;
+        }
+        self.counts.acknowledged += (before - live.unacked.len()) as u64;
+        if before > live.unacked.len() {
+            // It answers: what was held to try it again is of no use.
+            live.since = now;
+            live.attempt = 0;
+            live.is_held = false;
+        }
+        let is_behind = live.is_behind;
+        let seat = user.state.seats.iter().position(|seat| live.is_on(seat));
+        if let Some(seat) = seat.filter(|seat| user.state.seats[*seat].cursor < upto) {
+            let gone = user.state.acknowledge(seat, upto, &*rules);
+            user.is_dirty = true;
+            self.unsaved.dirty.insert(uid.clone());
+            self.unsaved.drop_rows(uid, gone);
+        }
+        if is_behind {
+            self.read_on(uid, at, now);
+        }
+    }
+
+    fn gone(&mut self, gateway: GatewayId, session: u64, uid: &Uid, now: Timestamp) {
+        // It may still be on its way in.
+        self.work.retain(|work| match work {
+            Work::Arrive { gateway: from, arrival } => *from != gateway || arrival.session != session,
+            Work::Announce { gateway: from, announced } => *from != gateway || announced.arrival.session != session,
+            _ => true,
+        });
+        let Some(user) = self.users.get_mut(uid.as_str()) else { return };
+        let Some(at) = user.lives.iter().position(|live| live.is(gateway, session)) else { return };
+        let live = user.lives.remove(at);
+        if let Some(seat) = user.state.seats.iter_mut().find(|seat| live.is_on(seat)) {
+            seat.seen_at = now;
+            user.is_dirty = true;
+            self.unsaved.dirty.insert(uid.clone());
+        }
+        self.release(uid.as_str());
+    }
+
+    /// Sessions of gateways that live no more are over, all at once.
+    pub(super) fn living(&mut self, living: &[GatewayId]) {
+        let dead: Vec<GatewayId> = self.gateways_seen.iter().filter(|seen| !living.contains(seen)).copied().collect();
+        self.gateways_seen.extend(living);
+        if dead.is_empty() {
+            return;
+        }
+        self.gateways_seen.retain(|seen| !dead.contains(seen));
+        self.work.retain(|work| match work {
+            Work::Arrive { gateway, .. } | Work::Announce { gateway, .. } => !dead.contains(gateway),
+            _ => true,
+        });
+        let mut left = Vec::new();
+        for (uid, user) in &mut self.users {
+            user.lives.retain(|live| !dead.contains(&live.gateway));
+            if user.lives.is_empty() {
+                left.push(uid.clone());
+            }
+        }
+        left.iter().for_each(|uid| self.release(uid.as_str()));
+    }
+
+    /// Those who had their time for an acknowledgement: tried again later, or closed.
+    pub(super) fn watch_deadlines(&mut self, now: Timestamp) {
+        while let Some(Reverse((at, ..))) = self.deadlines.peek()
+            && *at <= now
+        {
+            let Some(Reverse((_, uid, gateway, session))) = self.deadlines.pop() else { return };
+            self.deadline(&uid, gateway, session, now);
+        }
+    }
+
+    fn deadline(&mut self, uid: &Uid, gateway: GatewayId, session: u64, now: Timestamp) {
+        let Some(user) = self.users.get_mut(uid.as_str()) else { return };
+        let Some(at) = user.lives.iter().position(|live| live.is(gateway, session)) else { return };
+        let live = &mut user.lives[at];
+        live.is_watched = false;
+        let Some((last, _)) = live.unacked.back().copied() else { return };
+        let timeout = (self.rules)(&live.platform).ack_timeout_ms;
+        if expiry(live.since, timeout) > now {
+            return self.watch(uid, at);
+        }
+        let Some(pause) = self.settings.retry_after.get(live.attempt as usize).copied() else {
+            self.counts.no_acks += 1;
+            let platform = live.platform.clone();
+            let kick = ToGateway::Kick { session, code: CloseCode::NoAck, reason: NO_ACK.into() };
+            self.news.entry(gateway).or_default().push(kick);
+            user.lives.remove(at);
+            self.effects.push(Effect::Report(Trouble::NoAck { uid: uid.clone(), platform }));
+            return self.release(uid.as_str());
+        };
+        live.attempt += 1;
+        live.is_held = true;
+        let (platform, device, attempt) = (live.platform.clone(), String::from(&*live.device), live.attempt);
+        // Made from what is tried again, so that a repeat of it is the same hold.
+        let id = format!(
+            "push-{:016x}-{platform}-{:016x}-{last}-{attempt}-{session:x}-{:x}",
+            hash_of(uid.as_str()),
+            hash_of(&device),
+            gateway.incarnation
+        );
+        let task = PushRetry { uid: uid.as_str().to_owned(), platform, device, upto: last, attempt };
+        let due = expiry(now, millis(pause));
+        self.letters.push(Letter::Hold { id, uid: uid.clone(), task: PushTask::Retry(task), due });
+    }
+}

@@ -1,0 +1,185 @@
+//! Admitting: who may come in, who must leave for it, and where the newcomer reads on. It is decided here, in order with everything else
+//! about the user, and nowhere else.
+
+use std::sync::Arc;
+
+use whimbrel_model::people::{CloseCode, GatewayId, PlatformSettings, Uid};
+use whimbrel_model::ports::{Admitted, Announced, Arrival, ToGateway};
+use whimbrel_model::{SessionsRule, Timestamp};
+
+use std::collections::VecDeque;
+
+use super::super::user_box::seat_device;
+use super::{Live, Partition};
+
+const REPLACED: &str = "another session of this platform took its place";
+const REJECTED: &str = "this platform has a session already, and lets no second one in";
+const OTHER_EPOCH: &str = "the inbox is another than the one that this session began with; resume";
+
+impl Partition {
+    pub(super) fn arrive(&mut self, gateway: GatewayId, arrival: Arrival, now: Timestamp) {
+        self.gateways_seen.insert(gateway);
+        let settings = (self.rules)(&arrival.platform);
+        let Arrival { session, uid, platform, device, resume, at: arrived } = arrival;
+        let seat_device = seat_device(&settings, &device);
+        if settings.sessions == SessionsRule::Reject
+            && self.users.get(uid.as_str()).is_some_and(|user| {
+                user.lives.iter().any(|live| live.platform == platform && !live.is(gateway, session))
+            })
+        {
+            let rejected = ToGateway::Rejected { session, code: CloseCode::Rejected, reason: REJECTED.into() };
+            self.news.entry(gateway).or_default().push(rejected);
+            return self.release(uid.as_str());
+        }
+        let mut live = Live {
+            gateway,
+            session,
+            platform,
+            device: seat_device,
+            arrived,
+            sent: 0,
+            unacked: VecDeque::new(),
+            unacked_bytes: 0,
+            since: now,
+            attempt: 0,
+            is_watched: false,
+            is_held: false,
+            is_reading: false,
+            is_behind: true,
+        };
+        self.make_way(&uid, &live, &settings);
+        let rules = Arc::clone(&self.rules);
+        let end = self.folded;
+        let Some(user) = self.users.get_mut(uid.as_str()) else { return };
+        let lives = &user.lives;
+        let seat =
+            user.state.seat_or_new(&live.platform, &live.device, now, |seat| lives.iter().any(|live| live.is_on(seat)));
+        user.state.seats[seat].seen_at = now;
+        let mut cursor = user.state.seats[seat].cursor;
+        let (mut resumed, mut why) = (false, None);
+        let mut gone = user.state.expire(&*rules, now);
+        if let Some(resume) = resume {
+            if *resume.epoch != *self.inbox_epoch {
+                why = Some("other_epoch");
+            } else if resume.cursor > end {
+                // A number that nobody was given yet.
+                why = Some("cursor_ahead");
+            } else {
+                // What the device has it has acknowledged; what it lost again and is still stored it gets again.
+                resumed = true;
+                cursor = resume.cursor;
+                gone.extend(user.state.acknowledge(seat, cursor, &*rules));
+            }
+        }
+        let head = user.state.head(&user.state.seats[seat]);
+        live.sent = cursor;
+        user.lives.reserve_exact(1);
+        user.lives.push(live);
+        let at = user.lives.len() - 1;
+        user.is_dirty = true;
+        self.unsaved.dirty.insert(uid.clone());
+        self.unsaved.drop_rows(&uid, gone);
+        let epoch = Arc::clone(&self.inbox_epoch);
+        let admitted = Admitted { session, epoch, head, cursor, resumed, why };
+        self.news.entry(gateway).or_default().push(ToGateway::Admitted(Box::new(admitted)));
+        self.read_on(&uid, at, now);
+    }
+
+    /// Whoever must leave for a newcomer is told so.
+    fn make_way(&mut self, uid: &Uid, newcomer: &Live, settings: &PlatformSettings) {
+        let Some(user) = self.users.get_mut(uid.as_str()) else { return };
+        let news = &mut self.news;
+        let mut kick = |live: &Live| {
+            // The same session, arriving a second time, only takes its own place.
+            if !live.is(newcomer.gateway, newcomer.session) {
+                let (session, reason) = (live.session, REPLACED.into());
+                let kick = ToGateway::Kick { session, code: CloseCode::Replaced, reason };
+                news.entry(live.gateway).or_default().push(kick);
+            }
+        };
+        let is_rival = |live: &Live| live.platform == newcomer.platform && live.device == newcomer.device;
+        user.lives.retain(|live| {
+            let must_leave = match settings.sessions {
+                SessionsRule::Many(_) => is_rival(live),
+                SessionsRule::Replace | SessionsRule::Reject => live.platform == newcomer.platform,
+            };
+            if must_leave {
+                kick(live);
+            }
+            !must_leave
+        });
+        if let SessionsRule::Many(most) = settings.sessions {
+            let count = |lives: &[Live]| lives.iter().filter(|live| live.platform == newcomer.platform).count();
+            while count(&user.lives) >= (most as usize).max(1) {
+                let of_platform = user.lives.iter().enumerate().filter(|(_, live)| live.platform == newcomer.platform);
+                let Some(oldest) = of_platform.min_by_key(|(_, live)| live.arrived).map(|(at, _)| at) else { break };
+                kick(&user.lives[oldest]);
+                user.lives.remove(oldest);
+            }
+        }
+    }
+
+    /// A session that an earlier owner admitted. Of two that cannot both be, the newer one stays.
+    pub(super) fn announce(&mut self, gateway: GatewayId, announced: Announced, now: Timestamp) {
+        self.gateways_seen.insert(gateway);
+        let Announced { arrival, epoch, sent, acked } = announced;
+        let Arrival { session, uid, platform, device, at: arrived, .. } = arrival;
+        if *epoch != *self.inbox_epoch {
+            let kick = ToGateway::Kick { session, code: CloseCode::EpochChanged, reason: OTHER_EPOCH.into() };
+            self.news.entry(gateway).or_default().push(kick);
+            return self.release(uid.as_str());
+        }
+        let settings = (self.rules)(&platform);
+        let device = seat_device(&settings, &device);
+        let is_older = self.users.get(uid.as_str()).is_some_and(|user| {
+            user.lives.iter().any(|live| {
+                live.platform == platform
+                    && live.device == device
+                    && !live.is(gateway, session)
+                    && live.arrived > arrived
+            })
+        });
+        if is_older {
+            let kick = ToGateway::Kick { session, code: CloseCode::Replaced, reason: REPLACED.into() };
+            self.news.entry(gateway).or_default().push(kick);
+            return self.release(uid.as_str());
+        }
+        let mut live = Live {
+            gateway,
+            session,
+            platform,
+            device,
+            arrived,
+            sent,
+            unacked: VecDeque::new(),
+            unacked_bytes: 0,
+            since: now,
+            attempt: 0,
+            is_watched: false,
+            is_held: false,
+            is_reading: false,
+            is_behind: true,
+        };
+        self.make_way(&uid, &live, &settings);
+        let rules = Arc::clone(&self.rules);
+        let Some(user) = self.users.get_mut(uid.as_str()) else { return };
+        let lives = &user.lives;
+        let seat =
+            user.state.seat_or_new(&live.platform, &live.device, now, |seat| lives.iter().any(|live| live.is_on(seat)));
+        user.state.seats[seat].seen_at = now;
+        let mut gone = user.state.acknowledge(seat, acked.min(sent), &*rules);
+        gone.extend(user.state.expire(&*rules, now));
+        let state = &user.state.seats[seat];
+        for slot in user.state.slots.iter().filter(|slot| slot.seq <= sent && state.waits_for(slot)) {
+            live.unacked.push_back((slot.seq, slot.bytes));
+            live.unacked_bytes += slot.bytes as usize;
+        }
+        user.lives.reserve_exact(1);
+        user.lives.push(live);
+        let at = user.lives.len() - 1;
+        user.is_dirty = true;
+        self.unsaved.dirty.insert(uid.clone());
+        self.unsaved.drop_rows(&uid, gone);
+        self.read_on(&uid, at, now);
+    }
+}

@@ -1,0 +1,316 @@
+//! Folding: what each record of `_push` does to its users, in the order of the log.
+
+use std::hash::BuildHasher as _;
+use std::sync::Arc;
+
+use foldhash::quality::FixedState;
+use whimbrel_model::people::{CloseCode, Uid};
+use whimbrel_model::ports::{Delivery, DeliveryPlace, OutMessage, RowKey, ToGateway};
+use whimbrel_model::push::{
+    Notice, NoticeDue, Notify, PUSH_FORMAT, PushKick, PushMessage, PushRetry, PushTask, expiry, seq_of,
+};
+use whimbrel_model::record::HEADER_CONTENT_TYPE;
+use whimbrel_model::{Platform, Record, SessionId, Timestamp};
+
+use super::super::user_box::{Filter, Seat, Slot};
+use super::{Letter, Partition, User};
+
+/// Hashes of ids and collapse keys are written to stores: they must be the same everywhere and always.
+const HASHES: FixedState = FixedState::with_seed(0x5748_494d_4252_454c);
+
+/// Never zero, which stands for none.
+pub(super) fn hash_of(text: &str) -> u64 {
+    HASHES.hash_one(text).max(1)
+}
+
+impl Partition {
+    pub(super) fn fold(&mut self, offset: u64, record: &Record, task: PushTask, now: Timestamp) {
+        match task {
+            PushTask::Message(message) => self.fold_message(offset, record, &message, now),
+            PushTask::Retry(retry) => self.fold_retry(&retry, now),
+            PushTask::NoticeDue(due) => self.fold_notice_due(due, now),
+            PushTask::Kick(kick) => self.fold_kick(&kick),
+            PushTask::Wipe { uid } => self.fold_wipe(&uid),
+        }
+    }
+
+    fn fold_message(&mut self, offset: u64, record: &Record, message: &PushMessage, now: Timestamp) {
+        let (seq, sent_at) = (seq_of(offset), record.timestamp);
+        let ttl_max = u64::try_from(self.settings.ttl_max.as_millis()).unwrap_or(u64::MAX);
+        let expires_at = expiry(sent_at, message.ttl_ms.unwrap_or(ttl_max).min(ttl_max));
+        self.counts.taken += message.uids.len() as u64;
+        if expires_at <= now {
+            self.counts.expired += message.uids.len() as u64;
+            return message.uids.iter().for_each(|uid| self.release(uid));
+        }
+        let content_type = record.headers.get(HEADER_CONTENT_TYPE).map(|name| String::from_utf8_lossy(name).into());
+        let out = Arc::new(OutMessage {
+            id: message.id.as_str().into(),
+            payload: record.value.clone(),
+            content_type,
+            sent_at,
+            ..OutMessage::default()
+        });
+        let slot = Slot {
+            seq,
+            sent_at,
+            expires_at,
+            filter: Filter::of(message),
+            collapse: message.collapse_key.as_deref().map_or(0, hash_of),
+            bytes: u32::try_from(out.payload.len()).unwrap_or(u32::MAX),
+            shared: message.uids.len() > 1,
+        };
+        let mut wake = Waking::default();
+        for uid in &message.uids {
+            self.fold_for(uid, message, &slot, &out, now, &mut wake);
+            self.release(uid);
+        }
+        if let Some(notify) = &message.notify {
+            self.notify(seq, message, notify, expires_at, wake, now);
+        }
+    }
+
+    /// One user's part of a message.
+    fn fold_for(
+        &mut self,
+        uid: &str,
+        message: &PushMessage,
+        slot: &Slot,
+        out: &Arc<OutMessage>,
+        now: Timestamp,
+        wake: &mut Waking,
+    ) {
+        let rules = Arc::clone(&self.rules);
+        let Some((uid, user)) = self.users.get_key_value(uid).map(|(uid, _)| uid.clone()).zip(self.users.get_mut(uid))
+        else {
+            // Nobody is there, and nothing is stored.
+            self.counts.dropped += 1;
+            if message.notify.is_some()
+                && let Ok(uid) = Uid::new(uid)
+            {
+                wake.now.push(uid);
+            }
+            return;
+        };
+        if message.brought {
+            if user.state.is_repeat(hash_of(&message.id)) {
+                self.counts.repeats += 1;
+                return;
+            }
+            user.is_dirty = true;
+            self.unsaved.dirty.insert(uid.clone());
+        }
+        let is_stored = message.store && is_kept(user, message, &|platform: &Platform| rules(platform).store);
+        if is_stored {
+            let gone = user.state.store(slot.clone(), &*rules);
+            if user.state.slots.back().is_some_and(|last| last.seq == slot.seq) {
+                self.counts.stored += 1;
+                self.unsaved.put_row(&uid, slot, out);
+                user.is_dirty = true;
+                self.unsaved.dirty.insert(uid.clone());
+            }
+            self.counts.lost += gone.len() as u64;
+            self.unsaved.drop_rows(&uid, gone.into_iter().filter(|gone| gone.seq != slot.seq).collect());
+        }
+        let mut is_there = false;
+        let mut reads_on = Vec::new();
+        for (at, live) in user.lives.iter_mut().enumerate() {
+            if !message.is_for(&live.platform) {
+                continue;
+            }
+            is_there = true;
+            if is_stored && rules(&live.platform).store {
+                if live.is_behind || live.is_reading || !live.has_room(slot.bytes, &self.settings) {
+                    live.is_behind = true;
+                    continue;
+                }
+                let untold = |seat: &Seat| live.is_on(seat) && seat.lost.iter().any(|(_, to)| *to > live.sent);
+                if user.state.seats.iter().any(untold) {
+                    // It is to be told first what it lost.
+                    live.is_behind = true;
+                    reads_on.push(at);
+                    continue;
+                }
+                let prev = live.sends(slot.seq, slot.bytes, now);
+                let place = DeliveryPlace::Stored { seq: slot.seq, prev };
+                let delivery = Delivery { session: live.session, place, again: false, message: Arc::clone(out) };
+                self.news.entry(live.gateway).or_default().push(ToGateway::Deliver(delivery));
+                self.counts.delivered_stored += 1;
+                if !live.is_watched && !live.is_held {
+                    live.is_watched = true;
+                    let at = expiry(now, rules(&live.platform).ack_timeout_ms);
+                    self.deadlines.push(std::cmp::Reverse((at, uid.clone(), live.gateway, live.session)));
+                }
+            } else {
+                let place = DeliveryPlace::Ephemeral { place: slot.seq };
+                let delivery = Delivery { session: live.session, place, again: false, message: Arc::clone(out) };
+                self.news.entry(live.gateway).or_default().push(ToGateway::Deliver(delivery));
+                self.counts.delivered_ephemeral += 1;
+            }
+        }
+        if !is_there && !is_stored {
+            self.counts.dropped += 1;
+        }
+        if message.notify.is_some() {
+            if is_there { wake.later.push(uid.clone()) } else { wake.now.push(uid.clone()) }
+        }
+        for at in reads_on {
+            self.read_on(&uid, at, now);
+        }
+    }
+
+    /// Who is away is woken at once, and who is there after the time for an acknowledgement, unless the sender said when.
+    fn notify(
+        &mut self,
+        seq: u64,
+        message: &PushMessage,
+        notify: &Notify,
+        expires_at: Timestamp,
+        wake: Waking,
+        now: Timestamp,
+    ) {
+        let notice = Notice {
+            v: PUSH_FORMAT,
+            id: message.id.clone(),
+            uid: String::new(),
+            platforms: message.platforms.clone(),
+            except_platforms: message.except_platforms.clone(),
+            notify: notify.clone(),
+            collapse_key: message.collapse_key.clone(),
+            expires_at_ms: expires_at.as_millis(),
+        };
+        let mut later = wake.later;
+        // A new owner does not know yet who is there.
+        let is_settling = now < expiry(self.began, millis(self.settings.announce_wait));
+        if message.notify_after_ms.is_some_and(|after| after > 0) || is_settling {
+            later.extend(wake.now);
+        } else {
+            let notices = wake.now.iter().map(|uid| Notice { uid: uid.as_str().to_owned(), ..notice.clone() });
+            self.letters.extend(notices.map(Letter::Notice));
+            self.counts.notices += wake.now.len() as u64;
+        }
+        let after = message.notify_after_ms.unwrap_or(whimbrel_model::people::ACK_TIMEOUT_DEFAULT.as_millis() as u64);
+        let Some(first) = later.first().cloned() else { return };
+        let uids = later.iter().map(|uid| uid.as_str().to_owned()).collect();
+        let task = PushTask::NoticeDue(NoticeDue { uids, seq, notice });
+        // By its place it is the same hold when it is folded again.
+        let id = format!("notice-{}-{}-{seq}", self.inbox_epoch, first.as_str().len());
+        let id = format!("{id}-{:016x}", hash_of(first.as_str()));
+        self.letters.push(Letter::Hold { id, uid: first, task, due: expiry(now, after) });
+    }
+
+    /// Whoever has not acknowledged by now is woken, on the platforms that have not.
+    fn fold_notice_due(&mut self, due: NoticeDue, now: Timestamp) {
+        if due.notice.expires_at_ms > now.as_millis() {
+            for uid in &due.uids {
+                let Some(user) = self.users.get(uid.as_str()) else { continue };
+                let has_it = |platform: &Platform| {
+                    let mut seats = user.state.seats.iter().filter(|seat| seat.platform == *platform).peekable();
+                    seats.peek().is_some() && seats.all(|seat| seat.cursor >= due.seq)
+                };
+                let mut notice = Notice { uid: uid.clone(), ..due.notice.clone() };
+                match &mut notice.platforms {
+                    Some(platforms) => platforms.retain(|platform| !has_it(platform)),
+                    None => {
+                        let mut acked: Vec<Platform> =
+                            user.state.seats.iter().map(|seat| seat.platform.clone()).filter(has_it).collect();
+                        acked.dedup();
+                        notice.except_platforms.extend(acked);
+                    }
+                }
+                if notice.platforms.as_ref().is_none_or(|platforms| !platforms.is_empty()) {
+                    self.counts.notices += 1;
+                    self.letters.push(Letter::Notice(notice));
+                }
+            }
+        }
+        due.uids.iter().for_each(|uid| self.release(uid));
+    }
+
+    /// The seat is sent again what it has not acknowledged; after the last time it is closed and counts as away.
+    fn fold_retry(&mut self, retry: &PushRetry, now: Timestamp) {
+        let Some((uid, user)) = self
+            .users
+            .get_key_value(retry.uid.as_str())
+            .map(|(uid, _)| uid.clone())
+            .zip(self.users.get_mut(&*retry.uid))
+        else {
+            return;
+        };
+        let is_seat = |live: &super::Live| live.platform == retry.platform && *live.device == *retry.device;
+        let Some(at) = user.lives.iter().position(is_seat) else { return };
+        let live = &mut user.lives[at];
+        // Of an earlier session, or overtaken by an acknowledgement.
+        if !live.is_held || live.attempt != retry.attempt || live.unacked.is_empty() {
+            return;
+        }
+        live.is_held = false;
+        self.counts.retries += 1;
+        self.send_again(&uid, at, now);
+    }
+
+    fn fold_kick(&mut self, kick: &PushKick) {
+        let Some(user) = self.users.get_mut(kick.uid.as_str()) else { return };
+        let session = kick.session.as_deref().map(SessionId::parse);
+        let reason: Arc<str> = kick.reason.as_str().into();
+        let news = &mut self.news;
+        user.lives.retain(|live| {
+            let is_meant = kick.platform.as_ref().is_none_or(|platform| live.platform == *platform)
+                && session
+                    .is_none_or(|session| session == Some(SessionId { gateway: live.gateway, number: live.session }));
+            if is_meant {
+                let kick = ToGateway::Kick { session: live.session, code: CloseCode::Kicked, reason: reason.clone() };
+                news.entry(live.gateway).or_default().push(kick);
+            }
+            !is_meant
+        });
+        let uid = kick.uid.clone();
+        self.release(&uid);
+    }
+
+    fn fold_wipe(&mut self, uid: &str) {
+        let Some((uid, user)) = self.users.get_key_value(uid).map(|(uid, _)| uid.clone()).zip(self.users.get_mut(uid))
+        else {
+            return;
+        };
+        let gone = user.state.wipe();
+        for live in &mut user.lives {
+            live.is_behind = false;
+            live.unacked.clear();
+            live.unacked_bytes = 0;
+        }
+        if !gone.is_empty() {
+            user.is_dirty = true;
+            self.unsaved.dirty.insert(uid.clone());
+            self.unsaved.drop_rows(&uid, gone);
+        }
+        self.release(uid.as_str());
+    }
+}
+
+/// Whom a notice concerns.
+#[derive(Default)]
+struct Waking {
+    now: Vec<Uid>,
+    later: Vec<Uid>,
+}
+
+/// Whether anybody keeps it: a platform that it names, or one of the user's; one that nobody knows yet would.
+fn is_kept(user: &User, message: &PushMessage, stores: &dyn Fn(&Platform) -> bool) -> bool {
+    match &message.platforms {
+        Some(named) => named.iter().any(|platform| message.is_for(platform) && stores(platform)),
+        None => {
+            let mut seats = user.state.seats.iter().filter(|seat| message.is_for(&seat.platform)).peekable();
+            seats.peek().is_none() || seats.any(|seat| stores(&seat.platform))
+        }
+    }
+}
+
+pub(super) fn millis(duration: std::time::Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The row of a slot.
+pub(super) fn row_key(uid: &Uid, slot: &Slot) -> RowKey {
+    if slot.shared { RowKey::Shared { seq: slot.seq } } else { RowKey::Own { uid: uid.clone(), seq: slot.seq } }
+}

@@ -1,0 +1,173 @@
+//! Saving: what the store does not have yet, and when it gets it.
+//!
+//! A message that is acknowledged before the next save never reaches the store: only its seat's cursor does.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use foldhash::fast::RandomState;
+use whimbrel_model::Timestamp;
+use whimbrel_model::people::Uid;
+use whimbrel_model::ports::{Applied, InboxChange, InboxError, InboxWrite, OutMessage, RowKey};
+
+use super::super::rows::encode_row;
+use super::super::user_box::Slot;
+use super::folding::{millis, row_key};
+use super::{Effect, Partition};
+
+/// What a changed box counts as, beside its rows.
+const BOX_BYTES: usize = 64;
+
+pub(super) struct Unsaved {
+    /// The store has everything below.
+    pub saved: u64,
+    pub dirty: HashSet<Uid, RandomState>,
+    rows: HashMap<RowKey, NewRow, RandomState>,
+    dropped: Vec<(Uid, u64)>,
+    released: HashMap<u64, u32, RandomState>,
+    pub bytes: usize,
+    pub wants_reset: bool,
+    pub wants_sync: bool,
+    last: Timestamp,
+}
+
+struct NewRow {
+    message: Arc<OutMessage>,
+    references: u32,
+}
+
+/// A write that is under way.
+pub(super) struct InFlight {
+    applied: u64,
+    pub rows: HashMap<RowKey, Arc<OutMessage>>,
+    users: Vec<Uid>,
+}
+
+impl Unsaved {
+    pub fn new(now: Timestamp) -> Self {
+        Self {
+            saved: 0,
+            dirty: HashSet::default(),
+            rows: HashMap::default(),
+            dropped: Vec::new(),
+            released: HashMap::default(),
+            bytes: 0,
+            wants_reset: false,
+            wants_sync: false,
+            last: now,
+        }
+    }
+
+    pub fn message(&self, key: &RowKey) -> Option<Arc<OutMessage>> {
+        self.rows.get(key).map(|row| Arc::clone(&row.message))
+    }
+
+    pub fn put_row(&mut self, uid: &Uid, slot: &Slot, message: &Arc<OutMessage>) {
+        self.bytes += BOX_BYTES;
+        let row = self.rows.entry(row_key(uid, slot)).or_insert_with(|| {
+            self.bytes += slot.bytes as usize;
+            NewRow { message: Arc::clone(message), references: 0 }
+        });
+        row.references += 1;
+    }
+
+    pub fn drop_rows(&mut self, uid: &Uid, slots: Vec<Slot>) {
+        for slot in slots {
+            let key = row_key(uid, &slot);
+            if let Some(row) = self.rows.get_mut(&key) {
+                row.references -= 1;
+                if row.references == 0 {
+                    self.rows.remove(&key);
+                }
+            } else if slot.shared {
+                *self.released.entry(slot.seq).or_default() += 1;
+            } else {
+                self.dropped.push((uid.clone(), slot.seq));
+            }
+        }
+    }
+}
+
+impl Partition {
+    fn is_unsaved(&self) -> bool {
+        self.folded != self.unsaved.saved
+            || !self.unsaved.dirty.is_empty()
+            || self.unsaved.wants_sync
+            || self.unsaved.wants_reset
+    }
+
+    /// When the store is to be brought up to the log, where it is behind and nothing stands in the way.
+    pub(super) fn save_due(&self) -> Option<Timestamp> {
+        let is_free = self.in_flight.is_none() && !self.is_appending && self.letters.is_empty();
+        if !is_free || !self.is_unsaved() {
+            return None;
+        }
+        let soon = self.unsaved.bytes >= self.settings.unsaved_bytes || self.unsaved.wants_sync;
+        let wait = if soon { 0 } else { millis(self.settings.save_interval) };
+        Some(whimbrel_model::push::expiry(self.unsaved.last, wait))
+    }
+
+    pub(super) fn save(&mut self, now: Timestamp) {
+        if self.save_due().is_none_or(|due| due > now) {
+            return;
+        }
+        let keep_seats = i64::try_from(self.settings.keep_seats.as_millis()).unwrap_or(i64::MAX);
+        let unsaved = &mut self.unsaved;
+        let users: Vec<Uid> = unsaved.dirty.drain().collect();
+        let mut changes = Vec::with_capacity(users.len() + unsaved.rows.len() + unsaved.dropped.len());
+        for uid in &users {
+            let Some(user) = self.users.get_mut(uid.as_str()) else { continue };
+            user.is_dirty = false;
+            let is_empty = user.state.is_empty() && user.lives.is_empty();
+            if is_empty && !user.is_stored {
+                continue;
+            }
+            let reclaim_at = if is_empty { None } else { user.state.reclaim_at(keep_seats) };
+            let state = (!is_empty).then(|| user.state.encode());
+            let was = std::mem::replace(&mut user.reclaim_was, reclaim_at);
+            user.is_stored = !is_empty;
+            changes.push(InboxChange::PutBox { uid: uid.clone(), state, reclaim_at, was });
+        }
+        let mut rows = HashMap::with_capacity(unsaved.rows.len());
+        for (key, new) in unsaved.rows.drain() {
+            let row = encode_row(&new.message);
+            changes.push(match &key {
+                RowKey::Own { uid, seq } => InboxChange::PutOwn { uid: uid.clone(), seq: *seq, row },
+                RowKey::Shared { seq } => InboxChange::PutShared { seq: *seq, row, references: new.references },
+            });
+            rows.insert(key, new.message);
+        }
+        changes.extend(unsaved.dropped.drain(..).map(|(uid, seq)| InboxChange::DropOwn { uid, seq }));
+        let released = unsaved.released.drain();
+        changes.extend(released.map(|(seq, references)| InboxChange::ReleaseShared { seq, references }));
+        let write = InboxWrite {
+            epoch: self.epoch,
+            expected: unsaved.saved,
+            reset: std::mem::take(&mut unsaved.wants_reset),
+            changes,
+            applied: self.folded,
+            synced: std::mem::take(&mut unsaved.wants_sync),
+        };
+        unsaved.bytes = 0;
+        unsaved.last = now;
+        self.in_flight = Some(InFlight { applied: self.folded, rows, users });
+        self.effects.push(Effect::Apply(write));
+    }
+
+    /// A write of which nobody knows whether it happened is not repeated: references would be counted twice. Whoever takes the partition
+    /// next finds out where the store is.
+    pub(super) fn applied(&mut self, outcome: Result<Applied, InboxError>) {
+        let Some(in_flight) = self.in_flight.take() else { return };
+        match outcome {
+            Ok(Applied::Done) => {
+                self.unsaved.saved = in_flight.applied;
+                in_flight.users.iter().for_each(|uid| self.release(uid.as_str()));
+            }
+            Ok(Applied::Behind { at }) => {
+                self.resign(format!("the store of inboxes is at {at}, not at {}", self.unsaved.saved));
+            }
+            Ok(Applied::OlderEpoch) => self.resign("a newer owner has the store of inboxes".to_owned()),
+            Err(error) => self.resign(error.to_string()),
+        }
+    }
+}

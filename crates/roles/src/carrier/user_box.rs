@@ -1,0 +1,353 @@
+//! A user's box: what is stored for the user, and how far each seat has come. Pure.
+//!
+//! A box has *slots*, one for each stored message that somebody still waits for, in the order of their numbers, and *seats*. The messages
+//! themselves are rows beside it. A slot goes when every seat that it is for has acknowledged it (a platform that the message names and that
+//! has no seat yet has not), or by age, bound or collapse key; what a seat loses so is noted, to be told.
+
+pub(super) mod coding;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use whimbrel_model::people::{Platform, PlatformSettings};
+use whimbrel_model::push::PushMessage;
+use whimbrel_model::{SessionsRule, Timestamp};
+
+pub use coding::BadBox;
+
+/// Seats of one user; beyond, the one that was not seen for the longest time is forgotten.
+pub const SEATS_MAX: usize = 32;
+/// Ids of their senders' own that a box remembers, so that a repeat is seen as one.
+pub const IDS_REMEMBERED: usize = 16;
+/// Ranges that a seat has lost and was not told yet. What a newer message replaced is forgotten first.
+pub const LOST_MAX: usize = 64;
+
+/// How platforms keep things.
+pub type PlatformRules = dyn Fn(&Platform) -> Arc<PlatformSettings> + Send + Sync;
+
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct UserBox {
+    pub seats: Vec<Seat>,
+    /// By number.
+    pub slots: VecDeque<Slot>,
+    /// Hashes of the latest brought ids, the oldest first.
+    pub ids: VecDeque<u64>,
+}
+
+/// What a platform, or one of its devices, has of the box.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seat {
+    pub platform: Platform,
+    /// Empty where the platform has one seat.
+    pub device: Box<str>,
+    /// It has acknowledged everything up to here.
+    pub cursor: u64,
+    /// Nothing up to here is for it any more: beyond its bound.
+    pub floor: u64,
+    pub seen_at: Timestamp,
+    /// What it lost above its cursor, both ends included, in order.
+    pub lost: Vec<(u64, u64)>,
+}
+
+/// A stored message in a box.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slot {
+    pub seq: u64,
+    pub sent_at: Timestamp,
+    pub expires_at: Timestamp,
+    /// Of which platforms; `None`: all.
+    pub filter: Option<Arc<Filter>>,
+    /// The hash of its collapse key; zero: none.
+    pub collapse: u64,
+    /// Bytes of its row.
+    pub bytes: u32,
+    /// Its row is shared with other users.
+    pub shared: bool,
+}
+
+/// Which platforms a message is for.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Filter {
+    pub only: Option<Vec<Platform>>,
+    pub except: Vec<Platform>,
+}
+
+impl Filter {
+    pub fn of(message: &PushMessage) -> Option<Arc<Self>> {
+        let is_for_all = message.platforms.is_none() && message.except_platforms.is_empty();
+        (!is_for_all)
+            .then(|| Arc::new(Self { only: message.platforms.clone(), except: message.except_platforms.clone() }))
+    }
+
+    fn lets(&self, platform: &Platform) -> bool {
+        self.only.as_ref().is_none_or(|only| only.contains(platform)) && !self.except.contains(platform)
+    }
+}
+
+impl Slot {
+    pub fn is_for(&self, platform: &Platform) -> bool {
+        self.filter.as_ref().is_none_or(|filter| filter.lets(platform))
+    }
+
+    /// Whether it is of no use to a platform any more: the message's own time is over, or the platform's.
+    pub fn is_expired_for(&self, settings: &PlatformSettings, now: Timestamp) -> bool {
+        let age = now.as_millis().saturating_sub(self.sent_at.as_millis());
+        self.expires_at <= now || u64::try_from(age).is_ok_and(|age| age >= settings.ttl_ms)
+    }
+}
+
+impl Seat {
+    pub fn new(platform: Platform, device: &str, now: Timestamp) -> Self {
+        Self { platform, device: device.into(), cursor: 0, floor: 0, seen_at: now, lost: Vec::new() }
+    }
+
+    /// Whether the message of that slot still waits for this seat.
+    pub fn waits_for(&self, slot: &Slot) -> bool {
+        slot.seq > self.cursor.max(self.floor) && slot.is_for(&self.platform)
+    }
+}
+
+/// The device that a seat of a platform has: its own name only where there may be many.
+pub fn seat_device(settings: &PlatformSettings, device: &str) -> Box<str> {
+    match settings.sessions {
+        SessionsRule::Many(_) => device.into(),
+        SessionsRule::Replace | SessionsRule::Reject => Box::default(),
+    }
+}
+
+impl UserBox {
+    pub fn is_empty(&self) -> bool {
+        self.seats.is_empty() && self.slots.is_empty() && self.ids.is_empty()
+    }
+
+    pub fn seat(&self, platform: &Platform, device: &str) -> Option<usize> {
+        self.seats.iter().position(|seat| seat.platform == *platform && *seat.device == *device)
+    }
+
+    /// The seat of that name, made where it is not there. A new one has acknowledged nothing: it starts with what is still stored for it.
+    /// `is_taken` says which seats must stay.
+    pub fn seat_or_new(
+        &mut self,
+        platform: &Platform,
+        device: &str,
+        now: Timestamp,
+        is_taken: impl Fn(&Seat) -> bool,
+    ) -> usize {
+        if let Some(at) = self.seat(platform, device) {
+            return at;
+        }
+        if self.seats.len() >= SEATS_MAX {
+            let longest_away = |(_, seat): &(usize, &Seat)| seat.seen_at;
+            let away = self.seats.iter().enumerate().filter(|(_, seat)| !is_taken(seat)).min_by_key(longest_away);
+            if let Some(at) = away.map(|(at, _)| at) {
+                self.seats.remove(at);
+            }
+        }
+        self.seats.push(Seat::new(platform.clone(), device, now));
+        self.seats.len() - 1
+    }
+
+    /// Whether a message under that brought id was taken lately; remembers it otherwise.
+    pub fn is_repeat(&mut self, id: u64) -> bool {
+        if self.ids.contains(&id) {
+            return true;
+        }
+        if self.ids.len() >= IDS_REMEMBERED {
+            self.ids.pop_front();
+        }
+        self.ids.push_back(id);
+        false
+    }
+
+    /// Stores a message whose number is above all others. What must go for it (an older one under its collapse key, what is beyond a
+    /// bound) is taken out and handed over: its rows go too.
+    pub fn store(&mut self, slot: Slot, rules: &PlatformRules) -> Vec<Slot> {
+        let mut gone = Vec::new();
+        if self.slots.back().is_some_and(|last| last.seq >= slot.seq) {
+            return gone;
+        }
+        if slot.collapse != 0
+            && let Some(at) = self.slots.iter().position(|older| older.collapse == slot.collapse)
+        {
+            gone.extend(self.lose(at));
+        }
+        self.slots.push_back(slot);
+        self.keep_bounds(rules, &mut gone);
+        gone
+    }
+
+    /// Takes a slot out although somebody may wait for it; who does has lost it.
+    fn lose(&mut self, at: usize) -> Option<Slot> {
+        let slot = self.slots.remove(at)?;
+        for place in 0..self.seats.len() {
+            if self.seats[place].waits_for(&slot) {
+                self.note_loss(place, slot.seq);
+            }
+        }
+        Some(slot)
+    }
+
+    fn note_loss(&mut self, seat: usize, seq: u64) {
+        let Self { seats, slots, .. } = self;
+        let seat = &mut seats[seat];
+        if let Some((_, to)) = seat.lost.last()
+            && *to < seq
+        {
+            // A range never spans what the seat still gets: its end would run ahead of that.
+            let between = slots.iter().any(|slot| slot.seq > *to && slot.seq < seq && seat.waits_for(slot));
+            if !between {
+                seat.lost.last_mut().expect("it was just looked at").1 = seq;
+                return;
+            }
+        }
+        let at = seat.lost.partition_point(|(from, _)| *from < seq);
+        if seat.lost.iter().any(|(from, to)| (*from..=*to).contains(&seq)) {
+            return;
+        }
+        seat.lost.insert(at, (seq, seq));
+        if seat.lost.len() > LOST_MAX {
+            seat.lost.remove(0);
+        }
+    }
+
+    /// Each seat waits for at most what its platform says, and the box has at most what its seats and the platforms without one may have.
+    fn keep_bounds(&mut self, rules: &PlatformRules, gone: &mut Vec<Slot>) {
+        let mut most = self.unseated_bound(rules);
+        for place in 0..self.seats.len() {
+            let bound = rules(&self.seats[place].platform).max_stored as usize;
+            most += bound;
+            if self.slots.len() <= bound {
+                continue;
+            }
+            let seat = &self.seats[place];
+            let waiting: Vec<u64> =
+                self.slots.iter().filter(|slot| seat.waits_for(slot)).map(|slot| slot.seq).collect();
+            self.give_up(place, &waiting[..waiting.len().saturating_sub(bound)]);
+        }
+        while self.slots.len() > most.max(1) {
+            gone.extend(self.lose(0));
+        }
+        gone.extend(self.settle(rules));
+    }
+
+    /// These, the oldest that the seat waits for, are not for it any more.
+    fn give_up(&mut self, seat: usize, seqs: &[u64]) {
+        for seq in seqs {
+            // First below the floor, so that nothing before it counts as still to come.
+            self.seats[seat].floor = *seq;
+            self.note_loss(seat, *seq);
+        }
+    }
+
+    /// How many slots may wait for platforms that have no seat.
+    fn unseated_bound(&self, rules: &PlatformRules) -> usize {
+        let named = self.slots.iter().filter_map(|slot| slot.filter.as_ref()?.only.as_ref()).flatten();
+        let without_seat = named.filter(|platform| !self.seats.iter().any(|seat| seat.platform == **platform));
+        let bound = without_seat.map(|platform| rules(platform).max_stored).max();
+        let default = if self.seats.is_empty() { PlatformSettings::default().max_stored } else { 0 };
+        bound.unwrap_or(0).max(default) as usize
+    }
+
+    /// What is of no use any more goes; who waited for it has lost it.
+    pub fn expire(&mut self, rules: &PlatformRules, now: Timestamp) -> Vec<Slot> {
+        let mut gone = Vec::new();
+        while let Some(at) = self.slots.iter().position(|slot| slot.expires_at <= now) {
+            gone.extend(self.lose(at));
+        }
+        for place in 0..self.seats.len() {
+            let seat = &self.seats[place];
+            let settings = rules(&seat.platform);
+            // A platform's own time may be shorter. What it is too old for is its oldest, as long as clocks do not jump.
+            let waits = self.slots.iter().filter(|slot| seat.waits_for(slot));
+            let old: Vec<u64> =
+                waits.take_while(|slot| slot.is_expired_for(&settings, now)).map(|slot| slot.seq).collect();
+            self.give_up(place, &old);
+        }
+        gone.extend(self.settle(rules));
+        gone
+    }
+
+    /// The seat has everything up to there. Only forwards.
+    pub fn acknowledge(&mut self, seat: usize, upto: u64, rules: &PlatformRules) -> Vec<Slot> {
+        let Some(seat) = self.seats.get_mut(seat) else { return Vec::new() };
+        if upto <= seat.cursor {
+            return Vec::new();
+        }
+        seat.cursor = upto;
+        seat.lost.retain(|(_, to)| *to > upto);
+        self.settle(rules)
+    }
+
+    /// Takes out what nobody waits for any more.
+    fn settle(&mut self, rules: &PlatformRules) -> Vec<Slot> {
+        let Self { seats, slots, .. } = self;
+        let keeping: Vec<(&Seat, bool)> = seats.iter().map(|seat| (seat, rules(&seat.platform).store)).collect();
+        let is_awaited = |slot: &Slot| {
+            let mut is_for_any = false;
+            for (seat, stores) in &keeping {
+                if *stores && slot.is_for(&seat.platform) {
+                    is_for_any = true;
+                    if seat.waits_for(slot) {
+                        return true;
+                    }
+                }
+            }
+            let named = slot.filter.as_ref().and_then(|filter| filter.only.as_ref());
+            match named {
+                // A platform that is named and has no seat yet has not acknowledged.
+                Some(named) => named.iter().any(|platform| {
+                    slot.is_for(platform)
+                        && rules(platform).store
+                        && !keeping.iter().any(|(seat, _)| seat.platform == *platform)
+                }),
+                None => !is_for_any,
+            }
+        };
+        let mut gone = Vec::new();
+        if slots.iter().all(&is_awaited) {
+            return gone;
+        }
+        let kept = std::mem::take(slots).into_iter().filter_map(|slot| {
+            if is_awaited(&slot) {
+                return Some(slot);
+            }
+            gone.push(slot);
+            None
+        });
+        *slots = kept.collect();
+        gone
+    }
+
+    /// Everything goes, unread.
+    pub fn wipe(&mut self) -> Vec<Slot> {
+        self.seats.iter_mut().for_each(|seat| seat.lost.clear());
+        std::mem::take(&mut self.slots).into()
+    }
+
+    /// Seats that were not seen since then are forgotten, but those that must stay.
+    pub fn forget_seats(&mut self, since: Timestamp, is_taken: impl Fn(&Seat) -> bool) {
+        self.seats.retain(|seat| seat.seen_at >= since || is_taken(seat));
+        if self.seats.is_empty() && self.slots.is_empty() {
+            self.ids.clear();
+        }
+    }
+
+    /// When nothing in it is of use any more, where a seat counts for so long after it was last seen.
+    pub fn reclaim_at(&self, seat_kept_ms: i64) -> Option<Timestamp> {
+        let slots = self.slots.iter().map(|slot| slot.expires_at);
+        let seats =
+            self.seats.iter().map(|seat| Timestamp::from_millis(seat.seen_at.as_millis().saturating_add(seat_kept_ms)));
+        slots.chain(seats).max()
+    }
+
+    /// How many messages wait for a seat.
+    pub fn waiting(&self, seat: &Seat) -> usize {
+        self.slots.iter().filter(|slot| seat.waits_for(slot)).count()
+    }
+
+    /// The highest number stored for a seat, or what it has.
+    pub fn head(&self, seat: &Seat) -> u64 {
+        let last = self.slots.iter().rev().find(|slot| slot.is_for(&seat.platform)).map_or(0, |slot| slot.seq);
+        last.max(seat.cursor)
+    }
+}
