@@ -46,12 +46,7 @@ pub enum PeopleNameError {
 
 impl Uid {
     pub fn new(text: &str) -> Result<Self, PeopleNameError> {
-        if Self::is_good(text) { Ok(Self(text.into())) } else { Err(PeopleNameError::BadUid) }
-    }
-
-    /// Whether [`Uid::new`] would take it.
-    pub fn is_good(text: &str) -> bool {
-        (1..=UID_MAX_BYTES).contains(&text.len()) && !text.chars().any(char::is_control)
+        check_uid(text).map(|()| Self(text.into()))
     }
 
     pub fn as_str(&self) -> &str {
@@ -80,6 +75,12 @@ impl fmt::Debug for Uid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "`{}`", self.0)
     }
+}
+
+/// Whether a text can be a user's id, for whoever needs no [`Uid`] of it.
+pub fn check_uid(text: &str) -> Result<(), PeopleNameError> {
+    let is_good = (1..=UID_MAX_BYTES).contains(&text.len()) && !text.chars().any(char::is_control);
+    if is_good { Ok(()) } else { Err(PeopleNameError::BadUid) }
 }
 
 /// A platform's name: `ios`, `web`. Cloning shares the text.

@@ -7,10 +7,11 @@
 //!
 //! Fields are only ever added, with a default.
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::people::Platform;
-use crate::{Headers, HeadersBuilder, Timestamp};
+use crate::{Headers, HeadersBuilder, Record, Timestamp};
 
 /// The topic of everything for people, partitioned by user. It never grows and has no retention: its owners trim it.
 pub const PUSH_TOPIC: &str = "_push";
@@ -29,6 +30,15 @@ pub const PUSH_DEAD_TOPIC: &str = "_dead._push";
 pub const HEADER_PUSH: &str = "whimbrel-push";
 /// The version of what that header has.
 pub const PUSH_FORMAT: u32 = 1;
+/// How the header of a [`PushTask::Message`] begins, up to its id: for whoever writes it without a [`PushMessage`]. What follows the id is
+/// the end of its text, and the other members.
+pub const PUSH_MESSAGE_HEAD: &[u8] = br#"{"v":1,"task":"message","id":""#;
+
+/// Why a push is among [`PUSH_DEAD_TOPIC`], in front of all that its record had: a [`PushDead`] as JSON.
+pub const HEADER_PUSH_DEAD: &str = "whimbrel-push-dead";
+/// Dead pushes that were put into `_push` again, as a record of [`PUSH_DEAD_TOPIC`] that has nothing else: a list of their offsets there,
+/// as JSON.
+pub const HEADER_PUSH_REDRIVEN: &str = "whimbrel-push-redriven";
 
 /// Users of one push.
 pub const UIDS_MAX: usize = 10_000;
@@ -215,6 +225,46 @@ impl PushTask {
     }
 }
 
+/// Why a push could not be handled.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PushDead {
+    pub reason: String,
+    pub died_at_ms: i64,
+    /// Where in `_push` it was.
+    pub partition: u32,
+    pub offset: u64,
+}
+
+impl PushDead {
+    /// The record of the dead letter: the push's own, with the reason in front.
+    pub fn to_record(&self, push: &Record) -> Record {
+        let text = serde_json::to_vec(self).unwrap_or_default();
+        let headers = Headers::builder().push(HEADER_PUSH_DEAD, &text).push_all(&push.headers).take();
+        let timestamp = Timestamp::from_millis(self.died_at_ms);
+        Record { key: push.key.clone(), value: push.value.clone(), headers, timestamp }
+    }
+
+    /// Reads what [`PushDead::to_record`] wrote: why, and the push as it was, published at that time. `None` for anything else.
+    pub fn of(record: &Record, published: Timestamp) -> Option<(Self, Record)> {
+        let (value, headers) = record.headers.split_first(HEADER_PUSH_DEAD)?;
+        let dead = serde_json::from_slice(&value).ok()?;
+        Some((dead, Record { key: record.key.clone(), value: record.value.clone(), headers, timestamp: published }))
+    }
+}
+
+/// The record that says which dead pushes, by their offsets, were put into `_push` again.
+pub fn redriven_record(offsets: &[u64], now: Timestamp) -> Record {
+    let text = serde_json::to_vec(offsets).unwrap_or_default();
+    let headers = Headers::builder().push(HEADER_PUSH_REDRIVEN, &text).take();
+    Record { key: None, value: Bytes::new(), headers, timestamp: now }
+}
+
+/// Reads what [`redriven_record`] wrote.
+pub fn redriven_of(record: &Record) -> Option<Vec<u64>> {
+    let (value, _) = record.headers.split_first(HEADER_PUSH_REDRIVEN)?;
+    serde_json::from_slice(&value).ok()
+}
+
 /// The number that a message has in inboxes, by the offset of its record.
 pub fn seq_of(offset: u64) -> u64 {
     offset + 1
@@ -246,6 +296,27 @@ mod tests {
         assert_eq!(PushTask::of(&later), Err(BadPush::OtherVersion(9)));
         let garbled = Headers::builder().push(HEADER_PUSH, b"{").take();
         assert!(matches!(PushTask::of(&garbled), Err(BadPush::Garbled(_))));
+    }
+
+    #[test]
+    fn a_message_written_in_parts_reads_as_one() {
+        let rest = br#"m1","uids":["u1"],"store":true}"#;
+        let headers = Headers::builder().push_parts(HEADER_PUSH, &[PUSH_MESSAGE_HEAD, rest]).take();
+        let message = PushMessage { id: "m1".into(), uids: vec!["u1".into()], store: true, ..PushMessage::default() };
+        assert_eq!(PushTask::of(&headers), Ok(PushTask::Message(message)));
+    }
+
+    #[test]
+    fn a_dead_push_gives_the_push_back_as_it_was() {
+        let headers = PushTask::Wipe { uid: "u1".into() }.headers().push("content-type", b"text/plain").take();
+        let now = Timestamp::from_millis(5);
+        let push = Record { key: Some(Bytes::from_static(b"u1")), value: Bytes::new(), headers, timestamp: now };
+        let dead = PushDead { reason: "full".into(), died_at_ms: 9, partition: 3, offset: 17 };
+        let letter = dead.to_record(&push);
+        assert_eq!(PushDead::of(&letter, now), Some((dead, push.clone())));
+        assert_eq!(PushDead::of(&push, now), None);
+        assert_eq!(redriven_of(&redriven_record(&[3, 9], now)), Some(vec![3, 9]));
+        assert_eq!(redriven_of(&letter), None);
     }
 
     #[test]

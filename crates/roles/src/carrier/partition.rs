@@ -11,6 +11,8 @@ mod asking;
 mod folding;
 mod reading;
 mod saving;
+#[cfg(test)]
+mod tests;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
@@ -18,7 +20,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use foldhash::fast::RandomState;
-use whimbrel_model::people::{GatewayId, Platform, Uid};
+use whimbrel_model::people::{GatewayId, Platform, Uid, check_uid};
 use whimbrel_model::ports::{
     Announced, Applied, Arrival, At, InboxError, InboxWrite, LogError, OutMessage, PeopleAsk, PeopleError, PeopleTold,
     ReadBatch, RowKey, ToCarrier, ToGateway,
@@ -58,6 +60,8 @@ pub enum Input {
     },
     /// The gateways that live, and no others.
     Living(Arc<Vec<GatewayId>>),
+    /// A gateway that could not be told something: that incarnation is not there any more.
+    GatewayGone(GatewayId),
     /// A question, and where the log ended when it came.
     Asked {
         ask: AskId,
@@ -68,6 +72,8 @@ pub enum Input {
     Reclaimable(Vec<Uid>),
     /// The store is to be on disk up to what is folded now.
     SyncWanted,
+    /// Nothing more is to be read: what is in memory is saved, and that is all.
+    Ending,
     Tick,
 }
 
@@ -251,6 +257,7 @@ pub struct Partition {
     gateways_seen: HashSet<GatewayId>,
     news: HashMap<GatewayId, Vec<ToGateway>>,
     effects: Vec<Effect>,
+    is_ending: bool,
     is_over: bool,
     pub counts: Counts,
 }
@@ -292,6 +299,7 @@ impl Partition {
             gateways_seen: HashSet::new(),
             news: HashMap::new(),
             effects: Vec::new(),
+            is_ending: false,
             is_over: false,
             counts: Counts::default(),
         }
@@ -310,9 +318,14 @@ impl Partition {
             Input::Applied(outcome) => self.applied(outcome),
             Input::From { gateway, messages } => self.told(gateway, messages, now),
             Input::Living(living) => self.living(&living),
+            Input::GatewayGone(gateway) => self.gateways_died(&[gateway]),
             Input::Asked { ask, what, end } => self.work.push_back(Work::Ask { ask, what, end }),
             Input::Reclaimable(uids) => self.work.extend(uids.into_iter().map(Work::Reclaim)),
             Input::SyncWanted => self.unsaved.wants_sync = true,
+            Input::Ending => {
+                self.is_ending = true;
+                self.unsaved.wants_sync = true;
+            }
             Input::Tick => {}
         }
         self.pump(now);
@@ -336,6 +349,12 @@ impl Partition {
     /// The store has everything below this offset.
     pub fn saved(&self) -> u64 {
         self.unsaved.saved
+    }
+
+    /// Whether nothing is left to be written.
+    pub fn is_settled(&self) -> bool {
+        self.is_over
+            || (self.in_flight.is_none() && !self.is_appending && self.letters.is_empty() && !self.is_unsaved())
     }
 
     pub fn users_in_memory(&self) -> usize {
@@ -450,7 +469,7 @@ impl Partition {
     fn needed(&self, work: &Work, each: &mut dyn FnMut(&str)) {
         // Nobody has a box under a name that is none.
         let mut named = |uid: &String| {
-            if Uid::is_good(uid) {
+            if check_uid(uid).is_ok() {
                 each(uid);
             }
         };
@@ -551,7 +570,7 @@ impl Partition {
             return;
         }
         let has_room = self.records_waiting < WORK_RECORDS_MAX && self.unsaved.bytes < 2 * self.settings.unsaved_bytes;
-        if !self.is_reading && has_room {
+        if !self.is_reading && !self.is_ending && has_room {
             self.is_reading = true;
             self.effects.push(Effect::Read { from: self.read_next });
         }

@@ -5,6 +5,8 @@
 //! has no seat yet has not), or by age, bound or collapse key; what a seat loses so is noted, to be told.
 
 pub(super) mod coding;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -190,21 +192,21 @@ impl UserBox {
     fn note_loss(&mut self, seat: usize, seq: u64) {
         let Self { seats, slots, .. } = self;
         let seat = &mut seats[seat];
-        if let Some((_, to)) = seat.lost.last()
-            && *to < seq
-        {
-            // A range never spans what the seat still gets: its end would run ahead of that.
-            let between = slots.iter().any(|slot| slot.seq > *to && slot.seq < seq && seat.waits_for(slot));
-            if !between {
-                seat.lost.last_mut().expect("it was just looked at").1 = seq;
-                return;
-            }
-        }
-        let at = seat.lost.partition_point(|(from, _)| *from < seq);
-        if seat.lost.iter().any(|(from, to)| (*from..=*to).contains(&seq)) {
+        let at = seat.lost.partition_point(|(from, _)| *from <= seq);
+        if at > 0 && seat.lost[at - 1].1 >= seq {
             return;
         }
         seat.lost.insert(at, (seq, seq));
+        // A range never spans what the seat still gets: its end would run ahead of that.
+        let is_apart = |seat: &Seat, low: u64, high: u64| {
+            slots.iter().any(|slot| slot.seq > low && slot.seq < high && seat.waits_for(slot))
+        };
+        if at + 1 < seat.lost.len() && !is_apart(seat, seq, seat.lost[at + 1].0) {
+            seat.lost[at].1 = seat.lost.remove(at + 1).1;
+        }
+        if at > 0 && !is_apart(seat, seat.lost[at - 1].1, seq) {
+            seat.lost[at - 1].1 = seat.lost.remove(at).1;
+        }
         if seat.lost.len() > LOST_MAX {
             seat.lost.remove(0);
         }

@@ -80,6 +80,10 @@ impl Partition {
     pub(super) fn living(&mut self, living: &[GatewayId]) {
         let dead: Vec<GatewayId> = self.gateways_seen.iter().filter(|seen| !living.contains(seen)).copied().collect();
         self.gateways_seen.extend(living);
+        self.gateways_died(&dead);
+    }
+
+    pub(super) fn gateways_died(&mut self, dead: &[GatewayId]) {
         if dead.is_empty() {
             return;
         }

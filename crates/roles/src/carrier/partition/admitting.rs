@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use super::super::user_box::seat_device;
 use super::{Live, Partition};
 
-const REPLACED: &str = "another session of this platform took its place";
+pub(super) const REPLACED: &str = "another session of this platform took its place";
 const REJECTED: &str = "this platform has a session already, and lets no second one in";
 const OTHER_EPOCH: &str = "the inbox is another than the one that this session began with; resume";
 

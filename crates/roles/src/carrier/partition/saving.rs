@@ -89,7 +89,7 @@ impl Unsaved {
 }
 
 impl Partition {
-    fn is_unsaved(&self) -> bool {
+    pub(super) fn is_unsaved(&self) -> bool {
         self.folded != self.unsaved.saved
             || !self.unsaved.dirty.is_empty()
             || self.unsaved.wants_sync

@@ -1,0 +1,273 @@
+//! What boxes keep, lose and let go.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use whimbrel_model::people::{Platform, PlatformSettings};
+use whimbrel_model::{SessionsRule, Timestamp};
+
+use super::*;
+
+fn platform(name: &str) -> Platform {
+    Platform::new(name).unwrap()
+}
+
+fn at(ms: i64) -> Timestamp {
+    Timestamp::from_millis(ms)
+}
+
+fn slot(seq: u64) -> Slot {
+    let (sent_at, expires_at) = (at(seq as i64), at(1_000_000));
+    Slot { seq, sent_at, expires_at, filter: None, collapse: 0, bytes: 10, shared: false }
+}
+
+fn only(seq: u64, names: &[&str]) -> Slot {
+    let filter = Filter { only: Some(names.iter().map(|name| platform(name)).collect()), except: Vec::new() };
+    Slot { filter: Some(Arc::new(filter)), ..slot(seq) }
+}
+
+fn rules(max_stored: u32) -> Box<PlatformRules> {
+    let settings = Arc::new(PlatformSettings { max_stored, ..PlatformSettings::default() });
+    let deaf = Arc::new(PlatformSettings { store: false, ..PlatformSettings::default() });
+    Box::new(move |platform| if platform.as_str() == "tv" { deaf.clone() } else { settings.clone() })
+}
+
+fn with_seats(names: &[&str]) -> UserBox {
+    let mut user_box = UserBox::default();
+    for name in names {
+        user_box.seat_or_new(&platform(name), "", at(0), |_| false);
+    }
+    user_box
+}
+
+fn seqs(user_box: &UserBox) -> Vec<u64> {
+    user_box.slots.iter().map(|slot| slot.seq).collect()
+}
+
+#[test]
+fn a_message_stays_until_every_seat_that_it_is_for_has_acknowledged_it() {
+    let (rules, mut user_box) = (rules(100), with_seats(&["ios", "web"]));
+    user_box.store(slot(5), &*rules);
+    user_box.store(only(7, &["web"]), &*rules);
+    assert_eq!(user_box.acknowledge(1, 7, &*rules).iter().map(|slot| slot.seq).collect::<Vec<_>>(), [7]);
+    assert_eq!(seqs(&user_box), [5], "ios has not acknowledged it");
+    assert_eq!(user_box.acknowledge(0, 5, &*rules).len(), 1);
+    assert!(user_box.slots.is_empty());
+}
+
+#[test]
+fn a_named_platform_without_a_seat_has_not_acknowledged() {
+    let (rules, mut user_box) = (rules(100), with_seats(&["web"]));
+    user_box.store(only(3, &["ios", "web"]), &*rules);
+    assert!(user_box.acknowledge(0, 3, &*rules).is_empty());
+    let ios = user_box.seat_or_new(&platform("ios"), "", at(0), |_| false);
+    assert!(user_box.seats[ios].waits_for(&user_box.slots[0]), "a new seat starts with what is still stored for it");
+    assert_eq!(user_box.acknowledge(ios, 3, &*rules).len(), 1);
+}
+
+#[test]
+fn a_message_for_all_waits_where_nobody_was_ever_seen() {
+    let (rules, mut user_box) = (rules(100), UserBox::default());
+    assert!(user_box.store(slot(1), &*rules).is_empty());
+    assert_eq!(seqs(&user_box), [1]);
+}
+
+#[test]
+fn a_platform_that_keeps_nothing_holds_nothing_back() {
+    let (rules, mut user_box) = (rules(100), with_seats(&["tv", "web"]));
+    user_box.store(slot(1), &*rules);
+    assert_eq!(user_box.acknowledge(1, 1, &*rules).len(), 1);
+}
+
+#[test]
+fn acknowledgements_go_only_forwards() {
+    let (rules, mut user_box) = (rules(100), with_seats(&["web"]));
+    (1..=4).for_each(|seq| drop(user_box.store(slot(seq), &*rules)));
+    user_box.acknowledge(0, 3, &*rules);
+    user_box.acknowledge(0, 1, &*rules);
+    assert_eq!((user_box.seats[0].cursor, seqs(&user_box)), (3, vec![4]));
+}
+
+#[test]
+fn beyond_its_bound_a_seat_loses_the_oldest_and_it_is_noted() {
+    let (rules, mut user_box) = (rules(3), with_seats(&["web"]));
+    let gone: Vec<u64> = (1..=5).flat_map(|seq| user_box.store(slot(seq), &*rules)).map(|slot| slot.seq).collect();
+    assert_eq!((gone, seqs(&user_box)), (vec![1, 2], vec![3, 4, 5]));
+    assert_eq!(user_box.seats[0].lost, [(1, 2)]);
+}
+
+#[test]
+fn one_seats_bound_takes_nothing_from_another() {
+    let small = Arc::new(PlatformSettings { max_stored: 2, ..PlatformSettings::default() });
+    let large = Arc::new(PlatformSettings { max_stored: 10, ..PlatformSettings::default() });
+    let rules = move |platform: &Platform| if platform.as_str() == "ios" { small.clone() } else { large.clone() };
+    let mut user_box = with_seats(&["ios", "web"]);
+    (1..=6).for_each(|seq| drop(user_box.store(slot(seq), &rules)));
+    assert_eq!(user_box.waiting(&user_box.seats[0]), 2);
+    assert_eq!(user_box.waiting(&user_box.seats[1]), 6);
+    assert_eq!((user_box.seats[0].lost.clone(), user_box.seats[1].lost.clone()), (vec![(1, 4)], vec![]));
+}
+
+#[test]
+fn a_box_of_nobody_is_bounded_too() {
+    let (rules, mut user_box) = (rules(3), UserBox::default());
+    (1..=1_500).for_each(|seq| drop(user_box.store(slot(seq), &*rules)));
+    assert_eq!(user_box.slots.len(), PlatformSettings::default().max_stored as usize);
+    let mut named = UserBox::default();
+    (1..=1_500).for_each(|seq| drop(named.store(only(seq, &["ios"]), &*rules)));
+    assert!(named.slots.len() <= PlatformSettings::default().max_stored as usize);
+}
+
+#[test]
+fn a_newer_message_takes_the_place_of_an_older_one_under_the_same_key() {
+    let (rules, mut user_box) = (rules(100), with_seats(&["web"]));
+    for (seq, collapse) in [(1, 9), (2, 0), (3, 9)] {
+        user_box.store(Slot { collapse, ..slot(seq) }, &*rules);
+    }
+    assert_eq!((seqs(&user_box), user_box.seats[0].lost.clone()), (vec![2, 3], vec![(1, 1)]));
+}
+
+#[test]
+fn what_is_lost_never_spans_what_a_seat_still_gets() {
+    let (rules, mut user_box) = (rules(100), with_seats(&["web"]));
+    for (seq, collapse) in [(1, 7), (2, 0), (3, 8), (4, 7), (5, 8)] {
+        user_box.store(Slot { collapse, ..slot(seq) }, &*rules);
+    }
+    assert_eq!(seqs(&user_box), [2, 4, 5]);
+    assert_eq!(user_box.seats[0].lost, [(1, 1), (3, 3)]);
+}
+
+#[test]
+fn what_is_past_its_time_goes_and_a_platforms_own_time_may_be_shorter() {
+    let short = Arc::new(PlatformSettings { ttl_ms: 50, ..PlatformSettings::default() });
+    let long = Arc::new(PlatformSettings::default());
+    let rules = move |platform: &Platform| if platform.as_str() == "ios" { short.clone() } else { long.clone() };
+    let mut user_box = with_seats(&["ios", "web"]);
+    user_box.store(Slot { expires_at: at(20), ..slot(1) }, &rules);
+    user_box.store(slot(2), &rules);
+    let gone: Vec<u64> = user_box.expire(&rules, at(60)).iter().map(|slot| slot.seq).collect();
+    assert_eq!((gone, seqs(&user_box)), (vec![1], vec![2]));
+    assert_eq!((user_box.seats[0].lost.clone(), user_box.seats[1].lost.clone()), (vec![(1, 2)], vec![(1, 1)]));
+    assert_eq!(user_box.waiting(&user_box.seats[0]), 0);
+    assert_eq!(user_box.waiting(&user_box.seats[1]), 1);
+}
+
+#[test]
+fn a_repeat_is_known_for_a_while() {
+    let mut user_box = UserBox::default();
+    assert!(!user_box.is_repeat(1) && user_box.is_repeat(1));
+    (2..40).for_each(|id| assert!(!user_box.is_repeat(id)));
+    assert_eq!(user_box.ids.len(), IDS_REMEMBERED);
+}
+
+#[test]
+fn seats_are_bounded_and_the_one_longest_away_goes_first() {
+    let mut user_box = UserBox::default();
+    for number in 0..SEATS_MAX as i64 + 5 {
+        user_box.seat_or_new(&platform("web"), &format!("d{number}"), at(number), |seat| &*seat.device == "d0");
+    }
+    assert_eq!(user_box.seats.len(), SEATS_MAX);
+    assert!(user_box.seat(&platform("web"), "d0").is_some(), "somebody sits on it");
+    assert!(user_box.seat(&platform("web"), "d1").is_none());
+}
+
+#[test]
+fn only_platforms_that_may_have_many_have_a_seat_for_each_device() {
+    let mut settings = PlatformSettings::default();
+    assert_eq!(&*seat_device(&settings, "d1"), "");
+    settings.sessions = SessionsRule::Many(3);
+    assert_eq!(&*seat_device(&settings, "d1"), "d1");
+}
+
+#[test]
+fn a_box_of_another_version_is_told_from_a_damaged_one() {
+    assert_eq!(UserBox::decode(&[9]), Err(BadBox::OtherVersion(9)));
+    assert_eq!(UserBox::decode(&[]), Err(BadBox::Malformed));
+    assert_eq!(UserBox::decode(&[1, 200]), Err(BadBox::Malformed));
+}
+
+fn any_box() -> impl Strategy<Value = UserBox> {
+    let names = ["ios", "web", "tv"];
+    let seat = (0..3usize, "[a-z]{0,4}", any::<u32>(), any::<u16>(), any::<i32>(), 0..3u64).prop_map(
+        move |(name, device, cursor, floor, seen, lost)| Seat {
+            platform: platform(names[name]),
+            device: device.into(),
+            cursor: cursor.into(),
+            floor: floor.into(),
+            seen_at: at(seen.into()),
+            lost: (0..lost).map(|n| (n * 10 + 1, n * 10 + 4)).collect(),
+        },
+    );
+    let slot = (1..1_000u64, any::<i32>(), 0..100_000i64, 0..4usize, any::<u64>(), any::<bool>(), any::<u32>())
+        .prop_map(move |(step, sent, ttl, filter, collapse, shared, bytes)| {
+            let filter = (filter < 3).then(|| {
+                let named = vec![platform(names[filter])];
+                let only = (filter != 2).then(|| named.clone());
+                Arc::new(Filter { only, except: if filter == 2 { named } else { Vec::new() } })
+            });
+            let sent_at = at(sent.into());
+            let expires_at = at(i64::from(sent) + ttl);
+            let collapse = if collapse % 2 == 0 { 0 } else { collapse };
+            Slot { seq: step, sent_at, expires_at, filter, collapse, bytes, shared }
+        });
+    let parts = (
+        proptest::collection::vec(seat, 0..4),
+        proptest::collection::vec(slot, 0..20),
+        proptest::collection::vec(any::<u64>(), 0..IDS_REMEMBERED),
+    );
+    parts.prop_map(|(seats, steps, ids)| {
+        let mut seq = 0;
+        let slots = steps.into_iter().map(|slot| {
+            seq += slot.seq;
+            Slot { seq, ..slot }
+        });
+        UserBox { seats, slots: slots.collect(), ids: ids.into() }
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_box_reads_as_it_was_written(user_box in any_box()) {
+        prop_assert_eq!(UserBox::decode(&user_box.encode()), Ok(user_box));
+    }
+
+    #[test]
+    fn bytes_that_are_no_box_are_refused_without_harm(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let _ = UserBox::decode(&bytes);
+    }
+
+    #[test]
+    fn every_message_is_acknowledged_waited_for_or_noted_as_lost(
+        steps in proptest::collection::vec((0..4u8, 0..3u64, 0..3usize), 1..120)
+    ) {
+        let rules = rules(5);
+        let mut user_box = with_seats(&["ios", "web"]);
+        let (mut seq, mut sent): (u64, Vec<Slot>) = (0, Vec::new());
+        for (what, small, seat) in steps {
+            match what {
+                0 | 1 => {
+                    seq += 1 + small;
+                    let filtered = match seat { 0 => only(seq, &["ios"]), 1 => only(seq, &["web"]), _ => slot(seq) };
+                    let stored = Slot { collapse: small, ..filtered };
+                    sent.push(stored.clone());
+                    user_box.store(stored, &*rules);
+                }
+                2 => {
+                    let seat = seat % 2;
+                    let upto = user_box.seats[seat].cursor + small * 2;
+                    user_box.acknowledge(seat, upto.min(seq), &*rules);
+                }
+                _ => drop(user_box.expire(&*rules, at(1))),
+            }
+            for seat in &user_box.seats {
+                for message in sent.iter().filter(|message| message.is_for(&seat.platform)) {
+                    let is_lost = seat.lost.iter().any(|(from, to)| (*from..=*to).contains(&message.seq));
+                    let waits = user_box.slots.iter().any(|slot| slot.seq == message.seq) && seat.waits_for(message);
+                    prop_assert!(message.seq <= seat.cursor || is_lost || waits, "{} of {:?}", message.seq, seat);
+                    prop_assert!(!(waits && is_lost), "{} waits and is lost for {:?}", message.seq, seat);
+                }
+                prop_assert!(user_box.waiting(seat) <= 5);
+            }
+        }
+    }
+}
