@@ -9,6 +9,9 @@
 //! whimbrel_engines::conformance_suite!(receipts, MyReceipts);
 //! whimbrel_engines::conformance_suite!(timers, MyTimers);
 //! whimbrel_engines::conformance_suite!(progress, MyProgress);
+//! whimbrel_engines::conformance_suite!(inbox, MyInboxes);
+//! whimbrel_engines::conformance_suite!(sessions, MySessions);
+//! whimbrel_engines::conformance_suite!(devices, MyDevices);
 //! ```
 //!
 //! The expression makes a value that implements the `Factory` of the port's module; it is evaluated once per
@@ -18,9 +21,13 @@
 
 pub mod catalogue;
 pub mod coordination;
+pub mod devices;
+mod dice;
+pub mod inbox;
 pub mod log;
 pub mod progress;
 pub mod receipts;
+pub mod sessions;
 mod tests_from_properties;
 pub mod timers;
 

@@ -21,6 +21,15 @@ macro_rules! conformance_suite {
     (progress, $factory:expr) => {
         $crate::progress_properties! { conformance_tests, progress, $factory }
     };
+    (inbox, $factory:expr) => {
+        $crate::inbox_properties! { conformance_tests, inbox, $factory }
+    };
+    (sessions, $factory:expr) => {
+        $crate::sessions_properties! { conformance_tests, sessions, $factory }
+    };
+    (devices, $factory:expr) => {
+        $crate::devices_properties! { conformance_tests, devices, $factory }
+    };
 }
 
 /// Receives a port's list of properties and writes the tests.

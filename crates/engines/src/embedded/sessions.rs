@@ -54,7 +54,10 @@ impl Sessions for MemorySessions {
     }
 
     fn void(&self, shard: u32, gateway: GatewayId) -> PortFuture<'_, Result<(), SessionsError>> {
-        Box::pin(async move { Ok(self.with(shard, |kept| kept.shard.void(gateway))) })
+        Box::pin(async move {
+            self.with(shard, |kept| kept.shard.void(gateway));
+            Ok(())
+        })
     }
 
     fn sweep(
@@ -71,7 +74,10 @@ impl Sessions for MemorySessions {
     }
 
     fn keep_alive(&self, shard: u32) -> PortFuture<'_, Result<(), SessionsError>> {
-        Box::pin(async move { Ok(self.with(shard, |kept| kept.heard = Some(Instant::now()))) })
+        Box::pin(async move {
+            self.with(shard, |kept| kept.heard = Some(Instant::now()));
+            Ok(())
+        })
     }
 
     fn of(&self, shard: u32, uids: Vec<Uid>) -> PortFuture<'_, Result<Heard<Vec<UserSessions>>, SessionsError>> {

@@ -9,6 +9,7 @@
 mod claims;
 mod moving;
 mod outage;
+mod people;
 mod progress;
 mod server;
 mod snapshot;
@@ -28,6 +29,9 @@ mod single {
     whimbrel_engines::conformance_suite!(timers, Shared(ONE));
     whimbrel_engines::conformance_suite!(receipts, Shared(ONE));
     whimbrel_engines::conformance_suite!(progress, Shared(ONE));
+    whimbrel_engines::conformance_suite!(inbox, Shared(ONE));
+    whimbrel_engines::conformance_suite!(sessions, Shared(ONE));
+    whimbrel_engines::conformance_suite!(devices, Shared(ONE));
 }
 
 mod cluster {
@@ -35,6 +39,9 @@ mod cluster {
     whimbrel_engines::conformance_suite!(timers, Shared(CLUSTER));
     whimbrel_engines::conformance_suite!(receipts, Shared(CLUSTER));
     whimbrel_engines::conformance_suite!(progress, Shared(CLUSTER));
+    whimbrel_engines::conformance_suite!(inbox, Shared(CLUSTER));
+    whimbrel_engines::conformance_suite!(sessions, Shared(CLUSTER));
+    whimbrel_engines::conformance_suite!(devices, Shared(CLUSTER));
 }
 
 const ONE: &str = "WHIMBREL_TEST_REDIS";

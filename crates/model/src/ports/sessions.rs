@@ -43,12 +43,14 @@ pub enum SessionsError {
 
 /// *Atomicity*: each call is one step. *Durability*: none is asked for; a lost store is drawn anew from the gateways' whole pictures.
 pub trait Sessions: Send + Sync {
-    /// Takes the news in; older news about a session than what is known loses. Returns, for each user of the news, whether the user was
+    /// Takes the news in; older news about a session than what is known loses, and so does news that is older than the last picture of its
+    /// gateway. That a session is gone is known for two minutes at least. Returns, for each user of the news, whether the user was
     /// online before and is after, in the order of first mention.
     fn put(&self, shard: u32, news: Vec<SessionNews>) -> PortFuture<'_, Result<Vec<UserChange>, SessionsError>>;
 
     /// All sessions of one gateway's incarnation in this shard are exactly these from now on, as of the picture's version: others that are
-    /// known with an older version are gone.
+    /// known with an older version are gone, now. An older picture than the last one loses, and changes nobody. Returns the users of the
+    /// picture and those whose sessions are gone by it.
     fn replace(
         &self,
         shard: u32,
@@ -72,7 +74,7 @@ pub trait Sessions: Send + Sync {
         Box::pin(async { Ok(Vec::new()) })
     }
 
-    /// The writer of the shard lives.
+    /// The writer of the shard lives. Nothing else that is written says so.
     fn keep_alive(&self, shard: u32) -> PortFuture<'_, Result<(), SessionsError>>;
 
     /// These users, in the order of the question, and how fresh that is.
@@ -83,8 +85,9 @@ pub trait Sessions: Send + Sync {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UserChange {
     pub uid: Uid,
+    /// As the step before told it: users of a void incarnation were online until they are swept, or touched.
     pub was_online: bool,
     pub is_online: bool,
-    /// Grows with each step that touched the user.
+    /// Grows with each step that touched the user, also from one process to the next: it is never less than the store's time in ms.
     pub version: u64,
 }

@@ -11,6 +11,7 @@ use super::scene::{
     MANY_BYTES, MINUTE_MS, START_MS, Shard, Step, at, dead, ended, fired, hold, hold_of, new_shard, take_shard,
 };
 use super::{Factory, OpenTimers};
+use crate::conformance::dice::Dice;
 
 /// How far the walk goes. Each round is one write and every kind of read.
 const ROUNDS: usize = 200;
@@ -194,17 +195,4 @@ pub async fn reads_beside_writes_see_whole_writes_only(factory: &dyn Factory) {
     }
     stop.store(true, Ordering::Relaxed);
     reader.await.expect("the reader saw whole writes only");
-}
-
-/// Numbers that look random and are the same in every run.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
-    }
 }
