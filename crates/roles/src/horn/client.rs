@@ -25,7 +25,8 @@ use tokio_rustls::TlsConnector;
 use whimbrel_model::ports::PortFuture;
 
 use super::limits::{
-    ANSWER_BYTES_MAX, CONNECT_WITHIN, IDLE_CONNECTION_FOR, IDLE_CONNECTIONS_MAX, LOOKUPS_MAX, PING_EVERY, PING_WITHIN,
+    ANSWER_BYTES_MAX, CONNECT_WITHIN, IDLE_APNS_CONNECTION_FOR, IDLE_CONNECTION_FOR, IDLE_CONNECTIONS_MAX, LOOKUPS_MAX,
+    PING_EVERY, PING_WITHIN,
 };
 use crate::worker::{AddressGuard, client_tls, retry_after};
 
@@ -84,9 +85,10 @@ impl Client {
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
             .pool_max_idle_per_host(IDLE_CONNECTIONS_MAX)
-            .pool_idle_timeout(IDLE_CONNECTION_FOR)
+            .pool_idle_timeout(if speaks == Speaks::Http2 { IDLE_APNS_CONNECTION_FOR } else { IDLE_CONNECTION_FOR })
             .http2_keep_alive_interval(PING_EVERY)
-            .http2_keep_alive_timeout(PING_WITHIN);
+            .http2_keep_alive_timeout(PING_WITHIN)
+            .http2_keep_alive_while_idle(speaks == Speaks::Http2);
         Ok(Self { pooled: builder.build(Connector { core: Arc::new(core) }) })
     }
 

@@ -13,6 +13,8 @@ pub(super) const REASON_BYTES_MAX: usize = 200;
 /// Connections to one place that wait for the next notice, and for how long.
 pub(super) const IDLE_CONNECTIONS_MAX: usize = 16;
 pub(super) const IDLE_CONNECTION_FOR: Duration = Duration::from_secs(30);
+/// Apple takes whoever connects anew all the time for an attacker: connections to it are kept, and asked whether they are still there.
+pub(super) const IDLE_APNS_CONNECTION_FOR: Duration = Duration::from_secs(3_600);
 /// An HTTP/2 connection to a provider is asked so often whether it is still there, and given up after so long.
 pub(super) const PING_EVERY: Duration = Duration::from_secs(30);
 pub(super) const PING_WITHIN: Duration = Duration::from_secs(10);

@@ -130,7 +130,8 @@ impl Horn {
             Fate::Sent => lock(&self.remembered).put(letter.name),
             Fate::Gone { reason } => self.forget(uid, device, reason).await,
             Fate::Refused { reason } => {
-                tracing::warn!(provider = provider_word(device.provider), reason, "a notice was refused");
+                // Told to people by the dead letter and by the figures: a wrong key would fill the journal.
+                tracing::debug!(provider = provider_word(device.provider), reason, "a notice was refused");
             }
             Fate::AlreadySent | Fate::NotConfigured | Fate::Later { .. } => {}
         }

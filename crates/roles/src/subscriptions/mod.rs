@@ -15,4 +15,4 @@ pub use error::SubscriptionError;
 pub use registry::{Subscription, SubscriptionPorts, Subscriptions};
 pub use runs::{REPLAYS_MAX, ReplayAsk, SeekAsk, Sought};
 pub use starts::{Position, Truncation};
-pub use system::{NOTICES_PARTITIONS, ensure_notices_subscription, is_system_subscription};
+pub use system::{ensure_notices_subscription, is_system_subscription};

@@ -2,17 +2,14 @@
 //!
 //! `_notices` hands notices to the horn. It is made at the start of a process; what an operator did to its run (a pause, a seek) stays.
 
+use whimbrel_model::SubscriptionSpec;
 use whimbrel_model::push::{HORN_URL, NOTICES_SUBSCRIPTION, NOTICES_TOPIC};
 use whimbrel_model::subscription::{Endpoint, Gone, Mode, OnExhausted, Ordering, RetryPolicy, Start};
-use whimbrel_model::{SubscriptionSpec, Timestamp};
 
 use super::changing::SecretWish;
 use super::error::SubscriptionError;
 use super::registry::Subscriptions;
-use crate::topics::TopicChange;
 
-/// Partitions of `_notices`, where it is made here.
-pub const NOTICES_PARTITIONS: u32 = 16;
 /// Notices that are handed to horns at one time.
 const NOTICES_CONCURRENCY: u32 = 64;
 /// For all devices of one user, who are called at the same time: more than a horn gives one of them.
@@ -29,20 +26,12 @@ pub fn is_system_subscription(name: &str) -> bool {
     name.starts_with('_')
 }
 
-/// Makes the topic `_notices` and the subscription that reads it, where they are not there yet or were made by an older version.
+/// Makes the subscription that reads `_notices`, where it is not there yet or was made by an older version.
 ///
 /// Notices have no order among them: one that comes back later waits as a hold, and holds no other of its user up.
 pub async fn ensure_notices_subscription(subscriptions: &Subscriptions) -> Result<(), SubscriptionError> {
-    let topics = &subscriptions.ports.registry;
-    if topics.get(NOTICES_TOPIC).is_none() {
-        let change = TopicChange { partitions: Some(NOTICES_PARTITIONS), ..TopicChange::default() };
-        topics.put(NOTICES_TOPIC, change).await?;
-    }
     let made = subscriptions.put(NOTICES_SUBSCRIPTION, notices_spec(), SecretWish::Keep).await?;
-    if made.created {
-        let since = Timestamp::from_millis(made.subscription.stored.created_at_ms);
-        tracing::info!(?since, "notices go to the horn from now on");
-    }
+    tracing::debug!(created = made.created, "notices go to the horn");
     Ok(())
 }
 

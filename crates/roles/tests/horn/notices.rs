@@ -206,3 +206,13 @@ async fn where_there_is_no_horn_a_notice_waits_and_it_is_no_attempt() {
     let outcome = callbacks.call(call_of(&notice("m1"))).await.outcome;
     assert!(matches!(outcome, CallOutcome::Failed { why: CallFailure::NoWorker, .. }), "{outcome:?}");
 }
+
+#[tokio::test]
+async fn answers_that_are_garbage_or_endless_are_judged_by_their_status() {
+    for (status, word) in [(200, "sent"), (500, "later"), (410, "gone")] {
+        let provider = Provider::start(move |_| answer(status, &"\u{fffd}{".repeat(300_000))).await;
+        let bench = Bench::new(plain());
+        bench.devices.add("u1", device("pager", By::Http, &provider.url));
+        assert_eq!(bench.only_fate(&notice("m1")).await.word(), word);
+    }
+}

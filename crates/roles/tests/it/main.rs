@@ -22,6 +22,7 @@ mod soraka;
 mod stats;
 mod subscription_runs;
 mod subscriptions;
+mod system_subscriptions;
 mod tail;
 mod topics;
 mod workers;
