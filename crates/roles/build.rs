@@ -6,6 +6,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files = [
         "whimbrel/v1/messages.proto",
         "whimbrel/v1/gateway.proto",
+        "whimbrel/v1/people.proto",
         "whimbrel/internal/v1/owners.proto",
         "whimbrel/internal/v1/dispatch.proto",
         "whimbrel/internal/v1/presence.proto",

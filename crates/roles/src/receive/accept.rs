@@ -12,7 +12,7 @@ use whimbrel_model::{HeadersBuilder, HeldMessage, MessageId, PartitionId, Record
 
 use super::claims;
 use super::door::Door;
-use super::draft::Draft;
+use super::draft::{Draft, PushPart};
 use super::holding::Holding;
 use super::load::Load;
 use super::problem::{Code, Problem};
@@ -193,24 +193,30 @@ pub(super) fn expect(
     now: Timestamp,
 ) -> Result<(Expected, Entry), Problem> {
     let payload_bytes = draft.payload.len();
+    let made_id = draft.push.as_ref().and_then(PushPart::record_id).map(|id| AcceptedId::Text(id.into()));
     if let Some(later) = draft.later {
-        let (id, due) = (door.mint.mint_held(now, topic.number()), later.due(now));
-        let text = id.to_text();
-        let message = compose(draft, &text, &[], headers);
-        let text = std::str::from_utf8(&text).expect("hexadecimal digits are text");
-        let holding = Holding::new(door, topic, text, true, due, now, message)?;
+        let due = later.due(now);
+        let id = made_id.unwrap_or_else(|| AcceptedId::Minted(door.mint.mint_held(now, topic.number())));
+        let holding = id.with_text(|id| {
+            let message = compose(draft, id, &[], headers);
+            let id = std::str::from_utf8(id).expect("an id is text");
+            Holding::new(door, topic, id, true, due, now, message)
+        })?;
         let whither = Whither::Hold { due, shard: holding.shard.index };
-        return Ok((Expected { id: AcceptedId::Minted(id), whither, payload_bytes }, holding.into_entry(now)));
+        return Ok((Expected { id, whither, payload_bytes }, holding.into_entry(now)));
     }
     let partition = topic.place(draft.key.as_deref());
-    let id = door.mint.mint(now, partition);
-    let message = compose(draft, &id.to_text(), &[], headers);
+    let id = made_id.unwrap_or_else(|| AcceptedId::Minted(door.mint.mint(now, partition)));
+    let message = id.with_text(|id| compose(draft, id, &[], headers));
     let whither = Whither::Topic { partition: partition.index };
-    Ok((Expected { id: AcceptedId::Minted(id), whither, payload_bytes }, entry_of(message, partition, now)))
+    Ok((Expected { id, whither, payload_bytes }, entry_of(message, partition, now)))
 }
 
 /// The message of a draft, as it stands in its topic.
 pub(super) fn compose(draft: Draft, id: &[u8], more: &[(&str, &[u8])], headers: &mut HeadersBuilder) -> HeldMessage {
+    if let Some(push) = &draft.push {
+        push.write_to(headers, id);
+    }
     headers.push(HEADER_ID, id);
     if let Some(content_type) = draft.content_type.as_bytes() {
         headers.push(HEADER_CONTENT_TYPE, content_type);

@@ -25,6 +25,7 @@ use super::keys::Scope;
 use super::load::Load;
 use super::problem::{Code, Problem};
 use super::query::Query;
+use super::settings::ReceiveSettings;
 use super::split::{Form, NotOfItsForm, Splitter};
 
 /// What one message of a batch takes in its body, about.
@@ -74,23 +75,47 @@ pub(super) async fn publish_batch(State(door): State<Arc<Door>>, request: Reques
     answer(outcomes, &topic, answer_load)
 }
 
-async fn read_drafts(door: &Door, mut body: Body, headers: &HeaderMap, load: &mut Load) -> Result<Vec<Draft>, Problem> {
+async fn read_drafts(door: &Door, body: Body, headers: &HeaderMap, load: &mut Load) -> Result<Vec<Draft>, Problem> {
     let settings = &door.settings;
-    let announced = announced_length(headers);
+    let mut drafts: Vec<Draft> = Vec::with_capacity(entries_expected(headers, settings));
+    let mut reader = EntryReader::new(settings, door.ports.clock.now(), bytes_expected(headers));
+    read_entries(settings, body, headers, load, |entry| {
+        drafts.push(reader.read(entry)?);
+        Ok(())
+    })
+    .await?;
+    Ok(drafts)
+}
+
+/// What a batch's body will have, as far as can be told, for whoever makes room.
+pub(super) fn bytes_expected(headers: &HeaderMap) -> usize {
+    announced_length(headers).unwrap_or(UNANNOUNCED_BYTES)
+}
+
+pub(super) fn entries_expected(headers: &HeaderMap, settings: &ReceiveSettings) -> usize {
+    (bytes_expected(headers) / ENTRY_BYTES_TYPICAL).min(settings.batch_messages_max)
+}
+
+/// Hands out the entries of a batch while its body arrives, within the limits of a batch. What is wrong with one is told with its index.
+pub(super) async fn read_entries(
+    settings: &ReceiveSettings,
+    mut body: Body,
+    headers: &HeaderMap,
+    load: &mut Load,
+    mut take: impl FnMut(&[u8]) -> Result<(), Problem>,
+) -> Result<(), Problem> {
     let too_large = || too_large_bytes(settings.batch_bytes_max);
-    if announced.is_some_and(|length| length > settings.batch_bytes_max) {
+    if announced_length(headers).is_some_and(|length| length > settings.batch_bytes_max) {
         return Err(too_large());
     }
-    let expected = announced.unwrap_or(UNANNOUNCED_BYTES);
-    let mut drafts: Vec<Draft> = Vec::with_capacity((expected / ENTRY_BYTES_TYPICAL).min(settings.batch_messages_max));
-    let mut reader = EntryReader::new(settings, door.ports.clock.now(), expected);
     let mut splitter = Splitter::new(form_of(headers));
+    let mut count = 0;
     let mut each = |entry: &[u8]| -> Result<(), BadBatch> {
-        if drafts.len() == settings.batch_messages_max {
+        if count == settings.batch_messages_max {
             return Err(BadBatch::Problem(too_large_count(settings.batch_messages_max)));
         }
-        let draft = reader.read(entry).map_err(|problem| BadBatch::Problem(at_index(problem, drafts.len())))?;
-        drafts.push(draft);
+        take(entry).map_err(|problem| BadBatch::Problem(at_index(problem, count)))?;
+        count += 1;
         Ok(())
     };
     let mut received = 0;
@@ -106,9 +131,9 @@ async fn read_drafts(door: &Door, mut body: Body, headers: &HeaderMap, load: &mu
         }
     };
     match split {
-        Ok(()) => Ok(drafts),
+        Ok(()) => Ok(()),
         Err(BadBatch::Problem(problem)) => Err(problem),
-        Err(BadBatch::Form(why)) => Err(at_index(Problem::new(Code::BadJson, why.to_string()), drafts.len())),
+        Err(BadBatch::Form(why)) => Err(at_index(Problem::new(Code::BadJson, why.to_string()), count)),
     }
 }
 

@@ -412,6 +412,10 @@ fn fingerprint(draft: &Draft, brought: &Brought) -> u64 {
     part(draft.key.as_deref());
     part(draft.content_type.as_bytes());
     part(Some(draft.headers.encoded()));
+    if let Some(push) = &draft.push {
+        part(Some(&push.rest));
+        part(push.share.as_ref().map(|share| &share.uids_sum[..]));
+    }
     if let Some(id) = &brought.id {
         part(Some(id.as_bytes()));
         part(Some(brought.text.as_bytes()));
@@ -421,7 +425,7 @@ fn fingerprint(draft: &Draft, brought: &Brought) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::draft::{ContentType, Later};
+    use super::super::draft::{ContentType, Later, PushPart, PushShare};
     use super::*;
     use bytes::Bytes;
     use whimbrel_model::Headers;
@@ -435,14 +439,25 @@ mod tests {
             headers: Headers::EMPTY,
             brought: None,
             later: None,
+            push: None,
         };
         let key = Brought { kind: ClaimKind::Key, text: "k".into(), id: None };
+        let push = |rest: &'static [u8], uids_sum: Option<[u8; 8]>| {
+            let share = uids_sum.map(|uids_sum| PushShare { id: "m".into(), record_id: "m.p1".into(), uids_sum });
+            let push = PushPart { rest: Bytes::from_static(rest), share: share.map(Box::new) };
+            Draft { push: Some(push), ..draft.clone() }
+        };
         let others = [
             Draft { payload: Bytes::from_static(b"a"), key: Some(Bytes::from_static(b"b")), ..draft.clone() },
             Draft { key: Some(Bytes::new()), ..draft.clone() },
             Draft { content_type: ContentType::Json, ..draft.clone() },
             Draft { headers: Headers::builder().push("a", b"b").take(), ..draft.clone() },
+            push(b"a", None),
+            push(b"b", None),
+            push(b"a", Some([1; 8])),
         ];
+        assert_ne!(fingerprint(&others[4], &key), fingerprint(&others[5], &key));
+        assert_ne!(fingerprint(&others[4], &key), fingerprint(&others[6], &key), "other users are another push");
         let later = Draft { later: Some(Later::At(Timestamp::from_millis(1))), ..draft.clone() };
         assert_eq!(fingerprint(&draft, &key), fingerprint(&later, &key), "a repeat may ask for another time");
         for other in others {

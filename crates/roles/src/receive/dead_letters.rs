@@ -20,11 +20,12 @@ use super::problem::{Code, Problem};
 use super::query::Query;
 use super::subscription_calls::{ask, find, found_with_fields, name_in_path, not_understood};
 use super::subscriptions::{require_looking, to_json};
+use crate::subscriptions::Subscription;
 
 const LIST_DEFAULT: usize = 100;
 const LIST_MAX: usize = 1_000;
 /// Ids that one redrive names.
-const REDRIVE_IDS_MAX: usize = 10_000;
+pub(super) const REDRIVE_IDS_MAX: usize = 10_000;
 
 /// A message that could not be delivered.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
@@ -96,15 +97,29 @@ pub(super) async fn list_dead_letters(State(door): State<Arc<Door>>, request: Re
     let name = name_in_path(request.uri().path())?;
     let caller = door.keys.caller(request.headers())?;
     require_looking(&caller)?;
-    let mut query = Query::parse(request.uri().query())?;
+    let (from, limit) = list_page(Query::parse(request.uri().query())?)?;
+    let subscription = find(&door, &caller, &name)?;
+    list_of(&door, &subscription, from, limit).await
+}
+
+/// Which page of a listing is asked for: from where on, and how many.
+pub(super) fn list_page(mut query: Query<'_>) -> Result<(u64, usize), Problem> {
     let limit: usize = query.take_parsed("limit", "a number")?.unwrap_or(LIST_DEFAULT);
     let from: u64 = query.take_parsed("cursor", "one of an earlier page")?.unwrap_or(0);
     query.end()?;
     if !(1..=LIST_MAX).contains(&limit) {
         return Err(Problem::new(Code::BadParameter, format!("`limit` is 1 to {LIST_MAX}, not {limit}")));
     }
-    let subscription = find(&door, &caller, &name)?;
-    match ask(&door, subscription.number(), DispatchAsk::DeadLetters { from, limit }).await? {
+    Ok((from, limit))
+}
+
+pub(super) async fn list_of(
+    door: &Door,
+    subscription: &Subscription,
+    from: u64,
+    limit: usize,
+) -> Result<Response, Problem> {
+    match ask(door, subscription.number(), DispatchAsk::DeadLetters { from, limit }).await? {
         DispatchTold::DeadLetters { letters, next } => {
             let dead_letters = letters.into_iter().map(document_of).collect();
             let list = DeadLetterList { dead_letters, cursor: next.map(|next| next.to_string()) };
@@ -132,12 +147,24 @@ pub(super) async fn redrive(State(door): State<Arc<Door>>, request: Request) -> 
     let (subscription, mut fields) = found_with_fields(&door, Scope::Admin, &parts, body).await?;
     let (ids, all) = (fields.texts("ids", REDRIVE_IDS_MAX)?, fields.flag("all")?);
     fields.end()?;
-    let ids = match (ids, all) {
-        (Some(ids), None | Some(false)) if !ids.is_empty() => Some(ids),
-        (None, Some(true)) => None,
-        _ => return Err(Problem::new(Code::BadParameter, "give `ids`, or `\"all\":true`")),
-    };
-    match ask(&door, subscription.number(), DispatchAsk::Redrive { ids }).await? {
+    redrive_of(&door, &subscription, wanted_ids(ids, all)?).await
+}
+
+/// Which dead letters are meant: those of some ids, or all of them.
+pub(super) fn wanted_ids(ids: Option<Vec<String>>, all: Option<bool>) -> Result<Option<Vec<String>>, Problem> {
+    match (ids, all) {
+        (Some(ids), None | Some(false)) if !ids.is_empty() => Ok(Some(ids)),
+        (None, Some(true)) => Ok(None),
+        _ => Err(Problem::new(Code::BadParameter, "give `ids`, or `\"all\":true`")),
+    }
+}
+
+pub(super) async fn redrive_of(
+    door: &Door,
+    subscription: &Subscription,
+    ids: Option<Vec<String>>,
+) -> Result<Response, Problem> {
+    match ask(door, subscription.number(), DispatchAsk::Redrive { ids }).await? {
         DispatchTold::Redriven { count, unknown } => {
             Ok(json_response(StatusCode::OK, to_json(&RedriveAnswer { redriven: count, unknown })))
         }

@@ -160,7 +160,7 @@ fn draft_of(task: DelayQueueTask, door: &Door) -> Result<Draft, Problem> {
     let headers = if rule == DeliveryRule::default() { Headers::EMPTY } else { rule_header(&rule) };
     let brought = brought_of(task_id, task.nonce_str.as_deref())?;
     let later = Some(Later::After(delay));
-    Ok(Draft { key: None, payload, content_type, headers, brought: Some(brought), later })
+    Ok(Draft { key: None, payload, content_type, headers, brought: Some(brought), later, push: None })
 }
 
 /// How a task's callback is tried. A timeout of nothing is none.

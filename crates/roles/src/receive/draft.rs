@@ -5,6 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use whimbrel_model::limits::{IDEMPOTENCY_KEY_MAX_CHARS, KEY_MAX_BYTES};
 use whimbrel_model::ports::ClaimKind;
+use whimbrel_model::push::{HEADER_PUSH, PUSH_MESSAGE_HEAD};
 use whimbrel_model::record::HEADER_CONTENT_TYPE;
 use whimbrel_model::{Headers, HeadersBuilder, Timestamp, check_brought_id, parse_duration};
 
@@ -26,6 +27,40 @@ pub(crate) struct Draft {
     pub(crate) brought: Option<Brought>,
     /// When it shall be in its topic, where that is not now.
     pub(crate) later: Option<Later>,
+    /// What it is to people, where it goes to them.
+    pub(crate) push: Option<PushPart>,
+}
+
+/// What makes a message a push: the task in front of its record's headers, whose id is known only when the message is accepted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PushPart {
+    /// The task as JSON, from the end of its id on.
+    pub(crate) rest: Bytes,
+    /// Of a push whose users are of several partitions, and which is a record in each of them.
+    pub(crate) share: Option<Box<PushShare>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PushShare {
+    /// The id that the message has for its users, in whichever partition they are.
+    pub(crate) id: Box<str>,
+    /// The id of this partition's record.
+    pub(crate) record_id: Box<str>,
+    /// Tells other users from the same, whatever their partitions.
+    pub(crate) uids_sum: [u8; 8],
+}
+
+impl PushPart {
+    /// The id of the record, where it is made already.
+    pub(crate) fn record_id(&self) -> Option<&str> {
+        self.share.as_ref().map(|share| &*share.record_id)
+    }
+
+    /// Writes the task: in front of all other headers.
+    pub(crate) fn write_to(&self, headers: &mut HeadersBuilder, record_id: &[u8]) {
+        let id = self.share.as_ref().map_or(record_id, |share| share.id.as_bytes());
+        headers.push_parts(HEADER_PUSH, &[PUSH_MESSAGE_HEAD, id, &self.rest]);
+    }
 }
 
 /// A wish to be delivered later. A delay begins when the message is accepted, not when its first byte came.

@@ -67,7 +67,8 @@ impl<'a> EntryReader<'a> {
             let code = if error.is_data() { Code::BadEntry } else { Code::BadJson };
             Problem::new(code, error.to_string())
         })?;
-        let (payload, by_form) = self.payload(&raw)?;
+        let forms = PayloadForms { payload: raw.payload.as_ref(), base64: raw.payload_base64.as_ref(), json: raw.json };
+        let (payload, by_form) = forms.read(&mut self.kept, self.settings, Code::BadEntry)?;
         let key = raw.key.map(|key| check_key(key.0.as_bytes()).map(|()| self.keep(key.0.as_bytes()))).transpose()?;
         let content_type = match &raw.content_type {
             Some(text) => ContentType::checked(text.0.as_bytes(), self.settings)?,
@@ -85,41 +86,58 @@ impl<'a> EntryReader<'a> {
                 self.own_headers.take()
             }
         };
-        Ok(Draft { key, payload, content_type, headers, brought, later })
-    }
-
-    fn payload(&mut self, raw: &RawEntry<'_>) -> Result<(Bytes, ContentType), Problem> {
-        match (&raw.payload, &raw.payload_base64, raw.json) {
-            (Some(text), None, None) => {
-                check_payload_size(text.0.len(), self.settings)?;
-                Ok((self.keep(text.0.as_bytes()), ContentType::Absent))
-            }
-            (None, None, Some(json)) => {
-                check_payload_size(json.get().len(), self.settings)?;
-                Ok((self.keep(json.get().as_bytes()), ContentType::Json))
-            }
-            (None, Some(text), None) => {
-                let decoded = BASE64.decode(text.0.as_bytes()).map_err(|error| {
-                    Problem::new(Code::BadEntry, format!("`payload_base64` is not base64: {error}"))
-                })?;
-                check_payload_size(decoded.len(), self.settings)?;
-                Ok((Bytes::from(decoded), ContentType::Absent))
-            }
-            (None, None, None) => {
-                Err(Problem::new(Code::BadEntry, "a message needs `payload`, `payload_base64` or `json`"))
-            }
-            _ => Err(Problem::new(Code::BadEntry, "give one of `payload`, `payload_base64` and `json`, not several")),
-        }
+        Ok(Draft { key, payload, content_type, headers, brought, later, push: None })
     }
 
     fn keep(&mut self, bytes: &[u8]) -> Bytes {
-        self.kept.put_slice(bytes);
-        self.kept.split().freeze()
+        keep(&mut self.kept, bytes)
     }
 }
 
+/// A payload as an entry brings it: in one of three forms.
+pub(super) struct PayloadForms<'a> {
+    pub(super) payload: Option<&'a Text<'a>>,
+    pub(super) base64: Option<&'a Text<'a>>,
+    pub(super) json: Option<&'a RawValue>,
+}
+
+impl PayloadForms<'_> {
+    /// The payload, kept in the buffer, and the content type that its form gives it.
+    pub(super) fn read(
+        &self,
+        kept: &mut BytesMut,
+        settings: &ReceiveSettings,
+        wrong: Code,
+    ) -> Result<(Bytes, ContentType), Problem> {
+        match (self.payload, self.base64, self.json) {
+            (Some(text), None, None) => {
+                check_payload_size(text.0.len(), settings)?;
+                Ok((keep(kept, text.0.as_bytes()), ContentType::Absent))
+            }
+            (None, None, Some(json)) => {
+                check_payload_size(json.get().len(), settings)?;
+                Ok((keep(kept, json.get().as_bytes()), ContentType::Json))
+            }
+            (None, Some(text), None) => {
+                let decoded = BASE64
+                    .decode(text.0.as_bytes())
+                    .map_err(|error| Problem::new(wrong, format!("`payload_base64` is not base64: {error}")))?;
+                check_payload_size(decoded.len(), settings)?;
+                Ok((Bytes::from(decoded), ContentType::Absent))
+            }
+            (None, None, None) => Err(Problem::new(wrong, "a message needs `payload`, `payload_base64` or `json`")),
+            _ => Err(Problem::new(wrong, "give one of `payload`, `payload_base64` and `json`, not several")),
+        }
+    }
+}
+
+fn keep(kept: &mut BytesMut, bytes: &[u8]) -> Bytes {
+    kept.put_slice(bytes);
+    kept.split().freeze()
+}
+
 /// Text that is borrowed unless it has escapes. (`Option<Cow<str>>` would always be copied.)
-struct Text<'a>(Cow<'a, str>);
+pub(super) struct Text<'a>(pub(super) Cow<'a, str>);
 
 struct TextVisitor;
 
@@ -146,7 +164,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
 }
 
 /// A duration as the contract writes it: text, or an integer of milliseconds.
-struct DurationText<'a>(Cow<'a, str>);
+pub(super) struct DurationText<'a>(pub(super) Cow<'a, str>);
 
 struct DurationVisitor;
 

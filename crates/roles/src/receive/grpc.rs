@@ -42,9 +42,13 @@ pub use crate::protocol;
 pub(super) const PATH: &str = "/whimbrel.v1.Messages/{*method}";
 
 pub(super) fn service(door: &Arc<Door>) -> MessagesServer<MessagesDoor> {
-    let settings = &door.settings;
-    let largest = settings.batch_bytes_max.max(settings.payload_bytes_max).saturating_add(FRAMING_BYTES_MAX);
+    let largest = largest_message(&door.settings);
     MessagesServer::new(MessagesDoor { door: Arc::clone(door) }).max_decoding_message_size(largest)
+}
+
+/// Bytes of a request.
+pub(super) fn largest_message(settings: &ReceiveSettings) -> usize {
+    settings.batch_bytes_max.max(settings.payload_bytes_max).saturating_add(FRAMING_BYTES_MAX)
 }
 
 pub(super) struct MessagesDoor {
@@ -205,7 +209,7 @@ impl MessagesDoor {
 }
 
 /// An answer with its load, which the guard holds until the client has taken the answer.
-fn held<T>(answer: T, load: Load) -> Response<T> {
+pub(super) fn held<T>(answer: T, load: Load) -> Response<T> {
     let mut response = Response::new(answer);
     response.extensions_mut().insert(Arc::new(load));
     response
@@ -232,7 +236,7 @@ fn draft_of(
     let brought = Brought::checked(message.id.as_deref(), idempotency_key)?;
     let later = Later::checked(message.delay.as_deref(), message.deliver_at.as_deref(), now)?;
     let key = message.key.map(|key| key.into_bytes().into());
-    Ok(Draft { key, payload: message.payload, content_type, headers: own.take(), brought, later })
+    Ok(Draft { key, payload: message.payload, content_type, headers: own.take(), brought, later, push: None })
 }
 
 fn published(accepted: &Accepted, topic: &str) -> PublishResponse {
@@ -304,13 +308,17 @@ fn grpc_code(code: Code) -> tonic::Code {
         | Code::UnknownMessage
         | Code::UnknownHold
         | Code::UnknownSubscription
+        | Code::UnknownDevice
         | Code::UnknownWorker => tonic::Code::NotFound,
         Code::BodyTooSlow | Code::InProgress | Code::Conflict | Code::SubscriptionDeleting => tonic::Code::Aborted,
         Code::Damaged => tonic::Code::DataLoss,
         Code::OffsetOutOfRange | Code::OffsetBeyondEnd => tonic::Code::OutOfRange,
-        Code::Overloaded | Code::TooManyTopics | Code::TooManySubscriptions | Code::TooManyReplays => {
-            tonic::Code::ResourceExhausted
-        }
+        Code::Overloaded
+        | Code::TooManyTopics
+        | Code::TooManySubscriptions
+        | Code::TooManyPlatforms
+        | Code::TooManyDevices
+        | Code::TooManyReplays => tonic::Code::ResourceExhausted,
         Code::CannotShrink
         | Code::Unsupported
         | Code::AlreadyFired
@@ -327,6 +335,7 @@ fn grpc_code(code: Code) -> tonic::Code {
         | Code::NoOwner
         | Code::TopicGrowing
         | Code::PartlyAppended
+        | Code::NotFresh
         | Code::NotReady => tonic::Code::Unavailable,
         // The deadline that passed is the log's, not the caller's, but it means the same: whether it happened is open.
         Code::OutcomeUnknown => tonic::Code::DeadlineExceeded,
@@ -335,6 +344,9 @@ fn grpc_code(code: Code) -> tonic::Code {
         | Code::BatchTooLarge
         | Code::BadName
         | Code::ReservedName
+        | Code::BadUid
+        | Code::BadPlatform
+        | Code::BadDevice
         | Code::BadId
         | Code::BadKey
         | Code::BadParameter

@@ -3,6 +3,7 @@
 //!
 //! The service behind it collects a whole message before it is asked anything, so nothing of this can be left to the calls themselves.
 
+use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
@@ -22,7 +23,6 @@ use tonic::codegen::Service;
 use super::answer::held_until_taken;
 use super::body::too_slow;
 use super::door::Door;
-use super::grpc;
 use super::keys::Caller;
 use super::load::{InFlight, Load};
 use super::problem::{Code, Problem};
@@ -46,9 +46,13 @@ impl Call {
     }
 }
 
-/// The service with its guard.
-pub(super) fn guarded(door: &Arc<Door>) -> MethodRouter<Arc<Door>> {
-    let service = grpc::service(door);
+/// A service with its guard.
+pub(super) fn guarded<S>(service: S) -> MethodRouter<Arc<Door>>
+where
+    S: Service<Request<GuardedBody>, Response = http::Response<tonic::body::Body>, Error = Infallible>,
+    S: Clone + Send + Sync + 'static,
+    S::Future: Send,
+{
     any(move |State(door): State<Arc<Door>>, request: Request| {
         let mut service = service.clone();
         async move {
@@ -84,7 +88,7 @@ fn hold_answer(mut response: http::Response<tonic::body::Body>) -> Response {
 }
 
 /// A call's body. Its errors are the statuses that the call is answered with.
-struct GuardedBody {
+pub(super) struct GuardedBody {
     body: Body,
     load: Arc<Mutex<Load>>,
     wait: Duration,

@@ -143,7 +143,7 @@ fn write_base64(out: &mut Vec<u8>, bytes: &[u8]) {
 }
 
 /// Whether a payload of this media type is shown as text where it is UTF-8. What says nothing of itself may be.
-fn may_be_text(content_type: Option<&[u8]>) -> bool {
+pub(super) fn may_be_text(content_type: Option<&[u8]>) -> bool {
     let Some(content_type) = content_type else { return true };
     let media_type = content_type.split(|b| *b == b';').next().unwrap_or_default().trim_ascii().to_ascii_lowercase();
     let Ok(media_type) = std::str::from_utf8(&media_type) else { return false };

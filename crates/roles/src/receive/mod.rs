@@ -31,6 +31,7 @@ mod messages;
 mod mqproxy;
 pub mod openapi;
 mod operating;
+mod people;
 mod problem;
 mod publish;
 mod pulling;
@@ -58,10 +59,13 @@ use std::sync::Arc;
 
 use axum::Router;
 use tokio::task::JoinHandle;
-use whimbrel_model::ports::{Dispatch, Holds, Log, LogTopics, Progress, Receipts, ReceiptsError};
+use whimbrel_model::ports::{
+    Carriers, Devices, Dispatch, Holds, Log, LogTopics, Presence, Progress, Receipts, ReceiptsError,
+};
 use whimbrel_model::{Clock, EVENTS_TOPIC};
 
 use crate::events::Events;
+use crate::platforms::Platforms;
 use crate::stats::TopicStats;
 use crate::subscriptions::Subscriptions;
 use crate::topics::{Registry, TopicError};
@@ -89,6 +93,12 @@ pub struct Ports {
     pub dispatch: Arc<dyn Dispatch>,
     /// Only so that a deleted subscription leaves nothing.
     pub progress: Arc<dyn Progress>,
+    /// The owners of users, wherever they run.
+    pub carriers: Arc<dyn Carriers>,
+    pub presence: Arc<dyn Presence>,
+    pub devices: Arc<dyn Devices>,
+    /// Somebody else follows the catalogue with it.
+    pub platforms: Arc<Platforms>,
     pub clock: Arc<dyn Clock>,
 }
 
@@ -133,7 +143,8 @@ impl Receive {
             router = router.route(route.path, route.serve);
         }
         router
-            .route(grpc::PATH, grpc_guard::guarded(&self.door))
+            .route(grpc::PATH, grpc_guard::guarded(grpc::service(&self.door)))
+            .route(people::grpc::PATH, grpc_guard::guarded(people::grpc::service(&self.door)))
             .fallback(operating::unknown_path)
             .method_not_allowed_fallback(operating::method_not_allowed)
             .with_state(Arc::clone(&self.door))

@@ -104,7 +104,7 @@ async fn try_produce(door: &Arc<Door>, request: Request) -> Result<(String, Stan
     let (wait, limit) = (door.settings.body_wait, door.settings.payload_bytes_max);
     let payload = collect(body, &parts.headers, &mut load, wait, limit, too_large).await?;
     let key = key.map(|key| Bytes::copy_from_slice(key.as_bytes()));
-    let draft = Draft { key, payload, content_type, headers: own.take(), brought: None, later: None };
+    let draft = Draft { key, payload, content_type, headers: own.take(), brought: None, later: None, push: None };
     let accepted = accept_one(door, topic, caller.owner(), draft, load).await?;
     Ok((topic.to_owned(), accepted.standing))
 }

@@ -15,8 +15,8 @@ use utoipa::{Modify, OpenApi};
 use super::answer::json_response;
 use super::problem::Code;
 use super::{
-    batch, dead_letters, delay_queue, event_stream, hold_list, holds, messages, mqproxy, operating, publish, pulling,
-    read, search, soraka, stats, subscription_runs, subscriptions, tail, topic_workers, topics,
+    batch, dead_letters, delay_queue, event_stream, hold_list, holds, messages, mqproxy, operating, people, publish,
+    pulling, read, search, soraka, stats, subscription_runs, subscriptions, tail, topic_workers, topics,
 };
 use crate::admin::page;
 
@@ -78,6 +78,27 @@ pub fn document() -> Document {
         holds::fire_hold,
         hold_list::list_holds,
         hold_list::count_holds,
+        people::push::push,
+        people::push::push_many,
+        people::push::push_batch,
+        people::presence::get_presence,
+        people::presence::query_presence,
+        people::presence::presence_events,
+        people::kick::kick,
+        people::inbox::get_inbox,
+        people::inbox::delete_inbox,
+        people::devices::put_device,
+        people::devices::get_device,
+        people::devices::delete_device,
+        people::devices::list_devices,
+        people::platforms::put_platform,
+        people::platforms::get_platform,
+        people::platforms::delete_platform,
+        people::platforms::list_platforms,
+        people::dead_pushes::list_dead_pushes,
+        people::dead_pushes::redrive_pushes,
+        people::notices::list_dead_notices,
+        people::notices::redrive_notices,
         mqproxy::produce,
         delay_queue::accept_msg,
         soraka::submit,

@@ -12,8 +12,13 @@ use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, StatusCode};
 use serde_json::{Map, Value};
 use whimbrel_model::NameError;
-use whimbrel_model::ports::{CatalogueError, DispatchError, HoldsError, LogError, ProgressError, ReceiptsError};
+use whimbrel_model::people::PeopleNameError;
+use whimbrel_model::ports::{
+    CatalogueError, DevicesError, DispatchError, HoldsError, LogError, PeopleError, PresenceError, ProgressError,
+    ReceiptsError,
+};
 
+use crate::platforms::PlatformError;
 use crate::subscriptions::SubscriptionError;
 use crate::topics::TopicError;
 
@@ -55,6 +60,7 @@ codes! {
     UnknownMessage 404 "unknown_message" "There is no such message",
     UnknownHold 404 "unknown_hold" "There is no such hold",
     UnknownSubscription 404 "unknown_subscription" "There is no such subscription",
+    UnknownDevice 404 "unknown_device" "The user has no such device",
     UnknownWorker 404 "unknown_worker" "The topic does not name this worker",
     MethodNotAllowed 405 "method_not_allowed" "The path does not take this method",
     BodyTooSlow 408 "body_too_slow" "The body did not come on in time",
@@ -76,6 +82,9 @@ codes! {
     OffsetOutOfRange 416 "offset_out_of_range" "The offset is not among those kept",
     BadName 422 "bad_name" "This cannot be a name",
     ReservedName 422 "reserved_name" "The name is the system's",
+    BadUid 422 "bad_uid" "This cannot be a user's id",
+    BadPlatform 422 "bad_platform" "This cannot be a platform",
+    BadDevice 422 "bad_device" "This cannot be a device",
     BadId 422 "bad_id" "This cannot be a message id",
     BadKey 422 "bad_key" "This cannot be a partition key",
     BadParameter 422 "bad_parameter" "A parameter is wrong",
@@ -96,6 +105,8 @@ codes! {
     Unsupported 422 "unsupported" "The engine cannot do this",
     TooManyTopics 422 "too_many_topics" "No more topics can be made",
     TooManySubscriptions 422 "too_many_subscriptions" "No more subscriptions can be made",
+    TooManyPlatforms 422 "too_many_platforms" "No more platforms can be configured",
+    TooManyDevices 422 "too_many_devices" "The user has as many devices as there can be",
     Overloaded 429 "overloaded" "Too much is under way",
     NotYet 501 "not_yet" "This comes with a later version",
     DiskFull 503 "disk_full" "The disk is full",
@@ -104,6 +115,7 @@ codes! {
     NoOwner 503 "no_owner" "The shard has no owner at the moment",
     TopicGrowing 503 "topic_growing" "The topic is growing",
     PartlyAppended 503 "partly_appended" "Only some of the messages were taken",
+    NotFresh 503 "not_fresh" "Who is online is not known at the moment",
     NotReady 503 "not_ready" "The server is not ready",
     OutcomeUnknown 504 "outcome_unknown" "Whether it happened is not known",
 }
@@ -117,6 +129,7 @@ impl Code {
             | Self::NoOwner
             | Self::TopicGrowing
             | Self::PartlyAppended
+            | Self::NotFresh
             | Self::NotReady => Some(1),
             Self::Unavailable => Some(2),
             Self::DiskFull => Some(10),
@@ -302,6 +315,57 @@ impl From<DispatchError> for Problem {
             DispatchError::OutcomeUnknown(_) => Code::OutcomeUnknown,
         };
         Self::new(code, error.to_string())
+    }
+}
+
+impl From<PeopleNameError> for Problem {
+    fn from(error: PeopleNameError) -> Self {
+        let code = match error {
+            PeopleNameError::BadUid => Code::BadUid,
+            PeopleNameError::BadPlatform => Code::BadPlatform,
+            PeopleNameError::BadDevice => Code::BadDevice,
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
+impl From<PeopleError> for Problem {
+    fn from(error: PeopleError) -> Self {
+        let code = match error {
+            PeopleError::NoOwner(_) => Code::NoOwner,
+            PeopleError::Unavailable(_) => Code::Unavailable,
+            PeopleError::Overloaded(_) => Code::Overloaded,
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
+impl From<PresenceError> for Problem {
+    fn from(error: PresenceError) -> Self {
+        let code = match error {
+            PresenceError::NotFresh { .. } => Code::NotFresh,
+            PresenceError::Unavailable(_) => Code::Unavailable,
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
+impl From<DevicesError> for Problem {
+    fn from(error: DevicesError) -> Self {
+        let code = match error {
+            DevicesError::TooMany => Code::TooManyDevices,
+            DevicesError::Unavailable(_) => Code::Unavailable,
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
+impl From<PlatformError> for Problem {
+    fn from(error: PlatformError) -> Self {
+        match error {
+            PlatformError::TooMany => Self::new(Code::TooManyPlatforms, error.to_string()),
+            PlatformError::Catalogue(error) => error.into(),
+        }
     }
 }
 

@@ -63,6 +63,7 @@ pub(super) async fn publish(State(door): State<Arc<Door>>, request: Request) -> 
         headers: attributes.headers,
         brought: attributes.brought,
         later: attributes.later,
+        push: None,
     };
     let accepted = accept_one(&door, &topic, caller.owner(), draft, load).await?;
     let mut answer = Vec::with_capacity(ANSWER_BYTES_TYPICAL + topic.len());

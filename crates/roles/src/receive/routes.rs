@@ -6,8 +6,8 @@ use axum::routing::{MethodRouter, get, post};
 
 use super::door::Door;
 use super::{
-    batch, dead_letters, delay_queue, event_stream, hold_list, holds, messages, mqproxy, openapi, operating, publish,
-    pulling, read, search, soraka, stats, subscription_runs, subscriptions, tail, topic_workers, topics,
+    batch, dead_letters, delay_queue, event_stream, hold_list, holds, messages, mqproxy, openapi, operating, people,
+    publish, pulling, read, search, soraka, stats, subscription_runs, subscriptions, tail, topic_workers, topics,
 };
 use crate::admin::page;
 
@@ -60,6 +60,36 @@ pub(super) fn routes() -> Vec<Route> {
         route("/v1/holds/{id}", &["delete", "get"], get(holds::get_hold).delete(holds::withdraw_hold)),
         route("/v1/holds/{id}/extend", &["post"], post(holds::extend_hold)),
         route("/v1/holds/{id}/fire", &["post"], post(holds::fire_hold)),
+        route("/v1/users/messages", &["post"], post(people::push::push_many)),
+        route("/v1/users/batch", &["post"], post(people::push::push_batch)),
+        route("/v1/users/{uid}/messages", &["post"], post(people::push::push)),
+        route("/v1/users/{uid}/presence", &["get"], get(people::presence::get_presence)),
+        route("/v1/users/{uid}/kick", &["post"], post(people::kick::kick)),
+        route(
+            "/v1/users/{uid}/inbox",
+            &["delete", "get"],
+            get(people::inbox::get_inbox).delete(people::inbox::delete_inbox),
+        ),
+        route("/v1/users/{uid}/devices", &["get"], get(people::devices::list_devices)),
+        route(
+            "/v1/users/{uid}/devices/{device}",
+            &["delete", "get", "put"],
+            get(people::devices::get_device).put(people::devices::put_device).delete(people::devices::delete_device),
+        ),
+        route("/v1/presence/query", &["post"], post(people::presence::query_presence)),
+        route("/v1/presence/events", &["get"], get(people::presence::presence_events)),
+        route("/v1/platforms", &["get"], get(people::platforms::list_platforms)),
+        route(
+            "/v1/platforms/{platform}",
+            &["delete", "get", "put"],
+            get(people::platforms::get_platform)
+                .put(people::platforms::put_platform)
+                .delete(people::platforms::delete_platform),
+        ),
+        route("/v1/push/dead-letters", &["get"], get(people::dead_pushes::list_dead_pushes)),
+        route("/v1/push/redrive", &["post"], post(people::dead_pushes::redrive_pushes)),
+        route("/v1/notices/dead-letters", &["get"], get(people::notices::list_dead_notices)),
+        route("/v1/notices/redrive", &["post"], post(people::notices::redrive_notices)),
         route("/produce", &["post"], post(mqproxy::produce)),
         route("/dq/acceptMsg", &["post"], post(delay_queue::accept_msg)),
         route("/sorakaq/msg/submit", &["post"], post(soraka::submit)),

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use whimbrel_model::limits;
+use whimbrel_model::people::TTL_DEFAULT;
 
 use super::keys::ApiKey;
 use crate::worker::AddressGuard;
@@ -41,6 +42,8 @@ pub struct ReceiveSettings {
     pub body_wait: Duration,
     pub search_scan_max_records: usize,
     pub tails_max: usize,
+    /// How long a push may be of use.
+    pub push_ttl_max: Duration,
     /// Records that the owner of a shard may be behind before no more holds are taken for it.
     pub holds_behind_max: u64,
     /// This process among those that mint ids: 12 bits.
@@ -80,6 +83,7 @@ impl Default for ReceiveSettings {
             body_wait: BODY_WAIT_DEFAULT,
             search_scan_max_records: SEARCH_SCAN_RECORDS_DEFAULT,
             tails_max: TAILS_DEFAULT,
+            push_ttl_max: TTL_DEFAULT,
             holds_behind_max: HOLDS_BEHIND_DEFAULT,
             node: 0,
             keys: Vec::new(),

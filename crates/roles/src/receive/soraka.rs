@@ -252,7 +252,7 @@ fn draft_of(request: SorakaRequest, door: &Door) -> Result<Draft, Problem> {
     let rule = DeliveryRule { retry: None, timeout_ms: Some(ttr), callback: Some(OwnCallback { method, url }) };
     let later = Some(Later::After(delay));
     let headers = rule_header(&rule);
-    Ok(Draft { key: None, payload, content_type: ContentType::Json, headers, brought: None, later })
+    Ok(Draft { key: None, payload, content_type: ContentType::Json, headers, brought: None, later, push: None })
 }
 
 /// A message's header that rules its delivery. No publisher can bring it: only doors write it.

@@ -96,6 +96,8 @@ pub(super) enum Form {
     Message,
     /// Its payload, which is an event as JSON.
     Event,
+    /// Its payload, which says as JSON who came or went.
+    Presence,
 }
 
 /// The stream of a topic.
@@ -276,7 +278,8 @@ impl Tail {
                     out.extend_from_slice(b"event: message\ndata: ");
                     write_message(&mut out, &self.topic, index, stored);
                 }
-                Form::Event => write_event(&mut out, &stored.record.value),
+                Form::Event => write_event(&mut out, "event", &stored.record.value),
+                Form::Presence => write_event(&mut out, "presence", &stored.record.value),
             }
             out.extend_from_slice(b"\n\n");
         }
@@ -337,8 +340,8 @@ impl Tail {
 }
 
 /// A payload that is one line of JSON. Others' records may be anything, and must not break the stream: they become a text of JSON.
-fn write_event(out: &mut Vec<u8>, payload: &[u8]) {
-    out.extend_from_slice(b"event: event\ndata: ");
+fn write_event(out: &mut Vec<u8>, name: &str, payload: &[u8]) {
+    out.extend_from_slice(format!("event: {name}\ndata: ").as_bytes());
     let is_one_line = !payload.iter().any(|byte| matches!(byte, b'\n' | b'\r')) && std::str::from_utf8(payload).is_ok();
     if is_one_line {
         out.extend_from_slice(payload);

@@ -56,6 +56,13 @@ fn any_body() -> impl Strategy<Value = Vec<u8>> {
             format!("{{\"topic_name\":{value:?},\"callback\":{{\"request_type\":\"GET\",\"url\":{value:?},\"params\":{value:?}}}}}")
                 .into_bytes()
         }),
+        any_value().prop_map(|value| {
+            format!("{{\"uids\":[{value:?}],\"payload\":\"x\",\"ttl\":{value:?},\"id\":{value:?},\"platforms\":[{value:?}]}}").into_bytes()
+        }),
+        any_value().prop_map(|value| format!("{{\"reason\":{value:?},\"session\":{value:?}}}").into_bytes()),
+        any_value().prop_map(|value| {
+            format!("{{\"platform\":\"a\",\"provider\":\"http\",\"token\":{value:?}}}").into_bytes()
+        }),
         any_value().prop_map(|value| format!("{{\"partitions\":{value},\"retention\":{value:?}}}").into_bytes()),
     ]
 }
@@ -102,7 +109,7 @@ proptest! {
         let (path, methods) = routes[route.index(routes.len())];
         let part = percent_encoded(&part);
         let query: Vec<String> = query.iter().map(|(name, value)| format!("{name}={}", percent_encoded(value))).collect();
-        let uri = format!("{}?{}", path.replace("{topic}", &part).replace("{id}", &part).replace("{name}", &part), query.join("&"));
+        let uri = format!("{}?{}", path.replace("{topic}", &part).replace("{id}", &part).replace("{name}", &part).replace("{uid}", &part).replace("{device}", &part).replace("{platform}", &part), query.join("&"));
         let Ok(uri) = uri.parse::<Uri>() else { return Ok(()) };
         // One method that no path takes, among those that this one does.
         let methods: Vec<&str> = methods.iter().copied().chain(["patch"]).collect();

@@ -7,6 +7,7 @@ mod banner;
 mod cluster;
 mod deliveries;
 mod listen;
+mod people;
 mod telemetry;
 mod wiring;
 
@@ -22,16 +23,19 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use whimbrel_engines::resolve::Engines;
+use whimbrel_model::push::PUSH_TOPIC;
 use whimbrel_model::{Clock, EVENTS_TOPIC, HOLDS_TOPIC, IdMint, SystemClock};
 use whimbrel_roles::center::{Center, CenterPorts};
 use whimbrel_roles::events::Events;
 use whimbrel_roles::owners::{Desk, DispatchDesk, Duties, Together, resignations};
+use whimbrel_roles::platforms::Platforms;
 use whimbrel_roles::receive::{Ports, Receive};
-use whimbrel_roles::topics::{Registry, RegistryPorts, SystemTopics, open_topics};
+use whimbrel_roles::topics::{PUSH_PARTITIONS_DEFAULT, Registry, RegistryPorts, SystemTopics, open_topics};
 
 use self::cluster::{Cluster, NoCenter};
 use self::deliveries::Deliveries;
 use self::listen::ListenSettings;
+use self::people::NoPeople;
 use crate::cli::Failure;
 use crate::config::{Config, CoordinationEngineName};
 
@@ -193,6 +197,10 @@ impl Server<'_> {
         if !self.config.roles.receive {
             return Ok(self.open_small_door(registry, cluster.node));
         }
+        let partitions = registry.get(PUSH_TOPIC).map_or(PUSH_PARTITIONS_DEFAULT, |topic| topic.partitions());
+        let nobody = Arc::new(NoPeople { partitions });
+        let platforms = Platforms::open(Arc::clone(&self.engines.catalogue)).await.map_err(cannot_start)?;
+        let platforms = Arc::new(platforms);
         let ports = Ports {
             log: Arc::clone(&self.engines.log),
             log_topics: Arc::clone(&self.engines.log_topics),
@@ -200,8 +208,14 @@ impl Server<'_> {
             holds: Arc::clone(&cluster.holds),
             dispatch: Arc::clone(&cluster.dispatch),
             progress: Arc::clone(&self.engines.progress),
+            carriers: nobody.clone(),
+            presence: nobody.clone(),
+            devices: nobody,
+            platforms: Arc::clone(&platforms),
             clock: Arc::clone(&self.clock),
         };
+        let ends = self.shutdown.clone();
+        tokio::spawn(async move { platforms.watch(ends).await });
         let settings = wiring::receive_settings(
             self.config,
             cluster.node,

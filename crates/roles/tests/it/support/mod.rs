@@ -4,6 +4,7 @@ pub mod catalogue;
 pub mod dispatch;
 pub mod holds;
 pub mod log;
+pub mod people;
 pub mod receipts;
 
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use tokio::task::JoinHandle;
 use tower::ServiceExt;
 use whimbrel_model::{Clock, Timestamp};
 use whimbrel_roles::events::Events;
+use whimbrel_roles::platforms::Platforms;
 use whimbrel_roles::receive::{Ports, Receive, ReceiveSettings, StartError};
 use whimbrel_roles::stats::TopicStats;
 use whimbrel_roles::subscriptions::{SubscriptionPorts, Subscriptions};
@@ -28,6 +30,7 @@ use catalogue::MemoryCatalogue;
 use dispatch::{MemoryDispatch, MemoryNotebook, MemoryProgress};
 use holds::MemoryHolds;
 use log::MemoryLog;
+use people::{MemoryCarriers, MemoryDevices, MemoryPresence};
 use receipts::MemoryReceipts;
 
 /// Shards of the holds.
@@ -64,6 +67,9 @@ pub struct World {
     pub holds: Arc<MemoryHolds>,
     pub dispatch: Arc<MemoryDispatch>,
     pub progress: Arc<MemoryProgress>,
+    pub carriers: Arc<MemoryCarriers>,
+    pub presence: Arc<MemoryPresence>,
+    pub devices: Arc<MemoryDevices>,
     pub clock: Arc<StillClock>,
 }
 
@@ -74,7 +80,8 @@ pub struct House {
     pub registry: Arc<Registry>,
     pub subscriptions: Arc<Subscriptions>,
     pub stats: Arc<TopicStats>,
-    watches: [JoinHandle<()>; 2],
+    pub platforms: Arc<Platforms>,
+    watches: [JoinHandle<()>; 3],
     pub router: Router,
     pub events: Arc<Events>,
     pub settings: ReceiveSettings,
@@ -100,11 +107,15 @@ impl World {
             holds,
             dispatch: Arc::default(),
             progress: Arc::default(),
+            carriers: Arc::default(),
+            presence: Arc::default(),
+            devices: Arc::default(),
             clock,
         })
     }
 
-    pub fn ports(&self) -> Ports {
+    pub async fn ports(&self) -> Ports {
+        let platforms = Platforms::open(self.catalogue.clone()).await.expect("the catalogue can be read");
         Ports {
             log: self.log.clone(),
             log_topics: self.log.clone(),
@@ -112,6 +123,10 @@ impl World {
             holds: self.holds.clone(),
             dispatch: self.dispatch.clone(),
             progress: self.progress.clone(),
+            carriers: self.carriers.clone(),
+            presence: self.presence.clone(),
+            devices: self.devices.clone(),
+            platforms: Arc::new(platforms),
             clock: self.clock.clone(),
         }
     }
@@ -144,13 +159,17 @@ impl World {
         let subscriptions = Arc::new(Subscriptions::open(ports).await.expect("the catalogue can be read"));
         let stats = TopicStats::new(self.clock.clone(), Arc::new(MemoryNotebook::default()));
         let parts = (Arc::clone(&registry), Arc::clone(&subscriptions), Arc::clone(&stats));
-        let receive = Receive::start(self.ports(), parts.0, parts.1, parts.2, settings.clone(), events.clone()).await?;
+        let ports = self.ports().await;
+        let platforms = Arc::clone(&ports.platforms);
+        let receive = Receive::start(ports, parts.0, parts.1, parts.2, settings.clone(), events.clone()).await?;
         let (ends, watched) = (settings.shutdown.clone(), Arc::clone(&registry));
         let topics = tokio::spawn(async move { watched.watch(ends).await });
         let (ends, watched) = (settings.shutdown.clone(), Arc::clone(&subscriptions));
-        let watches = [topics, tokio::spawn(async move { watched.watch(ends).await })];
+        let subscribed = tokio::spawn(async move { watched.watch(ends).await });
+        let (ends, watched) = (settings.shutdown.clone(), Arc::clone(&platforms));
+        let watches = [topics, subscribed, tokio::spawn(async move { watched.watch(ends).await })];
         let (world, router) = (Arc::clone(self), receive.router());
-        Ok(House { world, router, receive, registry, subscriptions, stats, watches, events, settings })
+        Ok(House { world, router, receive, registry, subscriptions, stats, platforms, watches, events, settings })
     }
 
     /// What the clock says, as requests write it.

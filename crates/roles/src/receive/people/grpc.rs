@@ -1,0 +1,239 @@
+//! `whimbrel.v1.People`: the door for people over gRPC. Every call ends in the functions that HTTP uses; nothing is decided here.
+
+use std::sync::Arc;
+
+use prost::Message as _;
+use serde_json::value::RawValue;
+use tonic::{Request, Response, Status};
+use whimbrel_model::people::{Platform, Uid};
+use whimbrel_model::ports::{InboxMessage, SeatView, UserSessions};
+use whimbrel_model::push::PushTask;
+
+use super::super::accept::Refusal;
+use super::super::batch::{at_index, load_of_answer, too_large_bytes, too_large_count};
+use super::super::door::Door;
+use super::super::draft::{ContentType, check_payload_size};
+use super::super::entry::{DurationText, Text};
+use super::super::grpc::{held, largest_message, protocol};
+use super::super::grpc_guard::Call;
+use super::super::keys::Scope;
+use super::super::load::Load;
+use super::super::problem::{Code, Problem};
+use super::push_accept::{Pushed, accept_pushes};
+use super::push_entry::{PushReader, Pushes, RawNotify, RawOrigin, RawPush, Whom};
+use super::{inbox, kick, presence, push_topic, tasks};
+use protocol::people_server::{People, PeopleServer};
+use protocol::{
+    InboxRequest, InboxResponse, InboxSeat, KickRequest, KickResponse, NewPush, PresenceRequest, PresenceResponse,
+    PushBatchRequest, PushBatchResponse, PushOutcome, PushRequest, PushResponse, UserPresence, UserSession,
+    push_outcome,
+};
+
+/// Where the router finds the service.
+pub(in super::super) const PATH: &str = "/whimbrel.v1.People/{*method}";
+
+pub(in super::super) fn service(door: &Arc<Door>) -> PeopleServer<PeopleDoor> {
+    PeopleServer::new(PeopleDoor { door: Arc::clone(door) }).max_decoding_message_size(largest_message(&door.settings))
+}
+
+pub(in super::super) struct PeopleDoor {
+    door: Arc<Door>,
+}
+
+#[tonic::async_trait]
+impl People for PeopleDoor {
+    async fn push(&self, request: Request<PushRequest>) -> Result<Response<PushResponse>, Status> {
+        let (_, mut extensions, request) = request.into_parts();
+        let call = Call::of(&mut extensions);
+        let mut outcomes = self.do_push(&call, request.push.as_slice(), Code::BadParameter).await?.0;
+        let pushed = outcomes.pop().unwrap_or_else(|| Err(Problem::new(Code::BadParameter, "`push` is missing")))?;
+        Ok(Response::new(response_of(pushed)))
+    }
+
+    async fn push_batch(&self, request: Request<PushBatchRequest>) -> Result<Response<PushBatchResponse>, Status> {
+        let (_, mut extensions, request) = request.into_parts();
+        let call = Call::of(&mut extensions);
+        let (outcomes, load) = self.do_push(&call, &request.pushes, Code::BadEntry).await?;
+        let partly_appended = outcomes.iter().any(Result::is_err);
+        let answers = outcomes.into_iter().map(|outcome| match outcome {
+            Ok(pushed) => push_outcome::Outcome::Pushed(response_of(pushed)),
+            Err(problem) => {
+                let (code, detail) = (problem.code().word().to_owned(), problem.detail().to_owned());
+                push_outcome::Outcome::Problem(protocol::Problem { code, detail })
+            }
+        });
+        let pushes = answers.map(|outcome| PushOutcome { outcome: Some(outcome) }).collect();
+        Ok(held(PushBatchResponse { pushes, partly_appended }, load))
+    }
+
+    async fn kick(&self, request: Request<KickRequest>) -> Result<Response<KickResponse>, Status> {
+        let (_, mut extensions, request) = request.into_parts();
+        let call = Call::of(&mut extensions);
+        call.caller.require(Scope::Push)?;
+        let uid = uid_of(&request.uid)?;
+        let kick = kick::kick_of(&uid, request.platform.as_deref(), request.session.as_deref(), &request.reason)?;
+        let id = tasks::append_task(&self.door, &uid, &PushTask::Kick(kick)).await?;
+        Ok(Response::new(KickResponse { id }))
+    }
+
+    async fn presence(&self, request: Request<PresenceRequest>) -> Result<Response<PresenceResponse>, Status> {
+        let (_, mut extensions, request) = request.into_parts();
+        Call::of(&mut extensions).caller.require(Scope::Push)?;
+        let uids = presence::check_uids(&request.uids)?;
+        let answer = presence::look(&self.door, uids).await?;
+        let users = request.uids.into_iter().zip(answer.users).map(|(uid, found)| presence_of(uid, found)).collect();
+        Ok(Response::new(PresenceResponse { users, fresh_as_of: answer.fresh_as_of.to_string() }))
+    }
+
+    async fn inbox(&self, request: Request<InboxRequest>) -> Result<Response<InboxResponse>, Status> {
+        let (_, mut extensions, request) = request.into_parts();
+        Call::of(&mut extensions).caller.require(Scope::Push)?;
+        let (answer, load) = self.do_inbox(request).await?;
+        Ok(held(answer, load))
+    }
+}
+
+impl PeopleDoor {
+    async fn do_push(
+        &self,
+        call: &Call,
+        pushes: &[NewPush],
+        wrong: Code,
+    ) -> Result<(Vec<Result<Pushed, Problem>>, Load), Problem> {
+        let (door, settings) = (&self.door, &self.door.settings);
+        call.caller.require(Scope::Push)?;
+        if pushes.len() > settings.batch_messages_max {
+            return Err(too_large_count(settings.batch_messages_max));
+        }
+        let bytes: usize = pushes.iter().map(|push| push.payload.len()).sum();
+        if bytes > settings.batch_bytes_max {
+            return Err(too_large_bytes(settings.batch_bytes_max));
+        }
+        let load = call.take_load(&door.in_flight);
+        let topic = push_topic(door)?;
+        let mut read = Pushes::default();
+        let mut reader = PushReader::new(door, &topic, wrong, bytes);
+        for (index, push) in pushes.iter().enumerate() {
+            read_push(&mut reader, door, push, wrong, &mut read).map_err(|problem| at_index(problem, index))?;
+        }
+        let answer_load = load_of_answer(door, pushes.len(), "")?;
+        if pushes.is_empty() {
+            return Ok((Vec::new(), answer_load));
+        }
+        let outcomes = accept_pushes(door, call.caller.owner(), read, load).await.map_err(Refusal::into_problem)?;
+        Ok((outcomes, answer_load))
+    }
+
+    async fn do_inbox(&self, request: InboxRequest) -> Result<(InboxResponse, Load), Problem> {
+        let uid = uid_of(&request.uid)?;
+        let platform = request.platform.as_deref().map(Platform::new).transpose()?;
+        let limit = inbox::check_limit(request.limit.map(|limit| limit as usize))?;
+        let view = inbox::look(&self.door, uid, platform, request.after, limit).await?;
+        let answer = InboxResponse {
+            epoch: view.epoch.to_string(),
+            stored: view.stored,
+            messages: view.messages.iter().map(message_of).collect(),
+            seats: view.seats.into_iter().map(seat_of).collect(),
+        };
+        let mut load = self.door.answers.begin();
+        load.grow(answer.encoded_len())?;
+        Ok((answer, load))
+    }
+}
+
+/// A push of the protocol is judged as one that was written as JSON.
+fn read_push(
+    reader: &mut PushReader<'_>,
+    door: &Door,
+    push: &NewPush,
+    wrong: Code,
+    into: &mut Pushes,
+) -> Result<(), Problem> {
+    check_payload_size(push.payload.len(), &door.settings)?;
+    let content_type = match &push.content_type {
+        Some(text) => ContentType::checked(text.as_bytes(), &door.settings)?,
+        None => ContentType::Absent,
+    };
+    let notify = push.notify.as_ref().map(|notify| {
+        let data = notify.data.as_deref().map(serde_json::from_str::<&RawValue>).transpose();
+        let data = data.map_err(|error| {
+            Problem::new(wrong, format!("`notify.data` is JSON: {error}")).with("field", "notify.data")
+        })?;
+        Ok::<_, Problem>(RawNotify { title: text(&notify.title), body: text(&notify.body), data })
+    });
+    let raw = RawPush {
+        uids: Some(push.uids.iter().map(|uid| uid.as_str().into()).collect()),
+        platforms: texts(&push.platforms),
+        except_platforms: texts(&push.except_platforms),
+        store: push.store,
+        ttl: duration(&push.ttl),
+        collapse_key: text(&push.collapse_key),
+        notify: notify.transpose()?,
+        notify_after: duration(&push.notify_after),
+        delay: duration(&push.delay),
+        id: text(&push.id),
+        origin: push.origin.as_ref().map(|from| RawOrigin { server: from.server.as_str().into(), seq: from.seq }),
+        ..RawPush::default()
+    };
+    reader.judge(&raw, push.payload.clone(), content_type, Whom::Many, into)
+}
+
+fn text(text: &Option<String>) -> Option<Text<'_>> {
+    text.as_deref().map(Text::from)
+}
+
+/// A list that is not there is an empty one.
+fn texts(texts: &[String]) -> Option<Vec<Text<'_>>> {
+    (!texts.is_empty()).then(|| texts.iter().map(|text| text.as_str().into()).collect())
+}
+
+fn duration(text: &Option<String>) -> Option<DurationText<'_>> {
+    text.as_deref().map(|text| DurationText(text.into()))
+}
+
+fn uid_of(text: &str) -> Result<Uid, Problem> {
+    Ok(Uid::new(text)?)
+}
+
+fn response_of(pushed: Pushed) -> PushResponse {
+    PushResponse { id: pushed.id, due: pushed.due.map(|due| due.to_string()), holds: pushed.holds }
+}
+
+fn presence_of(uid: String, found: UserSessions) -> UserPresence {
+    let session = |online: whimbrel_model::people::OnlineSession| UserSession {
+        session: online.session.to_string(),
+        platform: online.platform.to_string(),
+        device: online.device.into(),
+        gateway: online.session.gateway.to_string(),
+        since: online.since.to_string(),
+    };
+    UserPresence {
+        uid,
+        online: !found.sessions.is_empty(),
+        sessions: found.sessions.into_iter().map(session).collect(),
+        last_seen: found.last_seen.map(|at| at.to_string()),
+    }
+}
+
+fn message_of(stored: &InboxMessage) -> protocol::InboxMessage {
+    let message = &stored.message;
+    protocol::InboxMessage {
+        seq: stored.seq,
+        id: message.id.to_string(),
+        payload: message.payload.clone(),
+        content_type: message.content_type.as_deref().map(str::to_owned),
+        sent_at: message.sent_at.to_string(),
+        expires_at: stored.expires_at.to_string(),
+    }
+}
+
+fn seat_of(seat: SeatView) -> InboxSeat {
+    InboxSeat {
+        platform: seat.platform.to_string(),
+        device: seat.device.into(),
+        cursor: seat.cursor,
+        waiting: seat.waiting,
+        online: seat.online,
+        seen_at: seat.seen_at.to_string(),
+    }
+}

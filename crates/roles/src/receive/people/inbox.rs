@@ -1,0 +1,138 @@
+//! `GET /v1/users/{uid}/inbox` and `DELETE`: what is stored for a user, and emptying it.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use whimbrel_model::people::{Platform, Uid};
+use whimbrel_model::ports::{InboxMessage, InboxView, PeopleAsk, PeopleTold, SeatView};
+use whimbrel_model::push::PushTask;
+
+use super::super::answer::bounded_json_response;
+use super::super::documents::ProblemDocument;
+use super::super::door::Door;
+use super::super::keys::Scope;
+use super::super::message_json::may_be_text;
+use super::super::problem::{Code, Problem};
+use super::super::query::Query;
+use super::super::subscriptions::to_json;
+use super::documents::{InboxDocument, SeatDocument, StoredMessageDocument, TaskAnswer};
+use super::tasks::{accepted, append_task};
+use super::uid_in_path;
+
+pub(super) const LIMIT_DEFAULT: usize = 100;
+pub(super) const LIMIT_MAX: usize = 1_000;
+
+/// Look into a user's inbox
+///
+/// The messages that are stored and not acknowledged by every seat, by number; with `platform`, those that wait for it.
+#[utoipa::path(
+    get, path = "/v1/users/{uid}/inbox", tag = "people", operation_id = "get_inbox",
+    params(
+        ("uid" = String, Path, description = "The user"),
+        ("platform" = Option<String>, Query, description = "Only what is stored for this platform"),
+        ("after" = Option<u64>, Query, description = "Only messages with a greater number"),
+        ("limit" = Option<usize>, Query, description = "At most so many: 1 to 1000, 100 where it is not given"),
+    ),
+    responses(
+        (status = 200, description = "The inbox", body = InboxDocument, content_type = "application/json"),
+        (status = "4XX", description = "`bad_uid`, `bad_platform`, `bad_parameter`, `forbidden`, `overloaded`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = "5XX", description = "`no_owner`, `unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
+    ),
+)]
+pub(in super::super) async fn get_inbox(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
+    let uid = uid_in_path(request.uri().path())?;
+    door.keys.caller(request.headers())?.require(Scope::Push)?;
+    let mut query = Query::parse(request.uri().query())?;
+    let platform = query.take("platform")?.map(|name| Platform::new(&name)).transpose()?;
+    let after: u64 = query.take_parsed("after", "a number")?.unwrap_or(0);
+    let limit = query.take_parsed("limit", "a number")?;
+    query.end()?;
+    let limit = check_limit(limit)?;
+    let view = look(&door, uid.clone(), platform, after, limit).await?;
+    bounded_json_response(door.answers.begin(), to_json(&document_of(&uid, view, limit)))
+}
+
+/// Empty a user's inbox
+///
+/// It is durable when this answers, and done in order with the user's pushes: those that come later are kept.
+#[utoipa::path(
+    delete, path = "/v1/users/{uid}/inbox", tag = "people", operation_id = "delete_inbox",
+    params(("uid" = String, Path, description = "The user")),
+    responses(
+        (status = 202, description = "The inbox will be emptied", body = TaskAnswer, content_type = "application/json"),
+        (status = "4XX", description = "`bad_uid`, `bad_parameter`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = "5XX", description = "`disk_full`, `log_closed`, `unavailable`, `outcome_unknown`", body = ProblemDocument, content_type = "application/problem+json"),
+    ),
+)]
+pub(in super::super) async fn delete_inbox(
+    State(door): State<Arc<Door>>,
+    request: Request,
+) -> Result<Response, Problem> {
+    let uid = uid_in_path(request.uri().path())?;
+    door.keys.caller(request.headers())?.require(Scope::Push)?;
+    Query::parse(request.uri().query())?.end()?;
+    Ok(accepted(append_task(&door, &uid, &PushTask::Wipe { uid: uid.to_string() }).await?))
+}
+
+pub(super) fn check_limit(limit: Option<usize>) -> Result<usize, Problem> {
+    let limit = limit.unwrap_or(LIMIT_DEFAULT);
+    if (1..=LIMIT_MAX).contains(&limit) {
+        return Ok(limit);
+    }
+    Err(Problem::new(Code::BadParameter, format!("`limit` is 1 to {LIMIT_MAX}, not {limit}")).with("field", "limit"))
+}
+
+/// Asks the owner of the user's partition.
+pub(super) async fn look(
+    door: &Door,
+    uid: Uid,
+    platform: Option<Platform>,
+    after: u64,
+    limit: usize,
+) -> Result<InboxView, Problem> {
+    let partition = super::push_topic(door)?.place(Some(uid.as_str().as_bytes())).index;
+    let PeopleTold::Inbox(view) =
+        door.ports.carriers.ask(partition, PeopleAsk::Inbox { uid, platform, after, limit }).await?;
+    Ok(view)
+}
+
+fn document_of(uid: &Uid, view: InboxView, limit: usize) -> InboxDocument {
+    let is_full = view.messages.len() >= limit;
+    InboxDocument {
+        uid: uid.to_string(),
+        epoch: view.epoch.to_string(),
+        stored: view.stored,
+        next_after: view.messages.last().filter(|_| is_full).map(|last| last.seq),
+        messages: view.messages.iter().map(message_document).collect(),
+        seats: view.seats.into_iter().map(seat_document).collect(),
+    }
+}
+
+fn message_document(stored: &InboxMessage) -> StoredMessageDocument {
+    let message = &stored.message;
+    let content_type = message.content_type.as_deref();
+    let text = std::str::from_utf8(&message.payload).ok().filter(|_| may_be_text(content_type.map(str::as_bytes)));
+    StoredMessageDocument {
+        seq: stored.seq,
+        id: message.id.to_string(),
+        sent_at: message.sent_at.to_string(),
+        expires_at: stored.expires_at.to_string(),
+        content_type: content_type.map(str::to_owned),
+        payload: text.map(str::to_owned),
+        payload_base64: text.is_none().then(|| STANDARD.encode(&message.payload)),
+    }
+}
+
+fn seat_document(seat: SeatView) -> SeatDocument {
+    SeatDocument {
+        platform: seat.platform.to_string(),
+        device: seat.device.into(),
+        cursor: seat.cursor,
+        waiting: seat.waiting,
+        online: seat.online,
+        seen_at: seat.seen_at.to_string(),
+    }
+}

@@ -1,0 +1,111 @@
+//! The ports of people, in memory: they answer what a test told them to.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::watch;
+use whimbrel_model::Timestamp;
+use whimbrel_model::people::{GatewayId, Uid};
+use whimbrel_model::ports::{
+    Carriers, DEVICES_PER_USER_MAX, Device, Devices, DevicesError, InboxView, NoCarrier, PeopleAsk, PeopleError,
+    PeopleTold, PortFuture, Presence, PresenceAnswer, PresenceError, ToCarrier, UserSessions,
+};
+
+/// Owners of users with one inbox for everybody.
+#[derive(Default)]
+pub struct MemoryCarriers {
+    pub inbox: Mutex<InboxView>,
+    pub refuses: Mutex<Option<PeopleError>>,
+    pub asked: Mutex<Vec<(u32, PeopleAsk)>>,
+}
+
+impl Carriers for MemoryCarriers {
+    fn partitions(&self) -> u32 {
+        1
+    }
+
+    fn tell(&self, partition: u32, _: GatewayId, _: Vec<ToCarrier>) -> Result<(), NoCarrier> {
+        Err(NoCarrier(partition))
+    }
+
+    fn tenures(&self) -> watch::Receiver<Arc<Vec<Option<u64>>>> {
+        watch::channel(Arc::default()).1
+    }
+
+    fn ask(&self, partition: u32, ask: PeopleAsk) -> PortFuture<'_, Result<PeopleTold, PeopleError>> {
+        self.asked.lock().unwrap().push((partition, ask));
+        let answer = match self.refuses.lock().unwrap().clone() {
+            Some(error) => Err(error),
+            None => Ok(PeopleTold::Inbox(self.inbox.lock().unwrap().clone())),
+        };
+        Box::pin(async { answer })
+    }
+}
+
+/// Who is online, as a test says.
+#[derive(Default)]
+pub struct MemoryPresence {
+    pub online: Mutex<BTreeMap<String, UserSessions>>,
+    pub refuses: Mutex<Option<PresenceError>>,
+}
+
+impl Presence for MemoryPresence {
+    fn of(&self, uids: Vec<Uid>) -> PortFuture<'_, Result<PresenceAnswer, PresenceError>> {
+        let online = self.online.lock().unwrap();
+        let users = uids.iter().map(|uid| online.get(uid.as_str()).cloned().unwrap_or_default()).collect();
+        let answer = match self.refuses.lock().unwrap().clone() {
+            Some(error) => Err(error),
+            None => Ok(PresenceAnswer { users, fresh_as_of: Timestamp::from_millis(2_000) }),
+        };
+        Box::pin(async { answer })
+    }
+}
+
+#[derive(Default)]
+pub struct MemoryDevices {
+    pub kept: Mutex<BTreeMap<(String, String), Device>>,
+    pub refuses: Mutex<bool>,
+}
+
+impl MemoryDevices {
+    fn answering(&self) -> Result<(), DevicesError> {
+        let refuses = *self.refuses.lock().unwrap();
+        if refuses { Err(DevicesError::Unavailable("away".to_owned())) } else { Ok(()) }
+    }
+}
+
+impl Devices for MemoryDevices {
+    fn put<'a>(&'a self, uid: &'a Uid, device: Device) -> PortFuture<'a, Result<(), DevicesError>> {
+        Box::pin(async move {
+            self.answering()?;
+            let mut kept = self.kept.lock().unwrap();
+            let name = (uid.to_string(), device.device.clone());
+            let others = kept.keys().filter(|(of, _)| *of == name.0).count();
+            if !kept.contains_key(&name) && others >= DEVICES_PER_USER_MAX {
+                return Err(DevicesError::TooMany);
+            }
+            kept.insert(name, device);
+            Ok(())
+        })
+    }
+
+    fn remove<'a>(
+        &'a self,
+        uid: &'a Uid,
+        device: &'a str,
+        _: Option<&'a str>,
+    ) -> PortFuture<'a, Result<bool, DevicesError>> {
+        Box::pin(async move {
+            self.answering()?;
+            Ok(self.kept.lock().unwrap().remove(&(uid.to_string(), device.to_owned())).is_some())
+        })
+    }
+
+    fn of<'a>(&'a self, uid: &'a Uid) -> PortFuture<'a, Result<Vec<Device>, DevicesError>> {
+        Box::pin(async move {
+            self.answering()?;
+            let kept = self.kept.lock().unwrap();
+            Ok(kept.iter().filter(|((of, _), _)| of == uid.as_str()).map(|(_, device)| device.clone()).collect())
+        })
+    }
+}
