@@ -11,6 +11,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "whimbrel/internal/v1/dispatch.proto",
         "whimbrel/internal/v1/presence.proto",
         "whimbrel/internal/v1/workers.proto",
+        "whimbrel/internal/v1/carriers.proto",
     ];
     let descriptors = protox::compile(files, ["proto"])?;
     tonic_prost_build::configure().build_client(true).bytes(".whimbrel").compile_fds(descriptors)?;

@@ -18,9 +18,10 @@ use whimbrel_model::{SubscriptionNumber, Timestamp, TopicNumber};
 use super::admission::KEY_METADATA;
 use super::clocks::AskClock;
 use super::dispatch::wire::{self, Minutes};
-use super::wire::protocol::ClockRequest;
+use super::wire::protocol::carriers_client::CarriersClient;
 use super::wire::protocol::dispatch_client::DispatchClient;
 use super::wire::protocol::owners_client::OwnersClient;
+use super::wire::protocol::{ClockRequest, PeopleRequest, PeopleResponse};
 use super::wire::{Garbled, from_response, to_request};
 use super::{DeskError, DispatchDeskError};
 
@@ -69,7 +70,7 @@ pub struct Peers {
 
 /// What became of a question to another node.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Asked<A> {
+pub(crate) enum Asked<A> {
     Answered(A),
     /// It never arrived.
     NotDelivered(String),
@@ -128,6 +129,22 @@ impl Peers {
             Asked::Answered(minutes) => Ok(minutes),
             Asked::NotDelivered(reason) | Asked::Refused(reason) | Asked::Unknown(reason) => Err(reason),
         }
+    }
+
+    /// A question about a user, whose words are elsewhere.
+    pub(crate) async fn ask_carrier<A>(
+        &self,
+        address: &str,
+        question: PeopleRequest,
+        read: impl FnOnce(PeopleResponse) -> Result<A, Garbled>,
+    ) -> Asked<A> {
+        let channel = match self.channel(address) {
+            Ok(channel) => channel,
+            Err(reason) => return Asked::NotDelivered(reason),
+        };
+        let mut client = CarriersClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
+        let answer = client.ask(self.request(question));
+        self.asked(answer, self.answer_within, read).await
     }
 
     /// Waits for an answer and reads it.

@@ -28,7 +28,7 @@ const KEY_MAX_BYTES: usize = IDEMPOTENCY_KEY_MAX_CHARS * 4;
 /// What another node sent cannot be understood.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("another node sent what cannot be understood: {0}")]
-pub struct Garbled(pub(super) &'static str);
+pub struct Garbled(pub(crate) &'static str);
 
 pub fn to_request(shard: u32, ask: &Ask) -> AskRequest {
     let ask = match ask {
