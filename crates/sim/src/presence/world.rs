@@ -56,6 +56,7 @@ enum Message {
     View {
         writer: usize,
         life: u64,
+        revision: u64,
         living: Arc<Vec<(GatewayId, Arc<str>)>>,
     },
     /// A lease ends.
@@ -82,8 +83,9 @@ pub struct World {
     incarnations: u64,
     on_the_way: BTreeMap<(u64, u64), Message>,
     sent: u64,
-    /// When the last view of each writer arrives: views do not overtake each other.
-    view_at: Vec<u64>,
+    /// How often it changed who lives, and as of which change each writer knows: views never go back.
+    revision: u64,
+    seen: Vec<u64>,
     /// Until when each of the two paths, and questions, do not come through.
     pub cut_until: [u64; 3],
     pub news: u64,
@@ -111,7 +113,8 @@ impl World {
             trace,
             trouble,
             gateways: (0..gateways).map(|_| None).collect(),
-            view_at: vec![0; writers.len()],
+            revision: 0,
+            seen: vec![0; writers.len()],
             writers,
             truth: Truth::default(),
             layout: Layout::of(&settings, "nobody"),
@@ -214,6 +217,7 @@ impl World {
 
     fn start(&mut self, writer: usize) -> Check {
         self.note(|| format!("writer {writer} starts"));
+        self.seen[writer] = self.revision;
         let questions = self.writers[writer].start(&self.living, self.now, &self.truth)?;
         self.ask(writer, questions);
         Ok(())
@@ -253,12 +257,12 @@ impl World {
 
     /// The writers see who lives, each in its time.
     fn show(&mut self) {
-        let living = Arc::new(self.living.clone());
+        self.revision += 1;
+        let (revision, living) = (self.revision, Arc::new(self.living.clone()));
         for writer in 0..self.writers.len() {
-            let at = (self.now + self.rng.below(VIEW_MS_MAX)).max(self.view_at[writer]);
-            self.view_at[writer] = at;
+            let at = self.now + self.rng.below(VIEW_MS_MAX);
             let life = self.writers[writer].life;
-            self.later(at, Message::View { writer, life, living: living.clone() });
+            self.later(at, Message::View { writer, life, revision, living: living.clone() });
         }
     }
 
@@ -340,7 +344,10 @@ impl World {
                 let questions = self.writers[writer].carry_out(todo, &self.truth)?;
                 self.ask(writer, questions);
             }
-            Message::View { writer, life, living } if self.is_up(writer, life) => {
+            Message::View { writer, life, revision, living }
+                if self.is_up(writer, life) && revision > self.seen[writer] =>
+            {
+                self.seen[writer] = revision;
                 let todo = self.writers[writer].ledger.living(&living, self.now);
                 let questions = self.writers[writer].carry_out(todo, &self.truth)?;
                 self.ask(writer, questions);
