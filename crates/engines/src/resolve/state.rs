@@ -1,4 +1,5 @@
-//! The stores beside the log, receipts, timers, progress, inboxes, sessions and devices: in the data folder or on Redis, each as its settings say.
+//! The stores beside the log, receipts, timers, progress, inboxes, sessions and devices: in the data folder or on Redis, each as its
+//! settings say.
 
 use std::path::PathBuf;
 use std::sync::Arc;
