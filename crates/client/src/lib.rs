@@ -1,4 +1,5 @@
-//! The Rust client of Whimbrel, over HTTP: publish, hold, subscribe, pull, read, tail, topics, a message by its id.
+//! The Rust client of Whimbrel, over HTTP: publish, hold, subscribe, pull, push to people, read, tail, topics, a
+//! message by its id.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), whimbrel_client::ClientError> {
@@ -19,6 +20,8 @@ mod error;
 mod hold;
 mod holds;
 mod message;
+mod people;
+mod person;
 mod sse;
 mod subscription;
 mod subscriptions;
@@ -29,6 +32,11 @@ pub use client::{Client, ReadFrom, TailFrom};
 pub use error::{ClientError, Problem};
 pub use hold::{Extension, HoldBucket, HoldCounts, HoldFilter, HoldInfo, HoldOutcome, HoldPage, NewDue};
 pub use message::{Accepted, Held, Message, NewMessage, Position, Published, ReadPage};
+pub use people::PeopleLetters;
+pub use person::{
+    DeviceInfo, InboxInfo, Kick, NewPush, Notify, Origin, PlatformInfo, PresenceInfo, PresencePage, Pushed, SeatInfo,
+    SessionInfo, StoredMessage,
+};
 pub use subscription::{
     DeadLetterInfo, DeadLetterPage, EndpointSettings, PulledMessage, ReplayRange, RetrySettings, SeekTo, Settled,
     SubscriptionInfo, SubscriptionSettings, TopicFigures,

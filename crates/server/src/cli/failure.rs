@@ -53,6 +53,9 @@ impl From<ClientError> for Failure {
                 "unknown_topic" => failure.with_hint("`whimbrel topic list` shows the topics there are"),
                 "unknown_subscription" => failure.with_hint("`whimbrel sub list` shows the subscriptions there are"),
                 "unknown_hold" => failure.with_hint("`whimbrel holds list` shows what is pending"),
+                "not_fresh" => {
+                    failure.with_hint("whoever writes presence has not been heard from; try again in a moment")
+                }
                 "no_owner" => failure.with_hint("the shard is being taken over; repeating it is safe"),
                 _ => failure,
             },

@@ -8,7 +8,10 @@ mod failure;
 mod hold;
 mod import;
 mod output;
+mod people;
+mod platform;
 mod publish;
+mod push;
 mod read;
 mod serve;
 mod stats;
@@ -25,7 +28,7 @@ pub use failure::Failure;
 pub use output::{print_json, table};
 pub use serve::ConfigArgs;
 
-/// Delivers messages now and later, and to services over HTTP.
+/// Delivers messages now and later, to services over HTTP and to people on their devices.
 ///
 /// Without a command it serves, with what is kept in ./whimbrel-data.
 #[derive(Debug, Parser)]
@@ -59,6 +62,18 @@ enum Command {
     Topic(topic::TopicArgs),
     /// Make, list, show, stop, move and pull from subscriptions
     Sub(sub::SubArgs),
+    /// Push a message to a user, or to many
+    Push(push::PushArgs),
+    /// Show who is online, and where
+    Presence(people::PresenceArgs),
+    /// End a user's sessions, with a reason
+    Kick(people::KickArgs),
+    /// Show or empty what is stored for a user
+    Inbox(people::InboxArgs),
+    /// Show and say what a platform keeps
+    Platform(platform::PlatformArgs),
+    /// Register and forget where notices for a device go
+    Device(platform::DeviceArgs),
     /// Make subscriptions of a kafka-pusher's configuration file
     Import(import::ImportArgs),
     /// Show what happened to a topic, minute by minute
@@ -86,6 +101,12 @@ pub fn run() -> ExitCode {
         Command::Tail(args) => tail::run(args),
         Command::Topic(args) => topic::run(args),
         Command::Sub(args) => sub::run(args),
+        Command::Push(args) => push::run(args),
+        Command::Presence(args) => people::presence(args),
+        Command::Kick(args) => people::kick(args),
+        Command::Inbox(args) => people::inbox(args),
+        Command::Platform(args) => platform::platform(args),
+        Command::Device(args) => platform::device(args),
         Command::Import(args) => import::run(args),
         Command::Stats(args) => stats::run(args),
         Command::Bench(args) => bench::run(args),

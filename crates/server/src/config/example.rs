@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::settings::{SECTIONS, SETTINGS};
+use super::settings::{SETTINGS, sections};
 use super::value::Kind;
 
 /// The whole default configuration with its comments: the text of `whimbrel.example.toml`.
@@ -22,7 +22,7 @@ pub fn example() -> String {
         text.push('\n');
         if section != current && !is_comment {
             current = section;
-            let meaning = SECTIONS.iter().find(|(name, _)| *name == section).map_or("", |(_, meaning)| meaning);
+            let meaning = sections().find(|(name, _)| *name == section).map_or("", |(_, meaning)| meaning);
             let _ = write!(text, "# {meaning}\n[{section}]\n");
         }
         for line in setting.meaning.lines() {

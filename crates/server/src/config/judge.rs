@@ -6,8 +6,12 @@ use whimbrel_model::limits::KEY_MAX_BYTES;
 use whimbrel_roles::worker::AddressGuard;
 
 use super::Settings;
+use super::people::PresenceEngineName;
 use super::raw::{Findings, Source};
 use super::resolved::{Config, CoordinationEngineName, LogEngineName, StateEngineName};
+
+/// Bytes of the secret that tokens are signed with: as many as HS256 has.
+const CLIENT_SECRET_MIN_BYTES: usize = 32;
 
 /// Adds what does not fit together to the findings.
 pub fn judge(config: &Config, settings: &Settings, findings: &mut Findings) {
@@ -18,6 +22,7 @@ pub fn judge(config: &Config, settings: &Settings, findings: &mut Findings) {
     judge_doors(config, &at, findings);
     judge_sharing(config, &at, findings);
     judge_servers(config, &at, findings);
+    judge_people(config, &at, findings);
     let mut wrong = |text: String| findings.problems.push(text);
     if config.limits.batch_bytes < config.limits.payload_bytes {
         wrong(format!(
@@ -115,7 +120,7 @@ fn judge_doors(config: &Config, at: &impl Fn(&str) -> String, findings: &mut Fin
 fn judge_sharing(config: &Config, at: &impl Fn(&str) -> String, findings: &mut Findings) {
     let engine = at("coordination.engine");
     if config.coordination == CoordinationEngineName::Process {
-        if !(config.roles.receive && config.roles.center && config.roles.worker) {
+        if !config.roles.are_all() {
             findings.problems.push(format!(
                 "{}: roles that run apart find each other through etcd; run all of them here, or set coordination.engine = \
                  \"etcd\", now {engine} is \"process\"",
@@ -145,6 +150,27 @@ fn judge_sharing(config: &Config, at: &impl Fn(&str) -> String, findings: &mut F
             at("subscriptions.engine")
         ));
     }
+    if config.push.engine == StateEngineName::Embedded && config.roles.carrier {
+        findings.problems.push(format!(
+            "{engine} is \"etcd\", and {} keeps inboxes in this process's own folder, where no other can take them over; set \
+             push.engine = \"redis\"",
+            at("push.engine")
+        ));
+    }
+    if config.devices == StateEngineName::Embedded && (config.roles.receive || config.roles.horn) {
+        findings.problems.push(format!(
+            "{engine} is \"etcd\", and {} keeps the registry of devices in this process's own folder, where no other finds it; \
+             set devices.engine = \"redis\"",
+            at("devices.engine")
+        ));
+    }
+    if config.presence.engine == PresenceEngineName::Memory && config.presence.writers.is_empty() {
+        findings.problems.push(format!(
+            "{engine} is \"etcd\", and {} keeps who is online in this process's memory; set presence.engine = \"redis\", or name \
+             who writes it with presence.writers",
+            at("presence.engine")
+        ));
+    }
     if config.receipts.engine == StateEngineName::Embedded && config.roles.receive {
         findings.warnings.push(format!(
             "{} keeps the answers of this process only: a repeat that reaches another process at the same moment is not known \
@@ -157,10 +183,63 @@ fn judge_sharing(config: &Config, at: &impl Fn(&str) -> String, findings: &mut F
     }
 }
 
+/// Devices, and who they are believed to be.
+fn judge_people(config: &Config, at: &impl Fn(&str) -> String, findings: &mut Findings) {
+    let mut wrong = |text: String| findings.problems.push(text);
+    let secret = config.clients.secret.0.len();
+    if secret > 0 && secret < CLIENT_SECRET_MIN_BYTES {
+        wrong(format!("{} has {secret} bytes, and needs at least {CLIENT_SECRET_MIN_BYTES}", at("clients.secret")));
+    }
+    for origin in &config.gateway.origins {
+        let is_origin = origin == "*"
+            || origin.split_once("://").is_some_and(|(scheme, rest)| {
+                !scheme.is_empty() && !rest.is_empty() && !rest.contains('/') && !rest.contains('*')
+            });
+        if !is_origin {
+            wrong(format!("{}: `{origin}` is not an origin such as https://shop.example, or *", at("gateway.origins")));
+        }
+    }
+    let centres = config.presence.writers.len();
+    if let Some(empty) = config.presence.writers.iter().position(Vec::is_empty) {
+        wrong(format!("{}: data centre {empty} has no writer", at("presence.writers")));
+    }
+    for writer in config.presence.writers.iter().flatten() {
+        if writer.rsplit_once(':').is_none_or(|(host, port)| host.is_empty() || port.parse::<u16>().is_err()) {
+            wrong(format!("{}: `{writer}` is not a host:port", at("presence.writers")));
+        }
+    }
+    if config.presence.data_centre >= centres.max(1) {
+        wrong(format!(
+            "{} is {}, and {} names {} data centres, counted from 0",
+            at("presence.data_centre"),
+            config.presence.data_centre,
+            at("presence.writers"),
+            centres.max(1)
+        ));
+    }
+    if let Some(apns) = &config.horn.apns {
+        for (path, text) in [("horn.apns.key_id", &apns.key_id), ("horn.apns.team_id", &apns.team_id)] {
+            if text.trim().is_empty() {
+                wrong(format!("{} is empty, and {} is given", at(path), at("horn.apns.key_file")));
+            }
+        }
+    }
+    if config
+        .horn
+        .webpush
+        .as_ref()
+        .is_some_and(|webpush| !(webpush.subject.starts_with("mailto:") || webpush.subject.starts_with("https://")))
+    {
+        wrong(format!("{} is wanted: mailto:somebody@example, or a page with https", at("horn.webpush.subject")));
+    }
+}
+
 /// Servers of engines that are used.
 fn judge_servers(config: &Config, at: &impl Fn(&str) -> String, findings: &mut Findings) {
     let uses_redis =
-        [config.timers, config.receipts.engine, config.subscriptions.engine].contains(&StateEngineName::Redis);
+        [config.timers, config.receipts.engine, config.subscriptions.engine, config.push.engine, config.devices]
+            .contains(&StateEngineName::Redis)
+            || config.presence.engine == PresenceEngineName::Redis;
     let (redis, etcd) = (&config.redis, &config.etcd);
     let mut wrong = |text: String| findings.problems.push(text);
     if uses_redis && redis.urls.is_empty() {
@@ -203,12 +282,15 @@ mod tests {
         with_flags(flags).findings.problems.join("\n")
     }
 
-    const SHARED: [(&str, &str); 5] = [
+    const SHARED: [(&str, &str); 8] = [
         ("coordination.engine", "etcd"),
         ("log.engine", "kafka"),
         ("timers.engine", "redis"),
         ("receipts.engine", "redis"),
         ("subscriptions.engine", "redis"),
+        ("push.engine", "redis"),
+        ("presence.engine", "redis"),
+        ("devices.engine", "redis"),
     ];
 
     #[test]
@@ -226,12 +308,12 @@ mod tests {
 
     #[test]
     fn roles_apart_need_somewhere_to_find_each_other() {
-        for role in ["receive", "center", "worker", "receive,center"] {
+        for role in ["receive", "center", "worker", "receive,center", "horn"] {
             assert!(problems(&[("roles", role)]).contains("through etcd"), "{role}");
             assert!(with_flags(&[&SHARED[..], &[("roles", role)]].concat()).config.is_some(), "{role}");
         }
-        assert!(with_flags(&[("roles", "center,receive,worker")]).config.is_some());
-        assert!(problems(&[("roles", "horn")]).contains("a list of all, receive, center, worker"));
+        assert!(with_flags(&[("roles", "center,receive,worker,gateway,presence,carrier,horn")]).config.is_some());
+        assert!(problems(&[("roles", "baker")]).contains("a list of all, receive, center, worker"));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::fmt;
 use toml::de::{DeTable, DeValue};
 
 use super::setting::Setting;
-use super::settings::{SECTIONS, SETTINGS};
+use super::settings::{SETTINGS, sections};
 use super::value::{Kind, Value};
 
 /// Variables that are Whimbrel's and no settings.
@@ -120,11 +120,9 @@ impl FileReader<'_> {
             let setting = SETTINGS.iter().position(|setting| setting.path == path);
             match (setting, value.get_ref()) {
                 (Some(index), value) => self.read_value(index, value, line),
-                (None, DeValue::Table(inner)) if section.is_empty() && is_section(&path) => {
-                    self.read_table(&path, inner)
-                }
+                (None, DeValue::Table(inner)) if is_section(&path) => self.read_table(&path, inner),
                 (None, DeValue::Table(_)) if section.is_empty() => {
-                    let suggestion = most_alike(&path, SECTIONS.iter().map(|(name, _)| *name).chain(["keys"]));
+                    let suggestion = most_alike(&path, sections().map(|(name, _)| name).chain(["keys"]));
                     let suggestion = suggestion.map(|name| format!("[{name}]"));
                     self.unknown("section", &format!("[{path}]"), line, suggestion.as_deref());
                 }
@@ -150,8 +148,13 @@ impl FileReader<'_> {
     }
 }
 
+/// Whether a table of that name is a section, or has sections in it: `horn` has `horn.apns`.
 fn is_section(name: &str) -> bool {
-    SETTINGS.iter().any(|setting| setting.section_and_key().0 == name && !matches!(setting.kind, Kind::Keys))
+    let mut sections = SETTINGS.iter().filter(|setting| !matches!(setting.kind, Kind::Keys));
+    sections.any(|setting| {
+        let rest = setting.section_and_key().0.strip_prefix(name);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    })
 }
 
 fn line_of(text: &str, byte: usize) -> usize {

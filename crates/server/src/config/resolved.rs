@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::keys::KeyEntry;
+use super::people::{self, ClientsConfig, GatewayConfig, HornConfig, PresenceConfig, PushConfig};
 use super::raw::Findings;
 use super::value::Value;
 use super::{Settings, judge};
@@ -39,6 +40,12 @@ pub struct Config {
     pub timers: StateEngineName,
     pub subscriptions: SubscriptionsConfig,
     pub callbacks: CallbacksConfig,
+    pub push: PushConfig,
+    pub gateway: GatewayConfig,
+    pub clients: ClientsConfig,
+    pub presence: PresenceConfig,
+    pub devices: StateEngineName,
+    pub horn: HornConfig,
     pub redis: RedisConfig,
     pub coordination: CoordinationEngineName,
     pub clock_skew: Duration,
@@ -73,17 +80,44 @@ pub struct Roles {
     pub receive: bool,
     pub center: bool,
     pub worker: bool,
+    pub gateway: bool,
+    pub presence: bool,
+    pub carrier: bool,
+    pub horn: bool,
 }
 
 impl Roles {
     fn of(words: &[String]) -> Self {
         let has = |role: &str| words.iter().any(|word| word == role || word == "all");
-        Self { receive: has("receive"), center: has("center"), worker: has("worker") }
+        Self {
+            receive: has("receive"),
+            center: has("center"),
+            worker: has("worker"),
+            gateway: has("gateway"),
+            presence: has("presence"),
+            carrier: has("carrier"),
+            horn: has("horn"),
+        }
     }
 
     pub fn names(self) -> Vec<&'static str> {
-        let all = [(self.receive, "receive"), (self.center, "center"), (self.worker, "worker")];
-        all.into_iter().filter(|(runs, _)| *runs).map(|(_, name)| name).collect()
+        self.each().into_iter().filter(|(runs, _)| *runs).map(|(_, name)| name).collect()
+    }
+
+    pub fn are_all(self) -> bool {
+        self.each().iter().all(|(runs, _)| *runs)
+    }
+
+    fn each(self) -> [(bool, &'static str); 7] {
+        [
+            (self.receive, "receive"),
+            (self.center, "center"),
+            (self.worker, "worker"),
+            (self.gateway, "gateway"),
+            (self.presence, "presence"),
+            (self.carrier, "carrier"),
+            (self.horn, "horn"),
+        ]
     }
 }
 
@@ -328,6 +362,12 @@ pub fn resolve(settings: &Settings, findings: &mut Findings) -> Config {
             deny: take.separated("callbacks.deny"),
             connect_timeout: take.time("callbacks.connect_timeout"),
         },
+        push: people::push(&take),
+        gateway: people::gateway(&take),
+        clients: people::clients(&take),
+        presence: people::presence(&take),
+        devices: take.state_engine("devices.engine"),
+        horn: people::horn(&take),
         redis: RedisConfig {
             urls: take.separated("redis.urls"),
             user: take.text("redis.user"),
@@ -364,14 +404,14 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// Takes values by path as the type that their kind has. A wrong type is a mistake of this file, which its test finds.
-struct Take<'a> {
+/// Takes values by path as the type that their kind has. A wrong type is a mistake of this folder, which a test finds.
+pub(super) struct Take<'a> {
     settings: &'a Settings,
 }
 
 macro_rules! take {
     ($name:ident, $variant:ident($value:ident) => $into:expr, $type:ty) => {
-        fn $name(&self, path: &str) -> $type {
+        pub(super) fn $name(&self, path: &str) -> $type {
             match self.settings.get(path).0 {
                 Value::$variant($value) => $into,
                 other => unreachable!("`{path}` is {other:?}"),
@@ -379,7 +419,7 @@ macro_rules! take {
         }
     };
     ($name:ident, or $variant:ident($value:ident) => $into:expr, $type:ty) => {
-        fn $name(&self, path: &str) -> Option<$type> {
+        pub(super) fn $name(&self, path: &str) -> Option<$type> {
             match self.settings.get(path).0 {
                 Value::$variant($value) => Some($into),
                 Value::Left(_) => None,
@@ -408,13 +448,17 @@ impl Take<'_> {
         Some(self.text(path)).filter(|text| text != "auto")
     }
 
+    pub(super) fn unless_empty(&self, path: &str) -> Option<String> {
+        Some(self.text(path)).filter(|text| !text.trim().is_empty())
+    }
+
     /// A text of several, separated by commas.
-    fn separated(&self, path: &str) -> Vec<String> {
+    pub(super) fn separated(&self, path: &str) -> Vec<String> {
         let text = self.text(path);
         text.split(',').map(str::trim).filter(|one| !one.is_empty()).map(str::to_owned).collect()
     }
 
-    fn state_engine(&self, path: &str) -> StateEngineName {
+    pub(super) fn state_engine(&self, path: &str) -> StateEngineName {
         if self.text(path) == "redis" { StateEngineName::Redis } else { StateEngineName::Embedded }
     }
 }
@@ -438,8 +482,8 @@ mod tests {
     }
 
     #[test]
-    fn every_setting_is_used_by_this_file() {
-        let source = include_str!("resolved.rs");
+    fn every_setting_is_used() {
+        let source = concat!(include_str!("resolved.rs"), include_str!("people.rs"));
         for setting in SETTINGS {
             assert!(source.contains(&format!("(\"{}\")", setting.path)), "`{}` has no effect", setting.path);
         }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::value::{Kind, Value};
 
-/// One setting. `path` is `key` or `section.key`.
-#[derive(Debug)]
+/// One setting. `path` is `key`, `section.key` or `section.part.key`.
+#[derive(Debug, Clone, Copy)]
 pub struct Setting {
     pub path: &'static str,
     pub kind: Kind,
@@ -14,7 +14,7 @@ pub struct Setting {
 }
 
 /// A default, as it is best written in the list.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub enum Given {
     Text(&'static str),
     Count(u64),
@@ -51,7 +51,7 @@ impl Setting {
 
     /// The section, empty for keys without one, and the key in it.
     pub fn section_and_key(&self) -> (&'static str, &'static str) {
-        self.path.split_once('.').unwrap_or(("", self.path))
+        self.path.rsplit_once('.').unwrap_or(("", self.path))
     }
 
     /// `WHIMBREL_LOG_ENGINE` for `log.engine`.

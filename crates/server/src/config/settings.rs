@@ -5,12 +5,17 @@ use std::time::Duration;
 
 use whimbrel_model::limits;
 
+use super::people_settings::{PEOPLE, PEOPLE_SECTIONS};
 use super::setting::Given::{Bytes, Count, Millis, Text};
 use super::setting::{Setting, bytes, count, duration, setting};
 use super::value::Kind;
 
 /// What a section of the file is about.
-pub const SECTIONS: [(&str, &str); 13] = [
+pub fn sections() -> impl Iterator<Item = (&'static str, &'static str)> {
+    SECTIONS.into_iter().chain(PEOPLE_SECTIONS)
+}
+
+const SECTIONS: [(&str, &str); 13] = [
     ("log", "The log that every accepted message is a record of."),
     ("kafka", "The Kafka that `log.engine = \"kafka\"` uses. Nothing here matters to the embedded log."),
     ("limits", "What is refused, with 413, 422 or 429."),
@@ -23,7 +28,7 @@ pub const SECTIONS: [(&str, &str); 13] = [
         "Deliveries to services. Who gets what is said over HTTP; here is what all of them cost at most.",
     ),
     ("callbacks", "Where deliveries may go."),
-    ("redis", "The Redis that `timers.engine`, `receipts.engine` and `subscriptions.engine` may name."),
+    ("redis", "The Redis that settings named `engine` may name."),
     ("coordination", "Who is there, and who owns what, where several processes share the work."),
     ("etcd", "The etcd that `coordination.engine = \"etcd\"` uses."),
     ("telemetry", "What the server says on its standard error."),
@@ -38,8 +43,24 @@ const TIB: u64 = 1 << 40;
 /// Shards of holds at most.
 pub const HOLD_SHARDS_MAX: u32 = 1024;
 
-/// In the order of the file: keys without a section first, each section together.
-pub const SETTINGS: &[Setting] = &[
+/// In the order of the file: keys without a section first, each section together, the keys last.
+pub const SETTINGS: &[Setting] = &in_order::<{ SERVICES.len() + PEOPLE.len() + 1 }>();
+
+const fn in_order<const ALL: usize>() -> [Setting; ALL] {
+    let mut all = [KEYS; ALL];
+    let mut at = 0;
+    while at < SERVICES.len() {
+        all[at] = SERVICES[at];
+        at += 1;
+    }
+    while at < SERVICES.len() + PEOPLE.len() {
+        all[at] = PEOPLE[at - SERVICES.len()];
+        at += 1;
+    }
+    all
+}
+
+const SERVICES: &[Setting] = &[
     setting(
         "listen",
         Kind::Address,
@@ -72,9 +93,11 @@ pub const SETTINGS: &[Setting] = &[
     ),
     setting(
         "roles",
-        Kind::SomeOf(&["all", "receive", "center", "worker"]),
+        Kind::SomeOf(&["all", "receive", "center", "worker", "gateway", "presence", "carrier", "horn"]),
         Text("all"),
-        "Which roles run here: \"receive\" takes requests, \"center\" owns holds and subscriptions, \"worker\" calls subscribers. Apart they need etcd.",
+        "Which roles run here: \"receive\" takes requests, \"center\" owns holds and subscriptions, \"worker\" calls subscribers,\n\
+         \"gateway\" holds devices' connections, \"carrier\" owns inboxes, \"presence\" knows who is online, \"horn\" sends notices. Apart\n\
+         they need etcd.",
     ),
     setting(
         "insecure",
@@ -548,19 +571,20 @@ pub const SETTINGS: &[Setting] = &[
         "error, warn, info, debug or trace; also by part, such as \"warn,whimbrel_storage=debug\".",
     ),
     setting("telemetry.format", Kind::OneOf(&["text", "json"]), Text("text"), "Lines for people or for programs."),
-    setting(
-        "keys",
-        Kind::Keys,
-        Text("[]"),
-        "API keys. With none, everybody who can connect may do everything. An entry,\n\
-         whose bearer sends `Authorization: Bearer <secret>`:\n\n\
-         [[keys]]\n\
-         name = \"shop\"\n\
-         secret = \"at-least-16-characters\"      # or \"sha256:\" and its 64 hexadecimal digits\n\
-         scopes = [\"publish\", \"consume\"]   # publish, consume, push, admin\n\
-         topics = [\"orders.*\"]             # all of them where this is left out",
-    ),
 ];
+
+const KEYS: Setting = setting(
+    "keys",
+    Kind::Keys,
+    Text("[]"),
+    "API keys. With none, everybody who can connect may do everything. An entry,\n\
+     whose bearer sends `Authorization: Bearer <secret>`:\n\n\
+     [[keys]]\n\
+     name = \"shop\"\n\
+     secret = \"at-least-16-characters\"      # or \"sha256:\" and its 64 hexadecimal digits\n\
+     scopes = [\"publish\", \"consume\"]   # publish, consume, push, admin\n\
+     topics = [\"orders.*\"]             # all of them where this is left out",
+);
 
 #[cfg(test)]
 mod tests {

@@ -1,0 +1,139 @@
+//! What can be asked about people: push, presence, kick, inboxes, platforms, devices.
+
+use bytes::Bytes;
+use http::{Method, header};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::client::escaped;
+use crate::person::PushBody;
+use crate::{
+    Client, ClientError, DeadLetterPage, DeviceInfo, InboxInfo, Kick, NewPush, PlatformInfo, PresenceInfo,
+    PresencePage, Pushed,
+};
+
+/// Which dead letters of people's: pushes that could not be handled, or notices that could not be sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PeopleLetters {
+    Push,
+    Notices,
+}
+
+impl PeopleLetters {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Push => "push",
+            Self::Notices => "notices",
+        }
+    }
+}
+
+impl Client {
+    /// Pushes a message to a user. Durable when this returns.
+    pub async fn push(&self, uid: &str, push: &NewPush) -> Result<Pushed, ClientError> {
+        self.send_json(Method::POST, &user_path(uid, "/messages"), &PushBody { push, uids: None }).await
+    }
+
+    /// Pushes one message to many users; its body is stored once.
+    pub async fn push_many(&self, uids: &[String], push: &NewPush) -> Result<Pushed, ClientError> {
+        self.send_json(Method::POST, "/v1/users/messages", &PushBody { push, uids: Some(uids) }).await
+    }
+
+    /// Whether a user is online, and where.
+    pub async fn presence(&self, uid: &str) -> Result<PresenceInfo, ClientError> {
+        self.get(&user_path(uid, "/presence")).await
+    }
+
+    /// The same of many users at one moment, in the order of the question.
+    pub async fn presence_of(&self, uids: &[String]) -> Result<PresencePage, ClientError> {
+        #[derive(Serialize)]
+        struct Question<'a> {
+            uids: &'a [String],
+        }
+        self.send_json(Method::POST, "/v1/presence/query", &Question { uids }).await
+    }
+
+    /// Ends sessions of a user; each is told the reason.
+    pub async fn kick(&self, uid: &str, kick: &Kick) -> Result<Value, ClientError> {
+        self.send_json(Method::POST, &user_path(uid, "/kick"), kick).await
+    }
+
+    /// What is stored for a user, for one platform or all of it.
+    pub async fn inbox(&self, uid: &str, platform: Option<&str>) -> Result<InboxInfo, ClientError> {
+        let query = platform.map_or(String::new(), |platform| format!("?platform={}", escaped(platform)));
+        self.get(&format!("{}{query}", user_path(uid, "/inbox"))).await
+    }
+
+    /// Empties a user's inbox.
+    pub async fn wipe_inbox(&self, uid: &str) -> Result<(), ClientError> {
+        self.delete(&user_path(uid, "/inbox")).await
+    }
+
+    pub async fn platform(&self, platform: &str) -> Result<PlatformInfo, ClientError> {
+        self.get(&format!("/v1/platforms/{}", escaped(platform))).await
+    }
+
+    pub async fn put_platform(&self, platform: &str, settings: &PlatformInfo) -> Result<PlatformInfo, ClientError> {
+        self.send_json(Method::PUT, &format!("/v1/platforms/{}", escaped(platform)), settings).await
+    }
+
+    /// Registers where notices for a device go.
+    pub async fn put_device(&self, uid: &str, device: &str, info: &DeviceInfo) -> Result<Value, ClientError> {
+        self.send_json(Method::PUT, &device_path(uid, device), info).await
+    }
+
+    pub async fn delete_device(&self, uid: &str, device: &str) -> Result<(), ClientError> {
+        self.delete(&device_path(uid, device)).await
+    }
+
+    /// Pushes or notices that could not be handled.
+    pub async fn people_dead_letters(
+        &self,
+        of: PeopleLetters,
+        limit: Option<usize>,
+    ) -> Result<DeadLetterPage, ClientError> {
+        let query = limit.map_or(String::new(), |limit| format!("?limit={limit}"));
+        self.get(&format!("/v1/{}/dead-letters{query}", of.word())).await
+    }
+
+    /// Tries dead letters again: these, or all of them where none is named.
+    pub async fn redrive_people(&self, of: PeopleLetters, ids: &[String]) -> Result<Value, ClientError> {
+        let body = if ids.is_empty() { serde_json::json!({ "all": true }) } else { serde_json::json!({ "ids": ids }) };
+        self.send_json(Method::POST, &format!("/v1/{}/redrive", of.word()), &body).await
+    }
+
+    async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        self.answer(self.request(Method::GET, path), Bytes::new(), self.answer_wait()).await
+    }
+
+    async fn send_json<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, ClientError> {
+        let body = serde_json::to_vec(body).map_err(|error| ClientError::BadRequest(error.to_string()))?;
+        let request = self.request(method, path).header(header::CONTENT_TYPE, "application/json");
+        self.answer(request, body.into(), self.answer_wait()).await
+    }
+}
+
+fn user_path(uid: &str, rest: &str) -> String {
+    format!("/v1/users/{}{rest}", escaped(uid))
+}
+
+fn device_path(uid: &str, device: &str) -> String {
+    user_path(uid, &format!("/devices/{}", escaped(device)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_cannot_leave_its_place_in_a_path() {
+        assert_eq!(user_path("a/../b", "/kick"), "/v1/users/a%2F..%2Fb/kick");
+        assert_eq!(device_path("用户", "d 1"), "/v1/users/%E7%94%A8%E6%88%B7/devices/d%201");
+    }
+}

@@ -1,0 +1,185 @@
+//! `whimbrel platform` and `device`: what platforms keep, and where notices for a user's devices go.
+
+use std::process::ExitCode;
+
+use serde_json::{Map, Value};
+use whimbrel_client::{DeviceInfo, PlatformInfo};
+
+use super::Failure;
+use super::connect::{ConnectArgs, converse};
+use super::output::{print_json, print_line, table};
+
+#[derive(Debug, clap::Args)]
+pub struct PlatformArgs {
+    #[command(subcommand)]
+    action: PlatformAction,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum PlatformAction {
+    /// Show what a platform keeps
+    Show {
+        platform: String,
+        #[command(flatten)]
+        connect: ConnectArgs,
+    },
+    /// Say what a platform keeps; what is left out takes its default
+    Set {
+        platform: String,
+        #[command(flatten)]
+        settings: SettingsArgs,
+        #[command(flatten)]
+        connect: ConnectArgs,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct SettingsArgs {
+    /// Whether messages are kept for it until they are acknowledged
+    #[arg(long, value_name = "BOOL")]
+    store: Option<bool>,
+    /// Messages that wait for one device at most
+    #[arg(long, value_name = "COUNT")]
+    max_stored: Option<u32>,
+    /// How long a message is kept: 7d
+    #[arg(long, value_name = "DURATION")]
+    ttl: Option<String>,
+    /// Whether its devices are woken by notices
+    #[arg(long, value_name = "BOOL")]
+    notify: Option<bool>,
+    /// Sessions of a user at the same time: replace, reject, or how many
+    #[arg(long, value_name = "RULE", value_parser = sessions)]
+    sessions: Option<Value>,
+    /// How long an acknowledgement is awaited: 10s
+    #[arg(long, value_name = "DURATION")]
+    ack_timeout: Option<String>,
+}
+
+fn sessions(text: &str) -> Result<Value, String> {
+    match text {
+        "replace" | "reject" => Ok(text.into()),
+        many => many
+            .parse::<u32>()
+            .map(|many| serde_json::json!({ "many": many }))
+            .map_err(|_| "write replace, reject, or a number".to_owned()),
+    }
+}
+
+#[derive(Debug, clap::Args)]
+pub struct DeviceArgs {
+    #[command(subcommand)]
+    action: DeviceAction,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum DeviceAction {
+    /// Register where notices for a device go
+    Put {
+        uid: String,
+        device: String,
+        #[arg(long)]
+        platform: String,
+        /// Who wakes it
+        #[arg(long, value_parser = ["apns", "fcm", "webpush", "http"])]
+        provider: String,
+        /// The device's token; of a browser its endpoint, for http the URL
+        #[arg(long)]
+        token: String,
+        /// What else the provider wants, as often as needed: p256dh=…, auth=…, topic=…
+        #[arg(long, value_name = "NAME=VALUE", value_parser = name_and_value)]
+        with: Vec<(String, String)>,
+        #[command(flatten)]
+        connect: ConnectArgs,
+    },
+    /// Forget a device
+    Delete {
+        uid: String,
+        device: String,
+        #[command(flatten)]
+        connect: ConnectArgs,
+    },
+}
+
+fn name_and_value(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
+    Ok((name.to_owned(), value.to_owned()))
+}
+
+pub fn platform(args: PlatformArgs) -> Result<ExitCode, Failure> {
+    match args.action {
+        PlatformAction::Show { platform, connect } => {
+            let client = connect.client()?;
+            converse(async { show_platform(&client.platform(&platform).await?, connect.json) })
+        }
+        PlatformAction::Set { platform, settings, connect } => {
+            let client = connect.client()?;
+            let wanted = PlatformInfo {
+                store: settings.store,
+                max_stored: settings.max_stored,
+                ttl: settings.ttl,
+                notify: settings.notify,
+                sessions: settings.sessions,
+                ack_timeout: settings.ack_timeout,
+                more: Map::new(),
+            };
+            converse(async { show_platform(&client.put_platform(&platform, &wanted).await?, connect.json) })
+        }
+    }
+}
+
+pub fn device(args: DeviceArgs) -> Result<ExitCode, Failure> {
+    match args.action {
+        DeviceAction::Put { uid, device, platform, provider, token, with, connect } => {
+            let client = connect.client()?;
+            let more = with.into_iter().map(|(name, value)| (name, Value::from(value))).collect();
+            let info = DeviceInfo { platform, provider, token, more };
+            converse(async {
+                let answer = client.put_device(&uid, &device, &info).await?;
+                if connect.json {
+                    print_json(&answer)?;
+                } else {
+                    print_line(&format!("notices for {uid} go to {device} through {}", info.provider))?;
+                }
+                Ok(ExitCode::SUCCESS)
+            })
+        }
+        DeviceAction::Delete { uid, device, connect } => {
+            let client = connect.client()?;
+            converse(async {
+                client.delete_device(&uid, &device).await?;
+                if !connect.json {
+                    print_line(&format!("{device} of {uid} is forgotten"))?;
+                }
+                Ok(ExitCode::SUCCESS)
+            })
+        }
+    }
+}
+
+fn show_platform(platform: &PlatformInfo, json: bool) -> Result<ExitCode, Failure> {
+    if json {
+        print_json(platform)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Ok(Value::Object(members)) = serde_json::to_value(platform) else {
+        return Err(Failure::new("the server's answer cannot be shown"));
+    };
+    let mut shown = table(["setting", "value"]);
+    for (name, value) in &members {
+        shown.add_row([name, &value.as_str().map_or_else(|| value.to_string(), str::to_owned)]);
+    }
+    print_line(&shown.to_string())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rule_for_sessions_is_a_word_or_a_number() {
+        assert_eq!(sessions("replace"), Ok("replace".into()));
+        assert_eq!(sessions("3"), Ok(serde_json::json!({ "many": 3 })));
+        assert!(sessions("few").is_err());
+    }
+}

@@ -1,0 +1,200 @@
+//! `whimbrel push`: a message to a user, or to many.
+
+use std::io::{BufRead as _, BufReader, IsTerminal as _, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use whimbrel_client::{Client, NewPush, Notify, Origin, Pushed};
+
+use super::Failure;
+use super::connect::{ConnectArgs, converse};
+use super::output::{print_json, print_line, table};
+
+/// Users of one request, as many as the server takes.
+const UIDS_MAX: usize = 10_000;
+
+#[derive(Debug, clap::Args)]
+pub struct PushArgs {
+    /// The user
+    #[arg(required_unless_present = "uids", conflicts_with = "uids")]
+    uid: Option<String>,
+    /// The payloads, one message each; `-` reads one from standard input
+    #[arg(value_name = "PAYLOAD")]
+    payloads: Vec<String>,
+    /// Push to every user of a file, one per line, in requests of up to 10 000; `-` is standard input
+    #[arg(long, value_name = "FILE")]
+    uids: Option<PathBuf>,
+    /// The payload, where there is no user to write it behind
+    #[arg(short, long, value_name = "TEXT", conflicts_with = "payloads")]
+    payload: Option<String>,
+    /// Only this platform, as often as needed
+    #[arg(long, value_name = "PLATFORM")]
+    platform: Vec<String>,
+    /// All platforms but this one, as often as needed
+    #[arg(long, value_name = "PLATFORM")]
+    except_platform: Vec<String>,
+    /// Keep it until it is acknowledged [the default]
+    #[arg(long, conflicts_with = "ephemeral")]
+    store: bool,
+    /// For who is there now, and kept for nobody
+    #[arg(long)]
+    ephemeral: bool,
+    /// How long it is of use: 1h, 7d
+    #[arg(long, value_name = "DURATION")]
+    ttl: Option<String>,
+    /// Takes the place of what is still stored under the same key
+    #[arg(long, value_name = "KEY")]
+    collapse_key: Option<String>,
+    /// Push later, after this long: 10m, 1h30m
+    #[arg(long, value_name = "DURATION")]
+    delay: Option<String>,
+    /// An id of your own: pushing it again returns the first answer
+    #[arg(long)]
+    id: Option<String>,
+    /// Your own number for it: what comes by two ways with the same one is seen once
+    #[arg(long, value_name = "SERVER:SEQ", value_parser = origin)]
+    origin: Option<Origin>,
+    /// The payload's media type
+    #[arg(long, value_name = "TYPE")]
+    content_type: Option<String>,
+    #[command(flatten)]
+    notify: NotifyArgs,
+    #[command(flatten)]
+    connect: ConnectArgs,
+}
+
+/// What wakes devices that are away.
+#[derive(Debug, clap::Args)]
+struct NotifyArgs {
+    /// Wakes devices that do not acknowledge, with this title
+    #[arg(long, value_name = "TEXT")]
+    notify_title: Option<String>,
+    /// …and this text
+    #[arg(long, value_name = "TEXT")]
+    notify_body: Option<String>,
+    /// …and this JSON for the app
+    #[arg(long, value_name = "JSON", value_parser = json)]
+    notify_data: Option<serde_json::Value>,
+    /// After this long without an acknowledgement: 10s
+    #[arg(long, value_name = "DURATION")]
+    notify_after: Option<String>,
+}
+
+fn origin(text: &str) -> Result<Origin, String> {
+    let (server, seq) = text.rsplit_once(':').ok_or("write SERVER:SEQ")?;
+    let seq = seq.parse().map_err(|_| format!("`{seq}` is not a number"))?;
+    Ok(Origin { server: server.to_owned(), seq })
+}
+
+fn json(text: &str) -> Result<serde_json::Value, String> {
+    serde_json::from_str(text).map_err(|error| format!("not JSON: {error}"))
+}
+
+pub fn run(args: PushArgs) -> Result<ExitCode, Failure> {
+    let client = args.connect.client()?;
+    let pushes = args.pushes()?;
+    let users = args.uids.as_deref().map(users_of).transpose()?;
+    converse(async {
+        let mut pushed = Vec::new();
+        for push in &pushes {
+            match (&args.uid, &users) {
+                (_, Some(users)) => pushed.extend(push_to_all(&client, users, push).await?),
+                (Some(uid), None) => pushed.push((1, client.push(uid, push).await?)),
+                (None, None) => return Err(Failure::new("name a user, or a file of them with --uids")),
+            }
+        }
+        show(&pushed, args.connect.json)
+    })
+}
+
+async fn push_to_all(client: &Client, users: &[String], push: &NewPush) -> Result<Vec<(usize, Pushed)>, Failure> {
+    let mut pushed = Vec::new();
+    for some in users.chunks(UIDS_MAX) {
+        pushed.push((some.len(), client.push_many(some, push).await?));
+    }
+    Ok(pushed)
+}
+
+impl PushArgs {
+    fn pushes(&self) -> Result<Vec<NewPush>, Failure> {
+        let from_stdin = self.payloads.is_empty() && self.payload.is_none();
+        if from_stdin && std::io::stdin().is_terminal() {
+            return Err(
+                Failure::new("nothing to push").with_hint("write the payload behind the user, or `-` to type it")
+            );
+        }
+        let stdin_only = ["-".to_owned()];
+        let texts: Vec<&String> = match &self.payload {
+            Some(payload) => vec![payload],
+            None if from_stdin => stdin_only.iter().collect(),
+            None => self.payloads.iter().collect(),
+        };
+        let mut payloads: Vec<Vec<u8>> = Vec::new();
+        for text in texts {
+            if text == "-" {
+                let mut bytes = Vec::new();
+                std::io::stdin().read_to_end(&mut bytes)?;
+                payloads.push(bytes);
+            } else {
+                payloads.push(text.clone().into_bytes());
+            }
+        }
+        if payloads.len() > 1 && (self.id.is_some() || self.origin.is_some()) {
+            return Err(Failure::new("one id cannot be the id of several messages"));
+        }
+        let notify = &self.notify;
+        let is_woken = notify.notify_title.is_some() || notify.notify_body.is_some() || notify.notify_data.is_some();
+        let template = NewPush {
+            content_type: self.content_type.clone(),
+            platforms: (!self.platform.is_empty()).then(|| self.platform.clone()),
+            except_platforms: self.except_platform.clone(),
+            store: if self.ephemeral { Some(false) } else { self.store.then_some(true) },
+            ttl: self.ttl.clone(),
+            collapse_key: self.collapse_key.clone(),
+            notify: is_woken.then(|| Notify {
+                title: notify.notify_title.clone(),
+                body: notify.notify_body.clone(),
+                data: notify.notify_data.clone(),
+            }),
+            notify_after: notify.notify_after.clone(),
+            delay: self.delay.clone(),
+            id: self.id.clone(),
+            origin: self.origin.clone(),
+            ..NewPush::default()
+        };
+        Ok(payloads.into_iter().map(|payload| NewPush { payload: payload.into(), ..template.clone() }).collect())
+    }
+}
+
+/// A user per line; empty lines say nothing.
+fn users_of(path: &Path) -> Result<Vec<String>, Failure> {
+    let cannot_read = |error| Failure::new(format!("{} cannot be read: {error}", path.display()));
+    let reader: Box<dyn std::io::BufRead> = if path == Path::new("-") {
+        Box::new(BufReader::new(std::io::stdin()))
+    } else {
+        Box::new(BufReader::new(std::fs::File::open(path).map_err(cannot_read)?))
+    };
+    let mut users = Vec::new();
+    for line in reader.lines() {
+        let line = line.map_err(cannot_read)?;
+        if !line.trim().is_empty() {
+            users.push(line.trim().to_owned());
+        }
+    }
+    if users.is_empty() { Err(Failure::new(format!("{} names nobody", path.display()))) } else { Ok(users) }
+}
+
+fn show(pushed: &[(usize, Pushed)], json: bool) -> Result<ExitCode, Failure> {
+    if json {
+        for (_, one) in pushed {
+            print_json(one)?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut shown = table(["users", "id"]);
+    for (users, one) in pushed {
+        shown.add_row([&users.to_string(), &one.id]);
+    }
+    print_line(&shown.to_string())?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,171 @@
+//! The checked form of the settings of reaching people.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::resolved::{Secret, StateEngineName, Take};
+
+#[derive(Debug, Clone)]
+pub struct PushConfig {
+    pub engine: StateEngineName,
+    pub partitions: u32,
+    pub ttl_max: Duration,
+    pub window: usize,
+    pub window_bytes: usize,
+    pub keep_log: Duration,
+    pub trim_interval: Duration,
+}
+
+#[derive(Debug, Clone)]
+pub struct GatewayConfig {
+    pub connections: usize,
+    pub accepts_per_second: u32,
+    pub queue_bytes: usize,
+    pub frame_bytes: usize,
+    pub ping_interval: Duration,
+    pub first_frame: Duration,
+    pub goaway_spread: Duration,
+    pub origins: Vec<String>,
+}
+
+/// Whose word is taken for who a device's user is.
+#[derive(Debug, Clone)]
+pub struct ClientsConfig {
+    pub secret: Secret,
+    pub public_keys: Vec<PathBuf>,
+    pub jwks: Option<PathBuf>,
+    pub issuer: Option<String>,
+    pub audience: Option<String>,
+    pub leeway: Duration,
+}
+
+impl ClientsConfig {
+    /// Whether devices need a token.
+    pub fn has_keys(&self) -> bool {
+        !self.secret.0.is_empty() || !self.public_keys.is_empty() || self.jwks.is_some()
+    }
+}
+
+#[derive(Debug, Clone)]
+pub struct PresenceConfig {
+    pub engine: PresenceEngineName,
+    pub shards: u32,
+    /// For each data centre its writers; empty where this process writes all shards.
+    pub writers: Vec<Vec<String>>,
+    pub data_centre: usize,
+    pub stale_after: Duration,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PresenceEngineName {
+    Memory,
+    Redis,
+}
+
+#[derive(Debug, Clone)]
+pub struct HornConfig {
+    /// Where there is a key.
+    pub apns: Option<ApnsConfig>,
+    pub fcm: Option<FcmConfig>,
+    pub webpush: Option<WebPushConfig>,
+    pub timeout: Duration,
+    pub body_bytes: usize,
+}
+
+#[derive(Debug, Clone)]
+pub struct ApnsConfig {
+    pub key_file: PathBuf,
+    pub key_id: String,
+    pub team_id: String,
+    pub topic: Option<String>,
+    pub url: String,
+}
+
+#[derive(Debug, Clone)]
+pub struct FcmConfig {
+    pub service_account: PathBuf,
+    pub url: String,
+}
+
+#[derive(Debug, Clone)]
+pub struct WebPushConfig {
+    pub key_file: PathBuf,
+    pub subject: String,
+}
+
+pub fn push(take: &Take<'_>) -> PushConfig {
+    PushConfig {
+        engine: take.state_engine("push.engine"),
+        partitions: take.number("push.partitions") as u32,
+        ttl_max: take.time("push.ttl_max"),
+        window: take.number("push.window") as usize,
+        window_bytes: take.size("push.window_bytes"),
+        keep_log: take.time("push.keep_log"),
+        trim_interval: take.time("push.trim_interval"),
+    }
+}
+
+pub fn gateway(take: &Take<'_>) -> GatewayConfig {
+    GatewayConfig {
+        connections: take.number("gateway.connections") as usize,
+        accepts_per_second: take.number("gateway.accepts_per_second") as u32,
+        queue_bytes: take.size("gateway.queue_bytes"),
+        frame_bytes: take.size("gateway.frame_bytes"),
+        ping_interval: take.time("gateway.ping_interval"),
+        first_frame: take.time("gateway.first_frame"),
+        goaway_spread: take.time("gateway.goaway_spread"),
+        origins: take.separated("gateway.origins"),
+    }
+}
+
+pub fn clients(take: &Take<'_>) -> ClientsConfig {
+    ClientsConfig {
+        secret: take.secret("clients.secret"),
+        public_keys: take.separated("clients.public_keys").into_iter().map(PathBuf::from).collect(),
+        jwks: take.unless_empty("clients.jwks").map(PathBuf::from),
+        issuer: take.unless_empty("clients.issuer"),
+        audience: take.unless_empty("clients.audience"),
+        leeway: take.time("clients.leeway"),
+    }
+}
+
+pub fn presence(take: &Take<'_>) -> PresenceConfig {
+    let text = take.text("presence.writers");
+    let of_one = |writers: &str| -> Vec<String> {
+        writers.split(',').map(str::trim).filter(|one| !one.is_empty()).map(str::to_owned).collect()
+    };
+    let writers: Vec<_> = text.split(';').map(of_one).collect();
+    PresenceConfig {
+        engine: match take.text("presence.engine").as_str() {
+            "redis" => PresenceEngineName::Redis,
+            _ => PresenceEngineName::Memory,
+        },
+        shards: take.number("presence.shards") as u32,
+        writers: if text.trim().is_empty() { Vec::new() } else { writers },
+        data_centre: take.number("presence.data_centre") as usize,
+        stale_after: take.time("presence.stale_after"),
+    }
+}
+
+pub fn horn(take: &Take<'_>) -> HornConfig {
+    let apns = take.unless_empty("horn.apns.key_file").map(|key_file| ApnsConfig {
+        key_file: key_file.into(),
+        key_id: take.text("horn.apns.key_id"),
+        team_id: take.text("horn.apns.team_id"),
+        topic: take.unless_empty("horn.apns.topic"),
+        url: take.text("horn.apns.url"),
+    });
+    let fcm = take
+        .unless_empty("horn.fcm.service_account")
+        .map(|file| FcmConfig { service_account: file.into(), url: take.text("horn.fcm.url") });
+    let webpush = take
+        .unless_empty("horn.webpush.key_file")
+        .map(|file| WebPushConfig { key_file: file.into(), subject: take.text("horn.webpush.subject") });
+    HornConfig {
+        apns,
+        fcm,
+        webpush,
+        timeout: take.time("horn.http.timeout"),
+        body_bytes: take.size("horn.http.body_bytes"),
+    }
+}

@@ -1,0 +1,209 @@
+//! The settings of reaching people, a part of the list in `settings.rs`.
+
+use std::time::Duration;
+
+use super::setting::Given::{Count, Text};
+use super::setting::{Setting, bytes, count, duration, setting};
+use super::value::Kind;
+
+pub const PEOPLE_SECTIONS: [(&str, &str); 9] = [
+    ("push", "Messages to people: their inboxes, and what is on its way to their devices."),
+    ("gateway", "The connections of devices: /v1/connect as WebSocket, event stream and gRPC."),
+    (
+        "clients",
+        "Whose word is taken for who a device's user is. With no key at all, a device on this machine may simply say who it is.",
+    ),
+    ("presence", "Who is online. Processes that share the work need the same shards and writers everywhere."),
+    ("devices", "The registry of where notices for devices that are away go."),
+    ("horn.apns", "Notices through Apple's service. Without a key there are none."),
+    ("horn.fcm", "Notices through Firebase Cloud Messaging. Without a service account there are none."),
+    ("horn.webpush", "Notices to browsers. Without a key there are none."),
+    ("horn.http", "Notices as a POST to the URL that a device was registered with."),
+];
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3600);
+const YEAR: Duration = Duration::from_secs(365 * 86_400);
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const TIB: u64 = 1 << 40;
+
+/// Partitions of pushes at most.
+const PUSH_PARTITIONS_MAX: u64 = 1024;
+/// Shards of presence at most.
+const PRESENCE_SHARDS_MAX: u64 = 256;
+
+/// In the order of the file.
+pub const PEOPLE: &[Setting] = &[
+    setting(
+        "push.engine",
+        Kind::OneOf(&["embedded", "redis"]),
+        Text("embedded"),
+        "Where inboxes are kept: \"embedded\" in the data folder, \"redis\" on the servers of [redis].",
+    ),
+    setting(
+        "push.partitions",
+        count(1, PUSH_PARTITIONS_MAX),
+        Count(16),
+        "Partitions that users are spread over. It matters before the first start only, and never changes after it.",
+    ),
+    setting(
+        "push.ttl_max",
+        duration(SECOND, YEAR),
+        Text("30d"),
+        "How long a message may be kept for a device at most, whatever its push or its platform says.",
+    ),
+    setting(
+        "push.window",
+        count(1, 10_000),
+        Count(64),
+        "Messages that a device may be sent before it acknowledges any…",
+    ),
+    setting(
+        "push.window_bytes",
+        bytes(KIB, 64 * MIB),
+        Text("256KiB"),
+        "…and their bytes; one is sent whatever its size.",
+    ),
+    setting(
+        "push.keep_log",
+        duration(SECOND, YEAR),
+        Text("1d"),
+        "How long pushes stay in the log. Inboxes are beside it, so nothing waits for it.",
+    ),
+    setting(
+        "push.trim_interval",
+        duration(SECOND, Duration::from_secs(86_400)),
+        Text("10m"),
+        "How often what is older is looked for in the log, and dropped.",
+    ),
+    setting(
+        "gateway.connections",
+        count(1, 10_000_000),
+        Count(1_000_000),
+        "Devices connected to this process at the same time. Beyond, they are told to come back later.",
+    ),
+    setting(
+        "gateway.accepts_per_second",
+        count(1, 1_000_000),
+        Count(20_000),
+        "Devices that may connect in one second. Beyond, they are told to come back later.",
+    ),
+    setting(
+        "gateway.queue_bytes",
+        bytes(KIB, 256 * MIB),
+        Text("512KiB"),
+        "Bytes that may wait for one device to read them. Beyond, what is stored waits in the inbox and the rest is dropped and counted.",
+    ),
+    setting("gateway.frame_bytes", bytes(KIB, 16 * MIB), Text("64KiB"), "Bytes of one frame that a device sends."),
+    setting(
+        "gateway.ping_interval",
+        duration(SECOND, HOUR),
+        Text("25s"),
+        "How often a silent device is asked whether it is there. Unanswered until the next time, it is gone.",
+    ),
+    setting(
+        "gateway.first_frame",
+        duration(Duration::from_millis(100), MINUTE),
+        Text("10s"),
+        "How long a connection may take to say who it is.",
+    ),
+    setting(
+        "gateway.goaway_spread",
+        duration(Duration::ZERO, MINUTE),
+        Text("5s"),
+        "Over how long devices come back elsewhere when this process ends.",
+    ),
+    setting(
+        "gateway.origins",
+        Kind::Text,
+        Text(""),
+        "Web pages that may connect, separated by commas: https://shop.example, or * for all. Empty: those that this server serves;\n\
+         with client keys: all, for a page of somebody else's has no token.",
+    ),
+    setting(
+        "clients.secret",
+        Kind::Secret,
+        Text(""),
+        "The secret that HS256 tokens are signed with, at least 32 bytes.",
+    ),
+    setting(
+        "clients.public_keys",
+        Kind::Text,
+        Text(""),
+        "Files with the public keys of RS256, ES256 and EdDSA tokens as PEM, separated by commas.",
+    ),
+    setting(
+        "clients.jwks",
+        Kind::Text,
+        Text(""),
+        "A file with such keys as a JWK set; it is read again when it changes.",
+    ),
+    setting("clients.issuer", Kind::Text, Text(""), "What `iss` of a token must be. Empty: anything."),
+    setting("clients.audience", Kind::Text, Text(""), "What `aud` of a token must have. Empty: anything."),
+    setting(
+        "clients.leeway",
+        duration(Duration::ZERO, HOUR),
+        Text("30s"),
+        "How far the clock of whoever makes tokens may be off.",
+    ),
+    setting(
+        "presence.engine",
+        Kind::OneOf(&["memory", "redis"]),
+        Text("memory"),
+        "Where the picture of who is online is kept: \"memory\" of its writer, \"redis\" on the servers of [redis].",
+    ),
+    setting(
+        "presence.shards",
+        count(1, PRESENCE_SHARDS_MAX),
+        Count(16),
+        "Shards that users are spread over, the same in every process.",
+    ),
+    setting(
+        "presence.writers",
+        Kind::Text,
+        Text(""),
+        "Who writes the shards: host:port of internal ports, separated by commas, data centres separated by semicolons; each data centre's\n\
+         writers take its shards in turn. Empty: this process writes all of them.",
+    ),
+    setting(
+        "presence.data_centre",
+        count(0, 63),
+        Count(0),
+        "Which of those data centres this process is in, counted from 0.",
+    ),
+    setting(
+        "presence.stale_after",
+        duration(SECOND, MINUTE),
+        Text("3s"),
+        "After this long without a sign of life of a shard's writer nothing is said about who is online: 503 not_fresh.",
+    ),
+    setting(
+        "devices.engine",
+        Kind::OneOf(&["embedded", "redis"]),
+        Text("embedded"),
+        "\"embedded\" keeps it in the data folder, \"redis\" on the servers of [redis], shared by all processes.",
+    ),
+    setting("horn.apns.key_file", Kind::Text, Text(""), "The file with the key that Apple gave out (.p8)."),
+    setting("horn.apns.key_id", Kind::Text, Text(""), "That key's id."),
+    setting("horn.apns.team_id", Kind::Text, Text(""), "The team that the key is of."),
+    setting("horn.apns.topic", Kind::Text, Text(""), "The app's bundle id, where a device does not say."),
+    setting("horn.apns.url", Kind::Text, Text("https://api.push.apple.com"), "Where Apple's service is."),
+    setting("horn.fcm.service_account", Kind::Text, Text(""), "The file of the service account (JSON)."),
+    setting("horn.fcm.url", Kind::Text, Text("https://fcm.googleapis.com"), "Where Firebase is."),
+    setting("horn.webpush.key_file", Kind::Text, Text(""), "The file with the private key of VAPID (PEM, P-256)."),
+    setting(
+        "horn.webpush.subject",
+        Kind::Text,
+        Text(""),
+        "Whom a push service may turn to: mailto:ops@shop.example, or a page.",
+    ),
+    setting(
+        "horn.http.timeout",
+        duration(Duration::from_millis(100), MINUTE),
+        Text("10s"),
+        "How long an answer to a notice may take, whatever service it goes to.",
+    ),
+    setting("horn.http.body_bytes", bytes(KIB, TIB), Text("64KiB"), "Bytes of an answer that are read."),
+];
