@@ -17,6 +17,7 @@ mod serve;
 mod stats;
 mod sub;
 mod tail;
+mod terminal;
 mod topic;
 
 use std::process::ExitCode;
@@ -62,6 +63,8 @@ enum Command {
     Topic(topic::TopicArgs),
     /// Make, list, show, stop, move and pull from subscriptions
     Sub(sub::SubArgs),
+    /// Connect as a device and show what comes
+    Connect(terminal::TerminalArgs),
     /// Push a message to a user, or to many
     Push(push::PushArgs),
     /// Show who is online, and where
@@ -101,6 +104,7 @@ pub fn run() -> ExitCode {
         Command::Tail(args) => tail::run(args),
         Command::Topic(args) => topic::run(args),
         Command::Sub(args) => sub::run(args),
+        Command::Connect(args) => terminal::run(args),
         Command::Push(args) => push::run(args),
         Command::Presence(args) => people::presence(args),
         Command::Kick(args) => people::kick(args),

@@ -10,7 +10,7 @@ use super::settings::{SETTINGS, sections};
 use super::value::{Kind, Value};
 
 /// Variables that are Whimbrel's and no settings.
-const OTHER_VARIABLES: [&str; 3] = ["WHIMBREL_SERVER", "WHIMBREL_KEY", "WHIMBREL_CONFIG"];
+const OTHER_VARIABLES: [&str; 4] = ["WHIMBREL_SERVER", "WHIMBREL_KEY", "WHIMBREL_TOKEN", "WHIMBREL_CONFIG"];
 /// Prefixes of variables that the project's own tests use.
 const TEST_VARIABLES: [&str; 2] = ["WHIMBREL_TEST_", "WHIMBREL_CRASH_"];
 /// How alike two names must be for one to be suggested for the other.

@@ -207,6 +207,9 @@ impl OwnRedis {
             "timers.engine=redis".to_owned(),
             "receipts.engine=redis".to_owned(),
             "subscriptions.engine=redis".to_owned(),
+            "push.engine=redis".to_owned(),
+            "presence.engine=redis".to_owned(),
+            "devices.engine=redis".to_owned(),
             format!("redis.urls=redis://127.0.0.1:{}", self.port),
         ]
     }

@@ -1,0 +1,173 @@
+//! The crash test of pushes: the real binary is killed with SIGKILL at random moments while it is pushed to, and started again. Every push
+//! that was acknowledged reaches its device, in the order of its pushes, and what comes again is the same message under the same number.
+//!
+//! Randomness comes from one seed, which is printed; `WHIMBREL_PUSH_SEED` replays its choices, `WHIMBREL_PUSH_KILLS` says how often.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use whimbrel_client::{Client, NewPush};
+
+use super::device::{Came, Device, Hello};
+use super::hold_crash::number;
+use super::random::Random;
+use super::server::{PATIENCE, Server, converse};
+use super::services::{OwnKafka, OwnRedis, skip};
+
+const KILLS_DEFAULT: u64 = 4;
+const USERS: usize = 6;
+const RUN_MS_MIN: u64 = 300;
+const RUN_MS_MAX: u64 = 2000;
+/// How long a device waits for the last messages before it believes that there are no more.
+const QUIET: Duration = Duration::from_secs(2);
+
+#[test]
+fn pushes_survive_kills() {
+    kill_at_random("embedded", &[]);
+}
+
+#[test]
+fn pushes_on_kafka_with_redis_survive_kills() {
+    if skip(&["WHIMBREL_TEST_KAFKA_LIBS", "WHIMBREL_TEST_REDIS"]) {
+        return;
+    }
+    let (kafka, redis) = (OwnKafka::start(), OwnRedis::start());
+    let mut settings = kafka.settings();
+    settings.extend(redis.settings());
+    kill_at_random("Kafka with Redis", &settings);
+}
+
+fn uid(user: usize) -> String {
+    format!("crash-{user}")
+}
+
+/// Whoever pushes numbers to one user: the next one only when the one before was acknowledged.
+struct Pusher {
+    acknowledged: Arc<Mutex<u64>>,
+    ends: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Pusher {
+    fn begin(user: usize, url: Arc<Mutex<String>>) -> Self {
+        let (acknowledged, ends) = (Arc::new(Mutex::new(0)), Arc::new(AtomicBool::new(false)));
+        let (counted, told) = (Arc::clone(&acknowledged), Arc::clone(&ends));
+        let thread = std::thread::spawn(move || {
+            while !told.load(Ordering::Relaxed) {
+                let number = *counted.lock().unwrap();
+                let place = url.lock().unwrap().clone();
+                // The same id as long as it is not known whether it was taken.
+                let push = NewPush::text(number.to_string()).id(format!("{}-{number}", uid(user)));
+                let client = Client::new(&place).unwrap().with_answer_wait(Duration::from_secs(5));
+                match converse(client.push(&uid(user), &push)) {
+                    Ok(_) => *counted.lock().unwrap() += 1,
+                    Err(_) => std::thread::sleep(Duration::from_millis(20)),
+                }
+            }
+        });
+        Self { acknowledged, ends, thread }
+    }
+
+    fn end(self) -> u64 {
+        self.ends.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap();
+        let acknowledged = *self.acknowledged.lock().unwrap();
+        acknowledged
+    }
+}
+
+/// What a user's device has seen: the number and the payload of each message, once.
+#[derive(Default)]
+struct Seen {
+    messages: Vec<(u64, u64)>,
+    again: usize,
+}
+
+impl Seen {
+    fn take(&mut self, message: &serde_json::Value) -> u64 {
+        let seq = message["seq"].as_u64().unwrap();
+        let number = message["payload"].as_str().unwrap().parse().unwrap();
+        match self.messages.iter().find(|(known, _)| *known == seq) {
+            Some((_, same)) => {
+                assert_eq!(*same, number, "number {seq} was another message before");
+                self.again += 1;
+            }
+            None => self.messages.push((seq, number)),
+        }
+        seq
+    }
+}
+
+/// Reads for as long as anything comes; acknowledges most of it.
+fn read_on(device: &mut Device, seen: &mut Seen, random: &mut Random, quiet: Duration) {
+    while let Came::Frame(frame) = device.next(quiet) {
+        if let Some(message) = frame.get("message") {
+            let seq = seen.take(message);
+            if random.below(4) > 0 {
+                device.ack(seq);
+            }
+        }
+    }
+}
+
+fn kill_at_random(what: &str, settings: &[String]) {
+    let kills = number("WHIMBREL_PUSH_KILLS", KILLS_DEFAULT);
+    let seed = number("WHIMBREL_PUSH_SEED", u64::from(std::process::id()));
+    println!("pushes on {what}: seed {seed}, {kills} kills");
+    let mut random = Random(seed);
+    let folder = tempfile::tempdir().unwrap();
+    let mut server = start(&folder, settings);
+    let url = Arc::new(Mutex::new(server.url.clone()));
+    let pushers: Vec<Pusher> = (0..USERS).map(|user| Pusher::begin(user, Arc::clone(&url))).collect();
+    let mut seen: Vec<Seen> = (0..USERS).map(|_| Seen::default()).collect();
+    for kill in 0..kills {
+        // Some are there, the others away.
+        let mut devices: Vec<Option<Device>> = (0..USERS)
+            .map(|user| {
+                (random.below(3) > 0).then(|| Device::connect(&server, &Hello::of(&uid(user), "web").device("d")))
+            })
+            .collect();
+        let run = Duration::from_millis(RUN_MS_MIN + random.below(RUN_MS_MAX - RUN_MS_MIN));
+        let began = std::time::Instant::now();
+        while began.elapsed() < run {
+            for (device, seen) in devices.iter_mut().zip(&mut seen) {
+                if let Some(device) = device {
+                    read_on(device, seen, &mut random, Duration::from_millis(5));
+                }
+            }
+        }
+        server.kill();
+        server = start(&folder, settings);
+        url.lock().unwrap().clone_from(&server.url);
+        println!("kill {kill} after {} ms", run.as_millis());
+    }
+    let acknowledged: Vec<u64> = pushers.into_iter().map(Pusher::end).collect();
+    for (user, seen) in seen.iter_mut().enumerate() {
+        let mut device = Device::connect(&server, &Hello::of(&uid(user), "web").device("d"));
+        let began = std::time::Instant::now();
+        while (seen.messages.len() as u64) < acknowledged[user] && began.elapsed() < PATIENCE {
+            while let Came::Frame(frame) = device.next(QUIET) {
+                if let Some(message) = frame.get("message") {
+                    let seq = seen.take(message);
+                    device.ack(seq);
+                }
+            }
+        }
+        // Whatever was lost on the way, the numbers and the pushes have the same order.
+        seen.messages.sort_unstable();
+        let numbers: Vec<u64> = seen.messages.iter().map(|(_, number)| *number).collect();
+        let wanted: Vec<u64> = (0..acknowledged[user]).collect();
+        assert!(numbers.starts_with(&wanted), "{}: {numbers:?} of {}", uid(user), acknowledged[user]);
+        assert!(numbers.len() as u64 <= acknowledged[user] + 1, "one that was never pushed came");
+    }
+    let again: usize = seen.iter().map(|seen| seen.again).sum();
+    println!("pushes on {what}: {acknowledged:?} acknowledged, {again} came again");
+}
+
+fn start(folder: &TempDir, settings: &[String]) -> Server {
+    let arguments: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting.as_str()]).collect();
+    Server::start(folder.path(), &arguments)
+}

@@ -1,0 +1,96 @@
+//! Several processes on Kafka, Redis and etcd: a device at one gateway is reached through the door of another, whoever owns its inbox;
+//! what a process owned is taken over when it dies, and whoever was connected to it is offline.
+
+use serde_json::json;
+use whimbrel_client::{Client, Kick, NewPush};
+
+use super::device::{Device, Hello};
+use super::hold_nodes::{NEEDED, Shared};
+use super::server::{Server, converse, eventually};
+use super::services::skip;
+
+/// Enough that both of two nodes own some of their partitions.
+const USERS: usize = 24;
+
+fn uid(user: usize) -> String {
+    format!("node-{user}")
+}
+
+fn push(client: &Client, user: usize, text: &str) {
+    eventually("a push is taken", || converse(client.push(&uid(user), &NewPush::text(text))).is_ok());
+}
+
+fn online(client: &Client, count: usize) {
+    let uids: Vec<String> = (0..USERS).map(uid).collect();
+    eventually(&format!("{count} users are online"), || {
+        let shown = converse(client.presence_of(&uids));
+        shown.is_ok_and(|page| page.users.iter().filter(|user| user.online).count() == count)
+    });
+}
+
+#[test]
+fn a_device_is_reached_through_whichever_process_and_survives_the_death_of_its_inbox_s_owner() {
+    if skip(&NEEDED) {
+        return;
+    }
+    let shared = Shared::start();
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [first, second] = [0, 1].map(|index| shared.node(&folders[index], &[]));
+    let mut devices: Vec<Device> =
+        (0..USERS).map(|user| Device::connect(&first, &Hello::of(&uid(user), "web"))).collect();
+    for (user, device) in devices.iter_mut().enumerate() {
+        push(&second.client(), user, "through the other");
+        assert_eq!(device.take(1), ["through the other"]);
+    }
+    online(&second.client(), USERS);
+    let kick = Kick { reason: "enough".into(), ..Kick::default() };
+    converse(second.client().kick(&uid(0), &kick)).unwrap();
+    assert_eq!(devices[0].frame("kick")["reason"], json!("enough"));
+    second.kill();
+    for (user, device) in devices.iter_mut().enumerate().skip(1) {
+        push(&first.client(), user, "after a death");
+        assert_eq!(device.take(1), ["after a death"], "{}", uid(user));
+    }
+}
+
+#[test]
+fn whoever_was_connected_to_a_process_that_dies_is_offline_and_loses_nothing() {
+    if skip(&NEEDED) {
+        return;
+    }
+    let shared = Shared::start();
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [first, second] = [0, 1].map(|index| shared.node(&folders[index], &[]));
+    let devices: Vec<Device> = (0..USERS).map(|user| Device::connect(&second, &Hello::of(&uid(user), "web"))).collect();
+    online(&first.client(), USERS);
+    second.kill();
+    for user in 0..USERS {
+        push(&first.client(), user, "meanwhile");
+    }
+    online(&first.client(), 0);
+    drop(devices);
+    for user in 0..USERS {
+        let mut device = Device::connect(&first, &Hello::of(&uid(user), "web"));
+        assert_eq!(device.take(1), ["meanwhile"], "{}", uid(user));
+    }
+}
+
+/// Roles that run apart: a door, a gateway, a carrier, and whoever writes presence.
+#[test]
+fn roles_that_run_apart_reach_people_together() {
+    if skip(&NEEDED) {
+        return;
+    }
+    let shared = Shared::start();
+    let folders = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let node = |index: usize, roles: &str| -> Server {
+        shared.node(&folders[index], &[format!("roles={roles}"), format!("name=apart-{index}")])
+    };
+    let door = node(0, "receive,center");
+    let gateway = node(1, "gateway");
+    let _carrier = node(2, "carrier,presence,horn,worker");
+    let mut device = Device::connect(&gateway, &Hello::of(&uid(0), "web"));
+    push(&door.client(), 0, "hello");
+    assert_eq!(device.take(1), ["hello"]);
+    eventually("presence shows it", || converse(door.client().presence(&uid(0))).is_ok_and(|shown| shown.online));
+}

@@ -1,0 +1,124 @@
+//! Who is let in, who is sent away and what they are told: each property on a site.
+
+use serde_json::json;
+use whimbrel_client::{Kick, NewPush, PlatformInfo};
+
+use super::deliver::Site;
+use super::device::{Came, Device, Hello};
+use super::server::{PATIENCE, converse};
+
+pub fn the_newest_session_of_a_platform_wins(site: &Site) {
+    let mut old = Device::connect(&site.server, &Hello::of("one", "web"));
+    let mut new = Device::connect(&site.server, &Hello::of("one", "web"));
+    assert_eq!(old.frame("kick")["code"], json!("replaced"));
+    assert_eq!(old.closed().0, 4001);
+    site.push_texts("one", ["a"]);
+    assert_eq!(new.take(1), ["a"]);
+}
+
+pub fn a_platform_that_rejects_lets_no_second_session_in(site: &Site) {
+    site.platform("strict", &PlatformInfo { sessions: Some(json!("reject")), ..PlatformInfo::default() });
+    let mut first = Device::connect(&site.server, &Hello::of("two", "strict"));
+    let (code, reason) = Device::refused(&site.server, &Hello::of("two", "strict"));
+    assert_eq!(code, 4003, "{reason}");
+    site.push_texts("two", ["a"]);
+    assert_eq!(first.take(1), ["a"]);
+    first.leave();
+    let mut second = Device::connect(&site.server, &Hello::of("two", "strict"));
+    site.push_texts("two", ["b"]);
+    assert_eq!(second.take(1), ["b"]);
+}
+
+pub fn a_platform_of_many_has_a_seat_for_each_device(site: &Site) {
+    site.platform("lots", &PlatformInfo { sessions: Some(json!({ "many": 2 })), ..PlatformInfo::default() });
+    let hello = |device: &str| Hello::of("three", "lots").device(device);
+    let mut a = Device::connect(&site.server, &hello("a"));
+    let mut b = Device::connect(&site.server, &hello("b"));
+    site.push_texts("three", ["1"]);
+    assert_eq!((a.take(1), b.take(1)), (vec!["1".to_owned()], vec!["1".to_owned()]));
+    let mut c = Device::connect(&site.server, &hello("c"));
+    assert_eq!(a.closed().0, 4001, "the oldest goes");
+    site.push_texts("three", ["2"]);
+    assert_eq!(b.take(1), ["2"]);
+    // What was there already is for a device that is seen for the first time as well.
+    assert_eq!(c.take(2).last().map(String::as_str), Some("2"));
+    b.leave();
+    c.leave();
+    let mut a = Device::connect(&site.server, &hello("a"));
+    assert_eq!(a.take(1), ["2"], "each device has its own cursor");
+}
+
+pub fn a_kick_says_why(site: &Site) {
+    let [mut web, mut ios] =
+        ["web", "ios"].map(|platform| Device::connect(&site.server, &Hello::of("kicked", platform)));
+    let kick = Kick { platform: Some("ios".into()), reason: "no phones".into(), ..Kick::default() };
+    converse(site.client().kick("kicked", &kick)).unwrap();
+    let told = ios.frame("kick");
+    assert_eq!((told["code"].as_str(), told["reason"].as_str()), (Some("kicked"), Some("no phones")));
+    let (code, _) = ios.closed();
+    assert_eq!(code, 4002);
+    site.push_texts("kicked", ["still here"]);
+    assert_eq!(web.take(1), ["still here"]);
+    site.kick("kicked", "nobody");
+    assert_eq!(web.frame("kick")["reason"], json!("nobody"));
+    assert_eq!(web.closed().0, 4002);
+    site.is_online("kicked", false);
+}
+
+pub fn a_device_that_never_acknowledges_is_closed_and_may_come_back(site: &Site) {
+    site.platform("mute", &PlatformInfo { ack_timeout: Some("200ms".into()), ..PlatformInfo::default() });
+    let mut device = Device::connect(&site.server, &Hello::of("mute", "mute"));
+    site.push("mute", &NewPush::text("hello?"));
+    let first = device.message();
+    assert_eq!(device.closed().0, 4100);
+    let mut device = Device::connect(&site.server, &Hello::of("mute", "mute"));
+    let again = device.message();
+    assert_eq!((&again["id"], &again["seq"]), (&first["id"], &first["seq"]));
+    device.ack(again["seq"].as_u64().unwrap());
+    site.stores("mute", 0);
+}
+
+pub fn presence_knows_who_is_there_and_who_went(site: &Site) {
+    let before = converse(site.client().presence("seen")).unwrap();
+    assert!(!before.online && before.last_seen.is_none(), "{before:?}");
+    let device = Device::connect(&site.server, &Hello::of("seen", "web").device("d1"));
+    site.is_online("seen", true);
+    let shown = converse(site.client().presence_of(&["nobody".into(), "seen".into()])).unwrap();
+    assert_eq!(shown.users.iter().map(|user| user.online).collect::<Vec<_>>(), [false, true]);
+    let session = &shown.users[1].sessions[0];
+    assert_eq!((session.platform.as_str(), session.device.as_str()), ("web", "d1"));
+    assert_eq!(session.session, device.session());
+    // Gone without a word.
+    drop(device);
+    site.is_online("seen", false);
+    assert!(converse(site.client().presence("seen")).unwrap().last_seen.is_some());
+}
+
+pub fn an_ack_from_the_future_is_a_bad_frame(site: &Site) {
+    let mut device = Device::connect(&site.server, &Hello::of("future", "web"));
+    device.ack(1_000_000);
+    let (code, reason) = device.closed();
+    assert_eq!(code, 4000);
+    assert!(reason.starts_with("bad_frame"), "{reason}");
+}
+
+pub fn a_frame_that_is_nonsense_or_out_of_turn_is_a_bad_frame(site: &Site) {
+    let nonsense =
+        ["", "{", "[]", "{}", "{\"dance\":{}}", "{\"ack\":-1}", "{\"connect\":{\"uid\":\"u\",\"platform\":\"web\"}}"];
+    for text in nonsense {
+        let mut device = Device::connect(&site.server, &Hello::of("nonsense", "web"));
+        device.say_text(text);
+        assert_eq!(device.closed().0, 4000, "{text:?}");
+    }
+    for text in ["{\"ack\":1}", "{\"connect\":{}}", "{\"connect\":{\"uid\":\"\",\"platform\":\"web\"}}"] {
+        let mut device = Device::open(&site.server);
+        device.say_text(text);
+        assert_eq!(device.closed().0, 4000, "{text:?}");
+    }
+    let mut device = Device::open(&site.server);
+    device.say(&json!({ "connect": { "uid": "u", "platform": "No Platform" } }));
+    assert_eq!(device.closed().0, 4000);
+    let mut pinging = Device::connect(&site.server, &Hello::of("nonsense", "web"));
+    pinging.say(&json!({ "ping": {} }));
+    assert!(matches!(pinging.next(PATIENCE), Came::Frame(frame) if frame.get("pong").is_some()));
+}
