@@ -190,6 +190,9 @@ fn judge_people(config: &Config, at: &impl Fn(&str) -> String, findings: &mut Fi
     if secret > 0 && secret < CLIENT_SECRET_MIN_BYTES {
         wrong(format!("{} has {secret} bytes, and needs at least {CLIENT_SECRET_MIN_BYTES}", at("clients.secret")));
     }
+    for bad in config.push.retry_after.iter().filter_map(|time| time.as_ref().err()) {
+        wrong(format!("{}: {bad}", at("push.retry_after")));
+    }
     for origin in &config.gateway.origins {
         let is_origin = origin == "*"
             || origin.split_once("://").is_some_and(|(scheme, rest)| {

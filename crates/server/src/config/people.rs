@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use whimbrel_model::parse_duration;
+
 use super::resolved::{Secret, StateEngineName, Take};
 
 #[derive(Debug, Clone)]
@@ -12,18 +14,27 @@ pub struct PushConfig {
     pub ttl_max: Duration,
     pub window: usize,
     pub window_bytes: usize,
+    /// What is no duration is among the problems.
+    pub retry_after: Vec<Result<Duration, String>>,
+    pub pages_per_second: u32,
+    pub save_interval: Duration,
     pub keep_log: Duration,
-    pub trim_interval: Duration,
+    pub upkeep_interval: Duration,
+    pub keep_seats: Duration,
+    /// `None`: one for two cores.
+    pub threads: Option<usize>,
 }
 
 #[derive(Debug, Clone)]
 pub struct GatewayConfig {
     pub connections: usize,
     pub accepts_per_second: u32,
-    pub queue_bytes: usize,
-    pub frame_bytes: usize,
-    pub ping_interval: Duration,
     pub first_frame: Duration,
+    pub frame_bytes: usize,
+    pub queue_bytes: usize,
+    pub stuck_wait: Duration,
+    pub ping_interval: Duration,
+    pub pong_wait: Duration,
     pub goaway_spread: Duration,
     pub origins: Vec<String>,
 }
@@ -34,8 +45,8 @@ pub struct ClientsConfig {
     pub secret: Secret,
     pub public_keys: Vec<PathBuf>,
     pub jwks: Option<PathBuf>,
-    pub issuer: Option<String>,
-    pub audience: Option<String>,
+    pub issuers: Vec<String>,
+    pub audiences: Vec<String>,
     pub leeway: Duration,
 }
 
@@ -50,10 +61,13 @@ impl ClientsConfig {
 pub struct PresenceConfig {
     pub engine: PresenceEngineName,
     pub shards: u32,
-    /// For each data centre its writers; empty where this process writes all shards.
+    /// For each data centre the writer of each shard; empty where this process writes all shards.
     pub writers: Vec<Vec<String>>,
     pub data_centre: usize,
     pub stale_after: Duration,
+    pub debounce: Duration,
+    pub events: bool,
+    pub sweep_per_second: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,8 +82,8 @@ pub struct HornConfig {
     pub apns: Option<ApnsConfig>,
     pub fcm: Option<FcmConfig>,
     pub webpush: Option<WebPushConfig>,
+    pub http_secret: Secret,
     pub timeout: Duration,
-    pub body_bytes: usize,
 }
 
 #[derive(Debug, Clone)]
@@ -77,7 +91,7 @@ pub struct ApnsConfig {
     pub key_file: PathBuf,
     pub key_id: String,
     pub team_id: String,
-    pub topic: Option<String>,
+    pub topic: String,
     pub url: String,
 }
 
@@ -94,14 +108,21 @@ pub struct WebPushConfig {
 }
 
 pub fn push(take: &Take<'_>) -> PushConfig {
+    let times = take.separated("push.retry_after");
+    let read = |text: String| parse_duration(&text).map_err(|error| format!("`{text}`: {error}"));
     PushConfig {
         engine: take.state_engine("push.engine"),
         partitions: take.number("push.partitions") as u32,
         ttl_max: take.time("push.ttl_max"),
         window: take.number("push.window") as usize,
         window_bytes: take.size("push.window_bytes"),
+        retry_after: times.into_iter().map(read).collect(),
+        pages_per_second: take.number("push.pages_per_second") as u32,
+        save_interval: take.time("push.save_interval"),
         keep_log: take.time("push.keep_log"),
-        trim_interval: take.time("push.trim_interval"),
+        upkeep_interval: take.time("push.upkeep_interval"),
+        keep_seats: take.time("push.keep_seats"),
+        threads: take.count("push.threads").map(|threads| threads as usize),
     }
 }
 
@@ -109,10 +130,12 @@ pub fn gateway(take: &Take<'_>) -> GatewayConfig {
     GatewayConfig {
         connections: take.number("gateway.connections") as usize,
         accepts_per_second: take.number("gateway.accepts_per_second") as u32,
-        queue_bytes: take.size("gateway.queue_bytes"),
-        frame_bytes: take.size("gateway.frame_bytes"),
-        ping_interval: take.time("gateway.ping_interval"),
         first_frame: take.time("gateway.first_frame"),
+        frame_bytes: take.size("gateway.frame_bytes"),
+        queue_bytes: take.size("gateway.queue_bytes"),
+        stuck_wait: take.time("gateway.stuck_wait"),
+        ping_interval: take.time("gateway.ping_interval"),
+        pong_wait: take.time("gateway.pong_wait"),
         goaway_spread: take.time("gateway.goaway_spread"),
         origins: take.separated("gateway.origins"),
     }
@@ -123,8 +146,8 @@ pub fn clients(take: &Take<'_>) -> ClientsConfig {
         secret: take.secret("clients.secret"),
         public_keys: take.separated("clients.public_keys").into_iter().map(PathBuf::from).collect(),
         jwks: take.unless_empty("clients.jwks").map(PathBuf::from),
-        issuer: take.unless_empty("clients.issuer"),
-        audience: take.unless_empty("clients.audience"),
+        issuers: take.separated("clients.issuer"),
+        audiences: take.separated("clients.audience"),
         leeway: take.time("clients.leeway"),
     }
 }
@@ -144,6 +167,9 @@ pub fn presence(take: &Take<'_>) -> PresenceConfig {
         writers: if text.trim().is_empty() { Vec::new() } else { writers },
         data_centre: take.number("presence.data_centre") as usize,
         stale_after: take.time("presence.stale_after"),
+        debounce: take.time("presence.debounce"),
+        events: take.flag("presence.events"),
+        sweep_per_second: take.number("presence.sweep_per_second") as u32,
     }
 }
 
@@ -152,7 +178,7 @@ pub fn horn(take: &Take<'_>) -> HornConfig {
         key_file: key_file.into(),
         key_id: take.text("horn.apns.key_id"),
         team_id: take.text("horn.apns.team_id"),
-        topic: take.unless_empty("horn.apns.topic"),
+        topic: take.text("horn.apns.topic"),
         url: take.text("horn.apns.url"),
     });
     let fcm = take
@@ -161,11 +187,5 @@ pub fn horn(take: &Take<'_>) -> HornConfig {
     let webpush = take
         .unless_empty("horn.webpush.key_file")
         .map(|file| WebPushConfig { key_file: file.into(), subject: take.text("horn.webpush.subject") });
-    HornConfig {
-        apns,
-        fcm,
-        webpush,
-        timeout: take.time("horn.http.timeout"),
-        body_bytes: take.size("horn.http.body_bytes"),
-    }
+    HornConfig { apns, fcm, webpush, http_secret: take.secret("horn.http.secret"), timeout: take.time("horn.timeout") }
 }

@@ -6,7 +6,7 @@ use super::setting::Given::{Count, Text};
 use super::setting::{Setting, bytes, count, duration, setting};
 use super::value::Kind;
 
-pub const PEOPLE_SECTIONS: [(&str, &str); 9] = [
+pub const PEOPLE_SECTIONS: [(&str, &str); 10] = [
     ("push", "Messages to people: their inboxes, and what is on its way to their devices."),
     ("gateway", "The connections of devices: /v1/connect as WebSocket, event stream and gRPC."),
     (
@@ -15,6 +15,7 @@ pub const PEOPLE_SECTIONS: [(&str, &str); 9] = [
     ),
     ("presence", "Who is online. Processes that share the work need the same shards and writers everywhere."),
     ("devices", "The registry of where notices for devices that are away go."),
+    ("horn", "Notices to devices that are away."),
     ("horn.apns", "Notices through Apple's service. Without a key there are none."),
     ("horn.fcm", "Notices through Firebase Cloud Messaging. Without a service account there are none."),
     ("horn.webpush", "Notices to browsers. Without a key there are none."),
@@ -27,12 +28,11 @@ const HOUR: Duration = Duration::from_secs(3600);
 const YEAR: Duration = Duration::from_secs(365 * 86_400);
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
-const TIB: u64 = 1 << 40;
 
 /// Partitions of pushes at most.
 const PUSH_PARTITIONS_MAX: u64 = 1024;
 /// Shards of presence at most.
-const PRESENCE_SHARDS_MAX: u64 = 256;
+const PRESENCE_SHARDS_MAX: u64 = 1024;
 
 /// In the order of the file.
 pub const PEOPLE: &[Setting] = &[
@@ -51,7 +51,7 @@ pub const PEOPLE: &[Setting] = &[
     setting(
         "push.ttl_max",
         duration(SECOND, YEAR),
-        Text("30d"),
+        Text("7d"),
         "How long a message may be kept for a device at most, whatever its push or its platform says.",
     ),
     setting(
@@ -67,41 +67,58 @@ pub const PEOPLE: &[Setting] = &[
         "…and their bytes; one is sent whatever its size.",
     ),
     setting(
-        "push.keep_log",
-        duration(SECOND, YEAR),
-        Text("1d"),
-        "How long pushes stay in the log. Inboxes are beside it, so nothing waits for it.",
+        "push.retry_after",
+        Kind::Text,
+        Text("1s, 5s, 30s"),
+        "After which times a device that did not acknowledge is tried again, separated by commas. Then it is closed, and away.",
     ),
     setting(
-        "push.trim_interval",
+        "push.pages_per_second",
+        count(1, 1_000_000),
+        Count(10_000),
+        "Pages of stored messages that this process reads in a second for all devices that come back.",
+    ),
+    setting(
+        "push.save_interval",
+        duration(Duration::from_millis(10), Duration::from_secs(10)),
+        Text("100ms"),
+        "How often what devices acknowledged is written to their inboxes: so much is sent again after a crash.",
+    ),
+    setting(
+        "push.keep_log",
+        duration(SECOND, YEAR),
+        Text("8d"),
+        "How long pushes stay in the log. While it is longer than ttl_max, inboxes that are lost can be built again.",
+    ),
+    setting(
+        "push.upkeep_interval",
         duration(SECOND, Duration::from_secs(86_400)),
-        Text("10m"),
-        "How often what is older is looked for in the log, and dropped.",
+        Text("1m"),
+        "How often pushes that are older, and inboxes in which nothing is of use, are looked for and dropped.",
+    ),
+    setting(
+        "push.keep_seats",
+        duration(SECOND, YEAR),
+        Text("30d"),
+        "How long a device counts after it was last seen: what it has not acknowledged is kept for it.",
+    ),
+    setting(
+        "push.threads",
+        Kind::Count { min: 1, max: 256, or: Some("auto") },
+        Text("auto"),
+        "Threads that inboxes are kept on. \"auto\": one for two cores.",
     ),
     setting(
         "gateway.connections",
         count(1, 10_000_000),
-        Count(1_000_000),
+        Count(100_000),
         "Devices connected to this process at the same time. Beyond, they are told to come back later.",
     ),
     setting(
         "gateway.accepts_per_second",
-        count(1, 1_000_000),
-        Count(20_000),
-        "Devices that may connect in one second. Beyond, they are told to come back later.",
-    ),
-    setting(
-        "gateway.queue_bytes",
-        bytes(KIB, 256 * MIB),
-        Text("512KiB"),
-        "Bytes that may wait for one device to read them. Beyond, what is stored waits in the inbox and the rest is dropped and counted.",
-    ),
-    setting("gateway.frame_bytes", bytes(KIB, 16 * MIB), Text("64KiB"), "Bytes of one frame that a device sends."),
-    setting(
-        "gateway.ping_interval",
-        duration(SECOND, HOUR),
-        Text("25s"),
-        "How often a silent device is asked whether it is there. Unanswered until the next time, it is gone.",
+        count(0, 1_000_000),
+        Count(10_000),
+        "Devices that may connect in one second; beyond, they are told to come back later. 0: as many as come.",
     ),
     setting(
         "gateway.first_frame",
@@ -109,18 +126,43 @@ pub const PEOPLE: &[Setting] = &[
         Text("10s"),
         "How long a connection may take to say who it is.",
     ),
+    setting("gateway.frame_bytes", bytes(KIB, 16 * MIB), Text("64KiB"), "Bytes of one frame that a device sends."),
+    setting(
+        "gateway.queue_bytes",
+        bytes(KIB, 256 * MIB),
+        Text("256KiB"),
+        "Bytes that may wait for one device to read them. Beyond, what is stored waits in the inbox and the rest is dropped and counted.",
+    ),
+    setting(
+        "gateway.stuck_wait",
+        duration(SECOND, HOUR),
+        Text("30s"),
+        "How long a device may read nothing while something waits for it.",
+    ),
+    setting(
+        "gateway.ping_interval",
+        duration(SECOND, HOUR),
+        Text("25s"),
+        "After how much silence a device is asked whether it is there…",
+    ),
+    setting(
+        "gateway.pong_wait",
+        duration(Duration::from_millis(100), HOUR),
+        Text("10s"),
+        "…and how long it may take to answer.",
+    ),
     setting(
         "gateway.goaway_spread",
         duration(Duration::ZERO, MINUTE),
-        Text("5s"),
+        Text("10s"),
         "Over how long devices come back elsewhere when this process ends.",
     ),
     setting(
         "gateway.origins",
         Kind::Text,
         Text(""),
-        "Web pages that may connect, separated by commas: https://shop.example, or * for all. Empty: those that this server serves;\n\
-         with client keys: all, for a page of somebody else's has no token.",
+        "Web pages that may connect, separated by commas: https://shop.example, or * for all. Empty: with client keys all, for a page\n\
+         needs a token; without them only pages of this machine, for any page could say who it is.",
     ),
     setting(
         "clients.secret",
@@ -134,14 +176,19 @@ pub const PEOPLE: &[Setting] = &[
         Text(""),
         "Files with the public keys of RS256, ES256 and EdDSA tokens as PEM, separated by commas.",
     ),
+    setting("clients.jwks", Kind::Text, Text(""), "A file with keys of tokens as a JWK set."),
     setting(
-        "clients.jwks",
+        "clients.issuer",
         Kind::Text,
         Text(""),
-        "A file with such keys as a JWK set; it is read again when it changes.",
+        "What `iss` of a token must be one of, separated by commas. Empty: anything.",
     ),
-    setting("clients.issuer", Kind::Text, Text(""), "What `iss` of a token must be. Empty: anything."),
-    setting("clients.audience", Kind::Text, Text(""), "What `aud` of a token must have. Empty: anything."),
+    setting(
+        "clients.audience",
+        Kind::Text,
+        Text(""),
+        "What `aud` of a token must have one of, separated by commas. Empty: anything.",
+    ),
     setting(
         "clients.leeway",
         duration(Duration::ZERO, HOUR),
@@ -158,18 +205,18 @@ pub const PEOPLE: &[Setting] = &[
         "presence.shards",
         count(1, PRESENCE_SHARDS_MAX),
         Count(16),
-        "Shards that users are spread over, the same in every process.",
+        "Shards that users are spread over, where no writers are named.",
     ),
     setting(
         "presence.writers",
         Kind::Text,
         Text(""),
-        "Who writes the shards: host:port of internal ports, separated by commas, data centres separated by semicolons; each data centre's\n\
-         writers take its shards in turn. Empty: this process writes all of them.",
+        "Who writes each shard: host:port of internal ports, one for each shard, separated by commas; data centres are separated by\n\
+         semicolons. Empty: this process writes all of them.",
     ),
     setting(
         "presence.data_centre",
-        count(0, 63),
+        count(0, 15),
         Count(0),
         "Which of those data centres this process is in, counted from 0.",
     ),
@@ -180,10 +227,34 @@ pub const PEOPLE: &[Setting] = &[
         "After this long without a sign of life of a shard's writer nothing is said about who is online: 503 not_fresh.",
     ),
     setting(
+        "presence.debounce",
+        duration(Duration::ZERO, MINUTE),
+        Text("1s"),
+        "A user that comes and goes within this is told of once, as it is then.",
+    ),
+    setting(
+        "presence.events",
+        Kind::Flag,
+        Text("true"),
+        "Whether who came and went is published to the topic _presence.",
+    ),
+    setting(
+        "presence.sweep_per_second",
+        count(1, 1_000_000),
+        Count(2_000),
+        "Sessions of a gateway that died that each shard clears away in a second, with the events about them.",
+    ),
+    setting(
         "devices.engine",
         Kind::OneOf(&["embedded", "redis"]),
         Text("embedded"),
         "\"embedded\" keeps it in the data folder, \"redis\" on the servers of [redis], shared by all processes.",
+    ),
+    setting(
+        "horn.timeout",
+        duration(Duration::from_millis(100), MINUTE),
+        Text("10s"),
+        "How long a notice to one device may take, whatever service it goes to.",
     ),
     setting("horn.apns.key_file", Kind::Text, Text(""), "The file with the key that Apple gave out (.p8)."),
     setting("horn.apns.key_id", Kind::Text, Text(""), "That key's id."),
@@ -192,7 +263,12 @@ pub const PEOPLE: &[Setting] = &[
     setting("horn.apns.url", Kind::Text, Text("https://api.push.apple.com"), "Where Apple's service is."),
     setting("horn.fcm.service_account", Kind::Text, Text(""), "The file of the service account (JSON)."),
     setting("horn.fcm.url", Kind::Text, Text("https://fcm.googleapis.com"), "Where Firebase is."),
-    setting("horn.webpush.key_file", Kind::Text, Text(""), "The file with the private key of VAPID (PEM, P-256)."),
+    setting(
+        "horn.webpush.key_file",
+        Kind::Text,
+        Text(""),
+        "The file with the private key of VAPID: PEM, or 32 bytes in URL-safe base64.",
+    ),
     setting(
         "horn.webpush.subject",
         Kind::Text,
@@ -200,10 +276,9 @@ pub const PEOPLE: &[Setting] = &[
         "Whom a push service may turn to: mailto:ops@shop.example, or a page.",
     ),
     setting(
-        "horn.http.timeout",
-        duration(Duration::from_millis(100), MINUTE),
-        Text("10s"),
-        "How long an answer to a notice may take, whatever service it goes to.",
+        "horn.http.secret",
+        Kind::Secret,
+        Text(""),
+        "What such calls are signed with, as Standard Webhooks says: whsec_ and base64. Empty: they are not signed.",
     ),
-    setting("horn.http.body_bytes", bytes(KIB, TIB), Text("64KiB"), "Bytes of an answer that are read."),
 ];

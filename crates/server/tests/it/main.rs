@@ -26,6 +26,7 @@ mod people_crash;
 mod people_doors;
 mod people_inbox;
 mod people_nodes;
+mod people_others;
 mod people_sessions;
 mod random;
 mod readme;
