@@ -108,6 +108,11 @@ impl Stage {
         })
     }
 
+    /// Where the fresh server and its data are.
+    pub fn folder(&self) -> &std::path::Path {
+        self.folder.path()
+    }
+
     /// Says what is under way.
     pub fn say(&self, what: impl Into<String>) {
         self.progress.set_message(what.into());

@@ -19,13 +19,20 @@ enum What {
     Hold(BenchHoldArgs),
     /// Deliver: how fast subscribers are called beside a bare client loop, how soon, and what a failing one costs others
     Deliver(BenchDeliverArgs),
+    /// Connect: what idle devices cost, how fast they come, and how soon presence is right when all of them go
+    Connect(BenchConnectArgs),
+    /// Push: how fast and how soon people are reached, and what an inbox costs
+    Push(BenchPushArgs),
+    /// The devices of `connect` and `push`
+    #[command(hide = true)]
+    Crowd,
     /// What `deliver` calls: answers callbacks and counts them
     #[command(hide = true)]
     Sink,
 }
 
 /// What every bench takes.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct StageArgs {
     /// Measure a running server instead of a fresh one; its device cannot be told, so --data should be on the same one
     #[arg(long, value_name = "URL")]
@@ -151,6 +158,39 @@ pub enum DeliverRound {
     Backlog,
 }
 
+#[derive(Debug, clap::Args)]
+pub struct BenchConnectArgs {
+    #[command(flatten)]
+    pub stage: StageArgs,
+    /// Devices that are connected; each takes a file descriptor of both processes
+    #[arg(long, value_name = "COUNT", default_value_t = 18_000, value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
+    pub connections: u32,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct BenchPushArgs {
+    #[command(flatten)]
+    pub stage: StageArgs,
+    /// Only this round, as often as needed [default: all of them]
+    #[arg(long, value_name = "ROUND", value_enum)]
+    pub only: Vec<PushRound>,
+}
+
+/// The rounds of `bench push`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum PushRound {
+    /// Pushes to devices that are there, kept for nobody
+    Ephemeral,
+    /// Pushes to devices that are there, stored and acknowledged
+    Stored,
+    /// A steady rate: how soon a push reaches its device
+    Steady,
+    /// The first page of a user with many stored messages
+    Page,
+    /// What a push to many inboxes costs on disk
+    Fanout,
+}
+
 fn seconds(text: &str) -> Result<f64, String> {
     let refused = || "write a number of seconds from 0.1 to 3600".to_owned();
     text.parse().ok().filter(|seconds| (0.1..=3600.0).contains(seconds)).ok_or_else(refused)
@@ -161,6 +201,9 @@ pub fn run(args: BenchArgs) -> Result<ExitCode, Failure> {
         What::Publish(args) => crate::bench::publish(&args),
         What::Hold(args) => crate::bench::hold(&args),
         What::Deliver(args) => crate::bench::deliver(&args),
+        What::Connect(args) => crate::bench::connect(&args),
+        What::Push(args) => crate::bench::push(&args),
+        What::Crowd => crate::bench::crowd(),
         What::Sink => crate::bench::sink(),
     }
 }

@@ -24,7 +24,10 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-pub use bench::{BenchDeliverArgs, BenchHoldArgs, BenchPublishArgs, BenchRound, DeliverRound, HoldRound, StageArgs};
+pub use bench::{
+    BenchConnectArgs, BenchDeliverArgs, BenchHoldArgs, BenchPublishArgs, BenchPushArgs, BenchRound, DeliverRound,
+    HoldRound, PushRound, StageArgs,
+};
 pub use failure::Failure;
 pub use output::{print_json, table};
 pub use serve::ConfigArgs;

@@ -17,7 +17,8 @@ fn device(site: &Site, library: &str, uid: &str, limit: usize) -> mpsc::Receiver
     let address = std::env::var(VARIABLE).unwrap();
     let connect = json!({ "uid": uid, "platform": "web", "device": library }).to_string();
     let escaped: String = connect.bytes().map(|byte| format!("%{byte:02X}")).collect();
-    let path = format!("/{library}?url=ws%3A%2F%2F{}%2Fv1%2Fconnect&connect={escaped}&limit={limit}", site.server.address());
+    let path =
+        format!("/{library}?url=ws%3A%2F%2F{}%2Fv1%2Fconnect&connect={escaped}&limit={limit}", site.server.address());
     let (told, tells) = mpsc::channel();
     std::thread::spawn(move || {
         let mut stream = TcpStream::connect(address).unwrap();
