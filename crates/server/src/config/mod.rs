@@ -20,7 +20,7 @@ pub use example::example;
 pub use keys::KeyEntry;
 #[cfg(test)]
 pub use keys::SCOPES;
-pub use people::{ClientsConfig, PresenceEngineName};
+pub use people::PresenceEngineName;
 pub use raw::{Findings, Source};
 pub use resolved::{Config, CoordinationEngineName, LogEngineName, StateEngineName, TelemetryFormat};
 pub use settings::{HOLD_SHARDS_MAX, SETTINGS};

@@ -17,7 +17,7 @@ use whimbrel_roles::topics::TopicDefaults;
 use whimbrel_roles::worker::{AddressGuard, WorkerSettings};
 
 use crate::cli::Failure;
-use crate::config::{Config, CoordinationEngineName, KeyEntry, LogEngineName, StateEngineName};
+use crate::config::{Config, CoordinationEngineName, KeyEntry, LogEngineName, PresenceEngineName, StateEngineName};
 
 /// Opens the engines that the configuration names.
 pub async fn open_engines(config: &Config, events: EventSink) -> Result<Engines, Failure> {
@@ -41,9 +41,12 @@ pub fn engine_settings(config: &Config) -> Result<EngineSettings, Failure> {
         timers: timer_settings(config),
         timers_engine: state_engine(config, config.timers, "timers.engine")?,
         progress_engine: state_engine(config, config.subscriptions.engine, "subscriptions.engine")?,
-        inbox_engine: StateEngine::Embedded,
-        sessions_engine: StateEngine::Embedded,
-        devices_engine: StateEngine::Embedded,
+        inbox_engine: state_engine(config, config.push.engine, "push.engine")?,
+        sessions_engine: match config.presence.engine {
+            PresenceEngineName::Memory => StateEngine::Embedded,
+            PresenceEngineName::Redis => redis_engine(config, "presence.engine")?,
+        },
+        devices_engine: state_engine(config, config.devices, "devices.engine")?,
         notebook: notebook_settings(config),
     })
 }

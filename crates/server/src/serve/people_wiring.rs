@@ -1,0 +1,147 @@
+//! From the configuration to what the roles of reaching people take: values change their types, and files of keys are read.
+
+use std::path::Path;
+
+use whimbrel_model::subscription::SigningSecret;
+use whimbrel_roles::carrier::CarrierSettings;
+use whimbrel_roles::gateway::GatewaySettings;
+use whimbrel_roles::gateway::tokens::{ClientKey, TokenSettings, Tokens};
+use whimbrel_roles::horn::{ApnsSettings, FcmSettings, HornSettings, HttpSettings, WebPushSettings};
+use whimbrel_roles::presence::PresenceSettings;
+
+use super::wiring::address_guard;
+use crate::cli::Failure;
+use crate::config::Config;
+
+/// What a carrier takes.
+pub fn carrier_settings(config: &Config) -> CarrierSettings {
+    let push = &config.push;
+    CarrierSettings {
+        window_messages: push.window,
+        window_bytes: push.window_bytes,
+        pages_per_second: push.pages_per_second,
+        save_interval: push.save_interval,
+        ttl_max: push.ttl_max,
+        keep_log: push.keep_log,
+        upkeep_interval: push.upkeep_interval,
+        keep_seats: push.keep_seats,
+        retry_after: push.retry_after.iter().filter_map(|time| time.as_ref().ok()).copied().collect(),
+        threads: push.threads.unwrap_or(0),
+        ..CarrierSettings::default()
+    }
+}
+
+/// What a gateway takes.
+pub fn gateway_settings(config: &Config) -> GatewaySettings {
+    let gateway = &config.gateway;
+    GatewaySettings {
+        connections_max: gateway.connections,
+        accepts_per_second: gateway.accepts_per_second,
+        handshake_wait: gateway.first_frame,
+        frame_bytes_max: gateway.frame_bytes,
+        queue_bytes_max: gateway.queue_bytes,
+        stuck_wait: gateway.stuck_wait,
+        ping_interval: gateway.ping_interval,
+        pong_wait: gateway.pong_wait,
+        goaway_spread: gateway.goaway_spread,
+        ..GatewaySettings::default()
+    }
+}
+
+/// What tokens of devices are checked with.
+pub fn tokens(config: &Config) -> Result<Tokens, Failure> {
+    let settings = token_settings(config)?;
+    Tokens::new(&settings).map_err(|error| Failure::new(format!("[clients]: {error}")))
+}
+
+fn token_settings(config: &Config) -> Result<TokenSettings, Failure> {
+    let clients = &config.clients;
+    let mut keys = Vec::new();
+    if !clients.secret.0.is_empty() {
+        keys.push((None, ClientKey::Secret(clients.secret.0.clone().into_bytes())));
+    }
+    for path in &clients.public_keys {
+        keys.push((None, ClientKey::Pem(read("clients.public_keys", path)?)));
+    }
+    let jwks = clients.jwks.iter().map(|path| read("clients.jwks", path)).collect::<Result<_, _>>()?;
+    let (audiences, issuers) = (clients.audiences.clone(), clients.issuers.clone());
+    Ok(TokenSettings { keys, jwks, audiences, issuers, leeway: clients.leeway })
+}
+
+/// What presence takes.
+pub fn presence_settings(config: &Config) -> PresenceSettings {
+    let presence = &config.presence;
+    PresenceSettings {
+        shards: presence.shards,
+        writers: presence.writers.clone(),
+        here: presence.data_centre,
+        stale_after: presence.stale_after,
+        debounce: presence.debounce,
+        events: presence.events,
+        sweep_per_second: presence.sweep_per_second,
+        ..PresenceSettings::default()
+    }
+}
+
+/// What the horn takes.
+pub fn horn_settings(config: &Config) -> Result<HornSettings, Failure> {
+    let horn = &config.horn;
+    let apns = horn.apns.as_ref().map(|apns| {
+        Ok::<_, Failure>(ApnsSettings {
+            key_pem: read("horn.apns.key_file", &apns.key_file)?,
+            key_id: apns.key_id.clone(),
+            team_id: apns.team_id.clone(),
+            topic: apns.topic.clone(),
+            base_url: apns.url.clone(),
+        })
+    });
+    let fcm = horn.fcm.as_ref().map(|fcm| {
+        let text = read("horn.fcm.service_account", &fcm.service_account)?;
+        let bad = |error| Failure::new(format!("`horn.fcm.service_account` is no service account: {error}"));
+        let service_account = serde_json::from_str(&text).map_err(bad)?;
+        Ok::<_, Failure>(FcmSettings { service_account, base_url: fcm.url.clone() })
+    });
+    let webpush = horn.webpush.as_ref().map(|webpush| {
+        let private_key = read("horn.webpush.key_file", &webpush.key_file)?.trim().to_owned();
+        Ok::<_, Failure>(WebPushSettings { private_key, subject: webpush.subject.clone() })
+    });
+    let mut http = HttpSettings::default();
+    if !horn.http_secret.0.is_empty() {
+        http.secrets.push(SigningSecret { secret: horn.http_secret.0.clone(), until_ms: None });
+    }
+    Ok(HornSettings {
+        apns: apns.transpose()?,
+        fcm: fcm.transpose()?,
+        webpush: webpush.transpose()?,
+        http: Some(http),
+        guard: address_guard(config)?,
+        timeout: horn.timeout,
+        ..HornSettings::default()
+    })
+}
+
+fn read(setting: &str, path: &Path) -> Result<String, Failure> {
+    std::fs::read_to_string(path)
+        .map_err(|error| Failure::new(format!("`{setting}`: {} cannot be read: {error}", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Sources, load};
+
+    fn defaults() -> Config {
+        load(&Sources::default()).config.unwrap()
+    }
+
+    #[test]
+    fn the_defaults_of_the_configuration_are_those_of_the_roles() {
+        assert_eq!(carrier_settings(&defaults()), CarrierSettings::default());
+        assert_eq!(format!("{:?}", gateway_settings(&defaults())), format!("{:?}", GatewaySettings::default()));
+        assert_eq!(presence_settings(&defaults()), PresenceSettings::default());
+        let horn = horn_settings(&defaults()).unwrap();
+        assert_eq!(format!("{horn:?}"), format!("{:?}", HornSettings::default()));
+        assert_eq!(token_settings(&defaults()).unwrap().leeway, TokenSettings::default().leeway);
+        assert!(!tokens(&defaults()).unwrap().has_keys());
+    }
+}
