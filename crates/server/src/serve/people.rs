@@ -1,55 +1,266 @@
-//! What answers for people in a process that has nothing to do with them: that it cannot.
+//! What reaches people in this process: the carrier of what is owned here, the gateway, presence, the horn, and the ways between them and
+//! other processes. Opened before the process joins the others, ended after it has left.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-use tokio::sync::watch;
-use whimbrel_model::people::{GatewayId, Uid};
-use whimbrel_model::ports::{
-    Carriers, Device, Devices, DevicesError, NoCarrier, PeopleAsk, PeopleError, PeopleTold, PortFuture, Presence,
-    PresenceAnswer, PresenceError, ToCarrier,
+use axum::Router;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+use whimbrel_engines::resolve::Engines;
+use whimbrel_model::ports::{Callbacks, Carriers, PortFuture, Presence};
+use whimbrel_model::{Clock, EventSink, IdMint, PUSH_TOPIC};
+use whimbrel_roles::carrier::{Carrier, CarrierPorts};
+use whimbrel_roles::gateway::Gateway;
+use whimbrel_roles::gateway::tokens::Tokens;
+use whimbrel_roles::horn::{Horn, HornCallbacks, HornParts, HornsElsewhere};
+use whimbrel_roles::links::{CarrierLinkParts, CarrierLinks, GatewayLinks, carriers_service};
+use whimbrel_roles::owners::{
+    CARRIER_ROLE, Duties, Family, OWNER_WAIT_DEFAULT, PUSH_FAMILY, Resignations, Sight, resignations,
 };
+use whimbrel_roles::platforms::Platforms;
+use whimbrel_roles::presence::{
+    NoEvents, PresenceEvent, PresenceEvents, PresencePeers, PresenceTopic, Station, StationParts, presence_service,
+};
+use whimbrel_roles::topics::Registry;
+use whimbrel_roles::worker::{CallDesks, Worker};
 
-const WHY: &str = "no process that this one knows has the role for it";
+use super::cluster::{Cluster, Ground, NobodyHere};
+use super::origins::{self, Origins};
+use super::{cannot_start, people_wiring};
+use crate::cli::Failure;
+use crate::config::{Config, PresenceEngineName};
 
-/// Nobody owns users, knows who is online, or keeps devices.
-pub struct NoPeople {
-    pub partitions: u32,
+/// What people's roles work with.
+pub struct PeopleParts<'a> {
+    pub config: &'a Config,
+    pub engines: &'a Engines,
+    pub registry: &'a Arc<Registry>,
+    pub clock: &'a Arc<dyn Clock>,
+    pub events: EventSink,
+    pub ground: &'a Ground,
 }
 
-impl Carriers for NoPeople {
-    fn partitions(&self) -> u32 {
-        self.partitions
+pub struct People {
+    pub platforms: Arc<Platforms>,
+    partitions: u32,
+    /// Where the process has the role `carrier`.
+    carrier: Option<Arc<Carrier>>,
+    resignations: Option<Resignations>,
+    /// What devices' tokens are checked with, where it has the role `gateway` and until that has begun.
+    tokens: Option<Tokens>,
+    /// Where it has the role `horn`.
+    horn: Option<Arc<Horn>>,
+    gateways: Arc<GatewayLinks>,
+    station: Arc<Station>,
+    presence_events: Arc<LatePresenceTopic>,
+    background: Vec<JoinHandle<()>>,
+    ends: CancellationToken,
+}
+
+/// What is there once the process has joined.
+pub struct Reach {
+    pub carriers: Arc<dyn Carriers>,
+    pub presence: Arc<dyn Presence>,
+    pub gateway: Option<Arc<Gateway>>,
+}
+
+impl People {
+    pub async fn open(parts: PeopleParts<'_>) -> Result<Self, Failure> {
+        let PeopleParts { config, engines, registry, clock, events, ground } = parts;
+        let platforms = Arc::new(Platforms::open(Arc::clone(&engines.catalogue)).await.map_err(cannot_start)?);
+        let partitions = registry.get(PUSH_TOPIC).map_or(config.push.partitions, |topic| topic.partitions());
+        let tokens = if config.roles.gateway { Some(people_wiring::tokens(config)?) } else { None };
+        let gateways = GatewayLinks::new();
+        let (resign, resignations) = resignations();
+        let carrier = if config.roles.carrier {
+            let rules = Arc::clone(&platforms);
+            let ports = CarrierPorts {
+                log: Arc::clone(&engines.log),
+                inbox: Arc::clone(&engines.inbox),
+                gateways: gateways.clone(),
+                rules: Arc::new(move |platform: &_| rules.get(platform)),
+                registry: Arc::clone(registry),
+                clock: Arc::clone(clock),
+                events,
+                resign,
+            };
+            Some(Carrier::start(ports, people_wiring::carrier_settings(config)).map_err(cannot_start)?)
+        } else {
+            None
+        };
+        let horn = if config.roles.horn {
+            let woken = Arc::clone(&platforms);
+            let parts = HornParts {
+                devices: Arc::clone(&engines.devices),
+                is_woken: Arc::new(move |platform: &_| woken.get(platform).notify),
+                clock: Arc::clone(clock),
+            };
+            Some(Arc::new(Horn::new(people_wiring::horn_settings(config)?, parts).map_err(cannot_start)?))
+        } else {
+            None
+        };
+        let ends = CancellationToken::new();
+        let presence_events = Arc::new(LatePresenceTopic::default());
+        let parts = StationParts {
+            settings: people_wiring::presence_settings(config),
+            me: ground.address.clone(),
+            writes: config.roles.presence,
+            reports: config.roles.gateway,
+            sessions: Arc::clone(&engines.sessions),
+            sessions_are_shared: config.presence.engine == PresenceEngineName::Redis,
+            remote: Arc::new(PresencePeers::new(Arc::clone(&ground.peers))),
+            events: if config.presence.events { presence_events.clone() } else { Arc::new(NoEvents) },
+            clock: Arc::clone(clock),
+        };
+        let station = Station::new(parts, ends.clone()).map_err(cannot_start)?;
+        let (watched, watch_ends) = (Arc::clone(&platforms), ends.clone());
+        let background = vec![tokio::spawn(async move { watched.watch(watch_ends).await })];
+        Ok(Self {
+            platforms,
+            partitions,
+            carrier,
+            resignations: Some(resignations),
+            tokens,
+            horn,
+            gateways,
+            station,
+            presence_events,
+            background,
+            ends,
+        })
     }
 
-    fn tell(&self, partition: u32, _: GatewayId, _: Vec<ToCarrier>) -> Result<(), NoCarrier> {
-        Err(NoCarrier(partition))
+    /// The partitions of pushes, as the process's keeper owns them. Once.
+    pub fn family(&mut self) -> Option<Family> {
+        let duties: Arc<dyn Duties> = match &self.carrier {
+            Some(carrier) => carrier.clone(),
+            None => Arc::new(NobodyHere),
+        };
+        let resignations = self.resignations.take()?;
+        Some(Family { name: PUSH_FAMILY, role: CARRIER_ROLE, shards: self.partitions, duties, resignations })
     }
 
-    fn tenures(&self) -> watch::Receiver<Arc<Vec<Option<u64>>>> {
-        watch::channel(Arc::new(vec![None; self.partitions as usize])).1
+    /// Who makes calls in this process, for others to ask.
+    pub fn call_desks(&self, worker: Option<Worker>) -> CallDesks {
+        CallDesks { worker, horn: self.horn.clone().map(|horn| horn as Arc<dyn Callbacks>) }
     }
 
-    fn ask(&self, partition: u32, _: PeopleAsk) -> PortFuture<'_, Result<PeopleTold, PeopleError>> {
-        Box::pin(async move { Err(PeopleError::NoOwner(partition)) })
+    /// What other processes ask of people's roles.
+    pub fn add_services(&self, mut routes: Routes, internal_key: Option<&str>) -> Routes {
+        if let Some(carrier) = &self.carrier {
+            routes = routes.add_service(carriers_service(carrier.clone(), Arc::clone(&self.gateways), internal_key));
+        }
+        routes.add_service(presence_service(Arc::clone(&self.station), internal_key))
+    }
+
+    /// Once the process has joined the others: devices may come.
+    pub fn begin(&mut self, parts: &PeopleParts<'_>, cluster: &Cluster) -> Reach {
+        let sight = &cluster.sight;
+        let presence_topic = PresenceTopic {
+            log: Arc::clone(&parts.engines.log),
+            topics: Arc::clone(parts.registry),
+            // Where the counter begins tells the ids of two runs apart, as far as the time of their start does.
+            mint: Arc::new(IdMint::new(cluster.node, parts.clock.now().as_millis() as u32)),
+            clock: Arc::clone(parts.clock),
+        };
+        let _ = self.presence_events.topic.set(presence_topic);
+        let links = CarrierLinks::new(CarrierLinkParts {
+            partitions: self.partitions,
+            sight: sight.clone(),
+            desk: self.carrier.clone().map(|carrier| carrier as _),
+            peers: Arc::clone(&cluster.peers),
+            owner_wait: OWNER_WAIT_DEFAULT,
+        });
+        let gateway = self.tokens.take().map(|tokens| {
+            let settings = people_wiring::gateway_settings(parts.config);
+            Gateway::new(settings, tokens, links.clone(), self.station.reporter(), Arc::clone(parts.clock))
+        });
+        if let Some(gateway) = &gateway {
+            let (running, ends) = (Arc::clone(gateway), self.ends.clone());
+            self.background.push(tokio::spawn(running.run(ends)));
+            self.background.push(tokio::spawn(follow_identity(sight.clone(), Arc::clone(gateway), self.ends.clone())));
+        }
+        let desk = || gateway.clone().map(|gateway| gateway as _);
+        let (gateways, seen, ends) = (Arc::clone(&self.gateways), sight.clone(), self.ends.clone());
+        let gateway_desk = desk();
+        self.background.push(tokio::spawn(async move { gateways.run(seen, gateway_desk, ends).await }));
+        self.background.push(tokio::spawn(Arc::clone(&links).run(desk(), self.ends.clone())));
+        let (station, seen) = (Arc::clone(&self.station), sight.clone());
+        self.background.push(tokio::spawn(async move { station.run(seen).await }));
+        Reach { carriers: links, presence: self.station.reader(), gateway }
+    }
+
+    /// In front of the workers: notices go to the horn, of this process or of another.
+    pub fn callbacks(&mut self, cluster: &Cluster, others: Arc<dyn Callbacks>) -> Arc<dyn Callbacks> {
+        let elsewhere = self.horn.is_none().then(|| Arc::new(HornsElsewhere::new(Arc::clone(&cluster.peers))));
+        if let Some(elsewhere) = &elsewhere {
+            let (seeing, sight, ends) = (Arc::clone(elsewhere), cluster.sight.clone(), self.ends.clone());
+            self.background.push(tokio::spawn(async move { seeing.run(sight, ends).await }));
+        }
+        Arc::new(HornCallbacks { horn: self.horn.clone(), elsewhere, others })
+    }
+
+    /// After the process has left: every partition was given up behind its last save.
+    pub async fn close(self) {
+        self.ends.cancel();
+        for task in self.background {
+            if let Err(error) = task.await {
+                tracing::error!(%error, "something that reaching people needs ended badly");
+            }
+        }
+        if let Some(carrier) = self.carrier {
+            carrier.close().await;
+        }
     }
 }
 
-impl Presence for NoPeople {
-    fn of(&self, _: Vec<Uid>) -> PortFuture<'_, Result<PresenceAnswer, PresenceError>> {
-        Box::pin(async { Err(PresenceError::Unavailable(WHY.to_owned())) })
+impl Reach {
+    /// What devices find at the public port, beside everything else.
+    pub fn mount(&self, router: Router, config: &Config) -> Router {
+        match &self.gateway {
+            Some(gateway) => {
+                let origins = Origins::of(&config.gateway.origins, config.clients.has_keys());
+                router.merge(origins::guarded(gateway.router(), origins))
+            }
+            None => router,
+        }
+    }
+
+    /// Devices are told to go before anything else ends.
+    pub async fn go_away(&self, wait: Duration) {
+        if let Some(gateway) = &self.gateway {
+            gateway.go_away(wait).await;
+        }
     }
 }
 
-impl Devices for NoPeople {
-    fn put<'a>(&'a self, _: &'a Uid, _: Device) -> PortFuture<'a, Result<(), DevicesError>> {
-        Box::pin(async { Err(DevicesError::Unavailable(WHY.to_owned())) })
+/// Tells the gateway who it is, whenever the process has joined.
+async fn follow_identity(sight: Sight, gateway: Arc<Gateway>, ends: CancellationToken) {
+    let mut identities = sight.identities();
+    loop {
+        if let Some(identity) = *identities.borrow_and_update() {
+            gateway.reincarnate(identity);
+        }
+        tokio::select! {
+            () = ends.cancelled() => return,
+            changed = identities.changed() => if changed.is_err() { return },
+        }
     }
+}
 
-    fn remove<'a>(&'a self, _: &'a Uid, _: &'a str, _: Option<&'a str>) -> PortFuture<'a, Result<bool, DevicesError>> {
-        Box::pin(async { Err(DevicesError::Unavailable(WHY.to_owned())) })
-    }
+/// `_presence`, once the process has joined and may mint ids. What is published before is brought again.
+#[derive(Default)]
+struct LatePresenceTopic {
+    topic: OnceLock<PresenceTopic>,
+}
 
-    fn of<'a>(&'a self, _: &'a Uid) -> PortFuture<'a, Result<Vec<Device>, DevicesError>> {
-        Box::pin(async { Err(DevicesError::Unavailable(WHY.to_owned())) })
+impl PresenceEvents for LatePresenceTopic {
+    fn publish(&self, events: Vec<PresenceEvent>) -> PortFuture<'_, Result<(), String>> {
+        match self.topic.get() {
+            Some(topic) => topic.publish(events),
+            None => Box::pin(async { Err("the process has not joined yet".to_owned()) }),
+        }
     }
 }
