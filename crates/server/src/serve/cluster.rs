@@ -7,6 +7,7 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
 use whimbrel_model::ports::{
     Ask, Coordination, Dispatch, DispatchAsk, DispatchTold, Holds, Member, Membership, MinuteRow, PortFuture, Told,
 };
@@ -17,7 +18,7 @@ use whimbrel_roles::owners::{
     Sight, dispatch_service, service,
 };
 use whimbrel_roles::stats::TopicStats;
-use whimbrel_roles::worker::{Worker, workers_service};
+use whimbrel_roles::worker::{CallDesks, workers_service};
 
 use super::listen::{self, ListenSettings};
 use crate::cli::Failure;
@@ -32,16 +33,40 @@ pub struct Parts {
     pub duties: Arc<dyn Duties>,
     pub desk: Arc<dyn Desk>,
     pub dispatch_desk: Arc<dyn DispatchDesk>,
-    /// The worker of this process, which others may ask.
-    pub worker: Option<Worker>,
+    /// Who makes calls in this process, which others may ask.
+    pub call_desks: CallDesks,
     pub resignations: Resignations,
+    /// The partitions of pushes.
+    pub push: Option<Family>,
     pub clock: Arc<dyn Clock>,
     pub events: EventSink,
     pub shards: u32,
-    /// The internal port, where several processes share the work.
-    pub internal: Option<TcpListener>,
-    /// Where clients connect: what the process is called after, and the address of one that is alone.
-    pub listen: SocketAddr,
+    /// Adds what else others ask of this process.
+    pub add_services: Box<dyn FnOnce(Routes, Option<&str>) -> Routes + Send>,
+}
+
+/// What a process stands on before it joins: what it is called, where it is reached, and how it reaches others.
+pub struct Ground {
+    pub name: String,
+    /// Where other processes reach this one; of one that is alone, where clients connect.
+    pub address: String,
+    pub peers: Arc<Peers>,
+    internal_key: Option<String>,
+    internal: Option<TcpListener>,
+    internal_address: Option<SocketAddr>,
+}
+
+impl Ground {
+    /// `internal` is the internal port, where several processes share the work; `listen` is where clients connect.
+    pub fn of(config: &Config, internal: Option<TcpListener>, listen: SocketAddr) -> Result<Self, Failure> {
+        let internal_key = Some(config.internal_key.0.clone()).filter(|key| !key.is_empty());
+        let internal_address = internal.as_ref().map(TcpListener::local_addr).transpose()?;
+        let peers = PeerSettings { internal_key: internal_key.clone(), ..PeerSettings::default() };
+        let peers = Arc::new(Peers::new(peers).map_err(|error| Failure::new(error.to_string()))?);
+        let name = config.name.clone().unwrap_or_else(|| name_of(listen));
+        let address = config.advertise.clone().unwrap_or_else(|| internal_address.unwrap_or(listen).to_string());
+        Ok(Self { name, address, peers, internal_key, internal, internal_address })
+    }
 }
 
 /// A process that has joined.
@@ -63,29 +88,26 @@ pub struct Cluster {
 
 impl Cluster {
     /// Opens the internal port, then joins, so that nobody who sees this process finds it deaf.
-    pub async fn join(config: &Config, parts: Parts) -> Result<Self, Failure> {
-        let internal_key = Some(config.internal_key.0.clone()).filter(|key| !key.is_empty());
+    pub async fn join(config: &Config, ground: Ground, parts: Parts) -> Result<Self, Failure> {
+        let Ground { name, address, peers, internal_key, internal, internal_address } = ground;
         let internal_ends = CancellationToken::new();
-        let internal_address = parts.internal.as_ref().map(TcpListener::local_addr).transpose()?;
-        let internal = parts.internal.map(|listener| {
-            let owners = service(Arc::clone(&parts.desk), Arc::clone(&parts.clock), internal_key.as_deref());
-            let mut routes = tonic::service::Routes::new(owners);
-            routes = routes.add_service(dispatch_service(Arc::clone(&parts.dispatch_desk), internal_key.as_deref()));
-            if let Some(worker) = &parts.worker {
-                routes = routes.add_service(workers_service(worker.clone(), internal_key.as_deref()));
+        let (add_services, call_desks) = (parts.add_services, parts.call_desks);
+        let internal = internal.map(|listener| {
+            let key = internal_key.as_deref();
+            let owners = service(Arc::clone(&parts.desk), Arc::clone(&parts.clock), key);
+            let mut routes = Routes::new(owners);
+            routes = routes.add_service(dispatch_service(Arc::clone(&parts.dispatch_desk), key));
+            if call_desks.worker.is_some() || call_desks.horn.is_some() {
+                routes = routes.add_service(workers_service(call_desks, key));
             }
-            let router = routes.into_axum_router();
+            let router = add_services(routes, key).into_axum_router();
             let settings = ListenSettings { workers: INTERNAL_WORKERS, ..super::listen_settings(config) };
             tokio::spawn(listen::serve(listener, router, settings, internal_ends.clone()))
         });
-        let peers = PeerSettings { internal_key, ..PeerSettings::default() };
-        let peers = Arc::new(Peers::new(peers).map_err(|error| Failure::new(error.to_string()))?);
-
-        let name = config.name.clone().unwrap_or_else(|| name_of(parts.listen));
         let member = Member {
             name: name.clone(),
             roles: config.roles.names().into_iter().map(str::to_owned).collect(),
-            address: config.advertise.clone().unwrap_or_else(|| internal_address.unwrap_or(parts.listen).to_string()),
+            address,
             ..Member::default()
         };
         let settings = KeeperSettings {
@@ -102,7 +124,7 @@ impl Cluster {
         };
         let keeper_parts = KeeperParts {
             coordination: parts.coordination,
-            families: vec![holds],
+            families: std::iter::once(holds).chain(parts.push).collect(),
             clocks: peers.clone(),
             clock: parts.clock,
             events: parts.events,
@@ -172,9 +194,12 @@ pub struct NoCenter {
     pub stats: Arc<TopicStats>,
 }
 
-impl Duties for NoCenter {
+/// A process without the role that owns a family of shards.
+pub struct NobodyHere;
+
+impl Duties for NobodyHere {
     fn begin(&self, shard: u32, _: u64, _: Arc<dyn Membership>) {
-        tracing::error!(shard, "a shard was given to a process that is no center");
+        tracing::error!(shard, "a shard was given to a process that has not the role for it");
     }
 
     fn end(&self, _: u32) -> PortFuture<'_, ()> {

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use whimbrel_engines::resolve::Engines;
+use whimbrel_model::ports::Callbacks;
 use whimbrel_model::{Clock, EventSink};
 use whimbrel_roles::center::dispatch::{DispatchPorts, Dispatcher};
 use whimbrel_roles::stats::TopicStats;
-use whimbrel_roles::subscriptions::{SubscriptionPorts, Subscriptions};
+use whimbrel_roles::subscriptions::{SubscriptionPorts, Subscriptions, ensure_notices_subscription};
 use whimbrel_roles::topics::Registry;
 use whimbrel_roles::worker::{PoolParts, Worker, WorkerPool};
 
@@ -45,6 +46,9 @@ impl Deliveries {
             events: events.clone(),
         };
         let subscriptions = Arc::new(Subscriptions::open(ports).await.map_err(cannot_start)?);
+        if config.roles.center {
+            ensure_notices_subscription(&subscriptions).await.map_err(cannot_start)?;
+        }
         let stats = TopicStats::new(Arc::clone(clock), Arc::clone(&engines.notebook));
         let worker = if config.roles.worker {
             Some(Worker::new(wiring::worker_settings(config)?).map_err(cannot_start)?)
@@ -76,15 +80,15 @@ impl Deliveries {
         Ok(Self { subscriptions, stats, worker, dispatcher, background, ends })
     }
 
-    /// Once the process has joined the others: deliveries begin.
-    pub fn begin(&mut self, cluster: &Cluster) {
+    /// Once the process has joined the others: deliveries begin. `in_front` puts what takes other calls in front of the workers.
+    pub fn begin(&mut self, cluster: &Cluster, in_front: impl FnOnce(Arc<dyn Callbacks>) -> Arc<dyn Callbacks>) {
         let Some(dispatcher) = &self.dispatcher else { return };
         let parts =
             PoolParts { local: self.worker.clone(), name: cluster.name.clone(), peers: Arc::clone(&cluster.peers) };
         let pool = Arc::new(WorkerPool::new(parts));
         let (seeing, sight, ends) = (Arc::clone(&pool), cluster.sight.clone(), self.ends.clone());
         self.background.push(tokio::spawn(async move { seeing.run(sight, ends).await }));
-        dispatcher.reach(Arc::clone(&cluster.holds), pool);
+        dispatcher.reach(Arc::clone(&cluster.holds), in_front(pool));
     }
 
     /// After the process has left: every subscription was given up behind its last progress.

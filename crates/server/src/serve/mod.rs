@@ -7,7 +7,9 @@ mod banner;
 mod cluster;
 mod deliveries;
 mod listen;
+mod origins;
 mod people;
+mod people_wiring;
 mod telemetry;
 mod wiring;
 
@@ -28,14 +30,13 @@ use whimbrel_model::{Clock, EVENTS_TOPIC, HOLDS_TOPIC, IdMint, SystemClock};
 use whimbrel_roles::center::{Center, CenterPorts};
 use whimbrel_roles::events::Events;
 use whimbrel_roles::owners::{Desk, DispatchDesk, Duties, Together, resignations};
-use whimbrel_roles::platforms::Platforms;
 use whimbrel_roles::receive::{Ports, Receive};
-use whimbrel_roles::topics::{PUSH_PARTITIONS_DEFAULT, Registry, RegistryPorts, SystemTopics, open_topics};
+use whimbrel_roles::topics::{Registry, RegistryPorts, SystemTopics, open_topics};
 
-use self::cluster::{Cluster, NoCenter};
+use self::cluster::{Cluster, Ground, NoCenter, NobodyHere};
 use self::deliveries::Deliveries;
 use self::listen::ListenSettings;
-use self::people::NoPeople;
+use self::people::{People, PeopleParts, Reach};
 use crate::cli::Failure;
 use crate::config::{Config, CoordinationEngineName};
 
@@ -106,60 +107,76 @@ impl Server<'_> {
         } else {
             None
         };
+        let ground = Ground::of(self.config, internal, address)?;
+        let people_parts = self.people_parts(&registry);
+        let mut people = People::open(&people_parts, &ground).await?;
         let Owners { duties, desk, dispatch_desk } = Owners::of(center.as_ref(), &deliveries);
         let parts = cluster::Parts {
             coordination: Arc::clone(&self.engines.coordination),
             duties,
             desk,
             dispatch_desk,
-            worker: deliveries.worker.clone(),
+            call_desks: people.call_desks(deliveries.worker.clone()),
             resignations,
+            push: people.family(),
             clock: Arc::clone(&self.clock),
             events: self.events.sink(),
             shards: registry.get(HOLDS_TOPIC).map_or(self.config.holds.shards, |topic| topic.partitions()),
-            internal,
-            listen: address,
+            add_services: people.services(),
         };
-        let joined = Cluster::join(self.config, parts).await;
+        let joined = Cluster::join(self.config, ground, parts).await;
         let served = match joined {
             Ok(cluster) => {
-                deliveries.begin(&cluster);
-                let served = self.serve(listener, &registry, &cluster, &deliveries, figures, folding).await;
+                let reach = people.begin(&people_parts, &cluster);
+                deliveries.begin(&cluster, |workers| people.callbacks(&cluster, workers));
+                let joined =
+                    Joined { registry: &registry, cluster: &cluster, deliveries: &deliveries, people: &people, reach };
+                let served = self.serve(listener, joined, figures, folding).await;
                 cluster.leave().await;
                 served
             }
             Err(failure) => Err(failure),
         };
         deliveries.close().await;
+        people.close().await;
         if let Some(center) = center {
             center.close().await;
         }
         served
     }
 
-    /// Serves until the end is asked for; the owners of holds answer until every request under way has ended.
+    /// Serves until the end is asked for: devices go first, then requests under way end; the owners of holds and inboxes answer until
+    /// then.
     async fn serve(
         &self,
         listener: TcpListener,
-        registry: &Arc<Registry>,
-        cluster: &Cluster,
-        deliveries: &Deliveries,
+        joined: Joined<'_>,
         figures: PrometheusHandle,
         folding: Option<String>,
     ) -> Result<(), Failure> {
         let address = listener.local_addr()?;
         let mut described = wiring::describe(self.config, self.engines);
         described.extend(folding);
-        let door = self.open_door(registry, cluster, deliveries, address, &described).await?;
-        let (watched, watch_ends) = (Arc::clone(registry), self.shutdown.clone());
+        let door = self.open_door(&joined, address, &described).await?;
+        let (watched, watch_ends) = (Arc::clone(joined.registry), self.shutdown.clone());
         let watch = tokio::spawn(async move { watched.watch(watch_ends).await });
         let upkeep = tokio::spawn(telemetry::keep_figures(figures.clone()));
         let router = door.router().route("/metrics", get(move || async move { figures.render() }));
+        let router = joined.reach.mount(router, self.config);
 
-        banner::print(&banner::render(self.config, address, cluster.internal_address, &described));
-        let served = listen::serve(listener, router, listen_settings(self.config), self.shutdown.clone()).await;
+        banner::print(&banner::render(self.config, address, joined.cluster.internal_address, &described));
+        let (reach, wait) = (joined.reach, self.config.shutdown_wait);
+        let (asked, ends) = (self.shutdown.clone(), CancellationToken::new());
+        let devices_gone = ends.clone();
+        let leaving = tokio::spawn(async move {
+            asked.cancelled().await;
+            reach.go_away(wait).await;
+            devices_gone.cancel();
+        });
+        let served = listen::serve(listener, router, listen_settings(self.config), ends).await;
         tracing::info!("no more requests; closing the engines");
         self.shutdown.cancel();
+        leaving.abort();
         upkeep.abort();
         door.close().await;
         if let Err(error) = watch.await {
@@ -176,31 +193,35 @@ impl Server<'_> {
             clock: Arc::clone(&self.clock),
             events: self.events.sink(),
         };
-        let wanted = self.config.holds.shards;
-        let system = SystemTopics { shards: wanted, ..SystemTopics::default() };
+        let (shards, push_partitions) = (self.config.holds.shards, self.config.push.partitions);
+        let system = SystemTopics { shards, push_partitions };
         let registry = open_topics(ports, wiring::topic_defaults(self.config), system).await.map_err(cannot_start)?;
-        let present = registry.get(HOLDS_TOPIC).map_or(wanted, |topic| topic.partitions());
-        if present != wanted {
-            tracing::warn!(present, wanted, "`holds.shards` was set at the first start and stays as it is");
+        for (topic, wanted, setting) in
+            [(HOLDS_TOPIC, shards, "holds.shards"), (PUSH_TOPIC, push_partitions, "push.partitions")]
+        {
+            let present = registry.get(topic).map_or(wanted, |topic| topic.partitions());
+            if present != wanted {
+                tracing::warn!(present, wanted, "`{setting}` was set at the first start and stays as it is");
+            }
         }
         Ok(registry)
     }
 
+    fn people_parts<'a>(&'a self, registry: &'a Arc<Registry>) -> PeopleParts<'a> {
+        let (config, engines, clock) = (self.config, self.engines, &self.clock);
+        PeopleParts { config, engines, registry, clock, events: self.events.sink() }
+    }
+
     async fn open_door(
         &self,
-        registry: &Arc<Registry>,
-        cluster: &Cluster,
-        deliveries: &Deliveries,
+        joined: &Joined<'_>,
         address: SocketAddr,
         described: &[String],
     ) -> Result<OpenDoor, Failure> {
+        let Joined { registry, cluster, deliveries, people, reach } = joined;
         if !self.config.roles.receive {
             return Ok(self.open_small_door(registry, cluster.node));
         }
-        let partitions = registry.get(PUSH_TOPIC).map_or(PUSH_PARTITIONS_DEFAULT, |topic| topic.partitions());
-        let nobody = Arc::new(NoPeople { partitions });
-        let platforms = Platforms::open(Arc::clone(&self.engines.catalogue)).await.map_err(cannot_start)?;
-        let platforms = Arc::new(platforms);
         let ports = Ports {
             log: Arc::clone(&self.engines.log),
             log_topics: Arc::clone(&self.engines.log_topics),
@@ -208,14 +229,12 @@ impl Server<'_> {
             holds: Arc::clone(&cluster.holds),
             dispatch: Arc::clone(&cluster.dispatch),
             progress: Arc::clone(&self.engines.progress),
-            carriers: nobody.clone(),
-            presence: nobody.clone(),
-            devices: nobody,
-            platforms: Arc::clone(&platforms),
+            carriers: Arc::clone(&reach.carriers),
+            presence: Arc::clone(&reach.presence),
+            devices: Arc::clone(&self.engines.devices),
+            platforms: Arc::clone(&people.platforms),
             clock: Arc::clone(&self.clock),
         };
-        let ends = self.shutdown.clone();
-        tokio::spawn(async move { platforms.watch(ends).await });
         let settings = wiring::receive_settings(
             self.config,
             cluster.node,
@@ -225,7 +244,7 @@ impl Server<'_> {
             &self.shutdown,
         );
         let (subscriptions, stats) = (Arc::clone(&deliveries.subscriptions), Arc::clone(&deliveries.stats));
-        let (registry, events) = (Arc::clone(registry), Arc::clone(&self.events));
+        let (registry, events) = (Arc::clone(*registry), Arc::clone(&self.events));
         let receive = Receive::start(ports, registry, subscriptions, stats, settings, events).await;
         Ok(OpenDoor::Whole(Box::new(receive.map_err(cannot_start)?)))
     }
@@ -242,6 +261,15 @@ impl Server<'_> {
         });
         OpenDoor::Small { writer }
     }
+}
+
+/// What is there once the process has joined the others.
+struct Joined<'a> {
+    registry: &'a Arc<Registry>,
+    cluster: &'a Cluster,
+    deliveries: &'a Deliveries,
+    people: &'a People,
+    reach: Reach,
 }
 
 /// Who owns shards here, as the others see it.
@@ -262,7 +290,7 @@ impl Owners {
             },
             _ => {
                 let nobody = Arc::new(NoCenter { stats: Arc::clone(&deliveries.stats) });
-                Self { duties: nobody.clone(), desk: nobody.clone(), dispatch_desk: nobody }
+                Self { duties: Arc::new(NobodyHere), desk: nobody.clone(), dispatch_desk: nobody }
             }
         }
     }

@@ -89,7 +89,9 @@ mod tests {
         for local in ["http://localhost:8000", "https://LOCALHOST", "http://127.0.0.1", "http://[::1]:3000"] {
             assert!(origins.allow(local), "{local}");
         }
-        for foreign in ["https://evil.example", "null", "", "http://localhost.evil.example", "http://127.0.0.1.evil.example"] {
+        for foreign in
+            ["https://evil.example", "null", "", "http://localhost.evil.example", "http://127.0.0.1.evil.example"]
+        {
             assert!(!origins.allow(foreign), "{foreign}");
         }
         assert!(Origins::of(&[], true).allow("https://shop.example"));

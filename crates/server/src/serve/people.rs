@@ -10,7 +10,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use whimbrel_engines::resolve::Engines;
 use whimbrel_model::ports::{Callbacks, Carriers, PortFuture, Presence};
-use whimbrel_model::{Clock, EventSink, IdMint, PUSH_TOPIC};
+use whimbrel_model::push::PUSH_TOPIC;
+use whimbrel_model::{Clock, EventSink, IdMint};
 use whimbrel_roles::carrier::{Carrier, CarrierPorts};
 use whimbrel_roles::gateway::Gateway;
 use whimbrel_roles::gateway::tokens::Tokens;
@@ -39,7 +40,6 @@ pub struct PeopleParts<'a> {
     pub registry: &'a Arc<Registry>,
     pub clock: &'a Arc<dyn Clock>,
     pub events: EventSink,
-    pub ground: &'a Ground,
 }
 
 pub struct People {
@@ -67,8 +67,8 @@ pub struct Reach {
 }
 
 impl People {
-    pub async fn open(parts: PeopleParts<'_>) -> Result<Self, Failure> {
-        let PeopleParts { config, engines, registry, clock, events, ground } = parts;
+    pub async fn open(parts: &PeopleParts<'_>, ground: &Ground) -> Result<Self, Failure> {
+        let PeopleParts { config, engines, registry, clock, events } = parts;
         let platforms = Arc::new(Platforms::open(Arc::clone(&engines.catalogue)).await.map_err(cannot_start)?);
         let partitions = registry.get(PUSH_TOPIC).map_or(config.push.partitions, |topic| topic.partitions());
         let tokens = if config.roles.gateway { Some(people_wiring::tokens(config)?) } else { None };
@@ -83,7 +83,7 @@ impl People {
                 rules: Arc::new(move |platform: &_| rules.get(platform)),
                 registry: Arc::clone(registry),
                 clock: Arc::clone(clock),
-                events,
+                events: events.clone(),
                 resign,
             };
             Some(Carrier::start(ports, people_wiring::carrier_settings(config)).map_err(cannot_start)?)
@@ -147,12 +147,16 @@ impl People {
         CallDesks { worker, horn: self.horn.clone().map(|horn| horn as Arc<dyn Callbacks>) }
     }
 
-    /// What other processes ask of people's roles.
-    pub fn add_services(&self, mut routes: Routes, internal_key: Option<&str>) -> Routes {
-        if let Some(carrier) = &self.carrier {
-            routes = routes.add_service(carriers_service(carrier.clone(), Arc::clone(&self.gateways), internal_key));
-        }
-        routes.add_service(presence_service(Arc::clone(&self.station), internal_key))
+    /// Adds what other processes ask of people's roles.
+    pub fn services(&self) -> Box<dyn FnOnce(Routes, Option<&str>) -> Routes + Send> {
+        let (carrier, gateways, station) =
+            (self.carrier.clone(), Arc::clone(&self.gateways), Arc::clone(&self.station));
+        Box::new(move |mut routes, internal_key| {
+            if let Some(carrier) = carrier {
+                routes = routes.add_service(carriers_service(carrier, gateways, internal_key));
+            }
+            routes.add_service(presence_service(station, internal_key))
+        })
     }
 
     /// Once the process has joined the others: devices may come.
