@@ -46,12 +46,23 @@ pub enum Order {
         count: u32,
         at_once: usize,
         identity: Identity,
+        #[serde(default)]
+        speaks: Speaks,
     },
     /// Drops every connection, without a word.
     Drop,
     Figures,
     /// Counts from nothing again.
     Reset,
+}
+
+/// Whose devices they are. `scripts/compare` has the same crowd at another server.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Speaks {
+    #[default]
+    Whimbrel,
+    Centrifugo,
 }
 
 /// What the crowd answers.
@@ -124,8 +135,8 @@ pub fn run() -> Result<ExitCode, Failure> {
 impl Crowd {
     async fn obey(self: &Rc<Self>, order: Order) {
         match order {
-            Order::Open { address, first, count, at_once, identity } => {
-                self.open(address, first..first + count, at_once, identity).await
+            Order::Open { address, first, count, at_once, identity, speaks } => {
+                self.open(address, first..first + count, at_once, (identity, speaks)).await
             }
             Order::Drop => {
                 for (_, device) in self.devices.borrow_mut().drain() {
@@ -165,7 +176,13 @@ impl Crowd {
         }
     }
 
-    async fn open(self: &Rc<Self>, address: SocketAddr, numbers: std::ops::Range<u32>, at_once: usize, who: Identity) {
+    async fn open(
+        self: &Rc<Self>,
+        address: SocketAddr,
+        numbers: std::ops::Range<u32>,
+        at_once: usize,
+        who: (Identity, Speaks),
+    ) {
         let wanted = self.connected.get() + self.failed.get() + u64::from(numbers.end - numbers.start);
         let turns = Rc::new(Semaphore::new(at_once.max(1)));
         for number in numbers {
@@ -194,16 +211,17 @@ async fn live(
     crowd: &Rc<Crowd>,
     address: SocketAddr,
     number: u32,
-    who: Identity,
+    (identity, speaks): (Identity, Speaks),
     turns: &Semaphore,
 ) -> Result<(), String> {
     let failed = |error: io::Error| error.to_string();
     let turn = turns.acquire().await.map_err(|error| error.to_string())?;
     let mut stream = TcpStream::connect(address).await.map_err(failed)?;
     stream.set_nodelay(true).map_err(failed)?;
-    let (shaken, rest) = shake_hands(&mut stream, address).await.map_err(failed)?;
-    stream.write_all(&first_frame(number, who)).await.map_err(failed)?;
-    let mut device = Device { decoder: Decoder::new(Role::Client), shaken, is_in: false, has_message: false };
+    let (shaken, rest) = shake_hands(&mut stream, address, speaks).await.map_err(failed)?;
+    stream.write_all(&first_frame(number, identity, speaks)).await.map_err(failed)?;
+    let decoder = Decoder::new(Role::Client);
+    let mut device = Device { decoder, speaks, shaken, is_in: false, has_message: false };
     let mut answers = Vec::new();
     let mut turn = Some(turn);
     let mut early = Some(rest);
@@ -241,24 +259,32 @@ thread_local! {
     static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BYTES]);
 }
 
-fn first_frame(number: u32, who: Identity) -> Vec<u8> {
+fn first_frame(number: u32, identity: Identity, speaks: Speaks) -> Vec<u8> {
     let uid = uid(number);
-    let connect = match who {
-        Identity::Token => serde_json::json!({ "token": token_of(&uid), "platform": "bench", "device": "d" }),
-        Identity::Uid => serde_json::json!({ "uid": uid, "platform": "bench", "device": "d" }),
+    let said = match (speaks, identity) {
+        (Speaks::Whimbrel, Identity::Token) => {
+            serde_json::json!({ "connect": { "token": token_of(&uid), "platform": "bench", "device": "d" } })
+        }
+        (Speaks::Whimbrel, Identity::Uid) => {
+            serde_json::json!({ "connect": { "uid": uid, "platform": "bench", "device": "d" } })
+        }
+        (Speaks::Centrifugo, _) => serde_json::json!({ "id": 1, "connect": { "token": token_of(&uid) } }),
     };
     let mut frame = Vec::new();
-    let text = serde_json::json!({ "connect": connect }).to_string();
-    encode(&mut frame, Opcode::Text, text.as_bytes(), Some(MASK));
+    encode(&mut frame, Opcode::Text, said.to_string().as_bytes(), Some(MASK));
     frame
 }
 
 /// When the answer had come, and what came behind it.
-async fn shake_hands(stream: &mut TcpStream, address: SocketAddr) -> io::Result<(Instant, Vec<u8>)> {
+async fn shake_hands(stream: &mut TcpStream, address: SocketAddr, speaks: Speaks) -> io::Result<(Instant, Vec<u8>)> {
     let key = key_of([7; 16]);
+    let (path, offer) = match speaks {
+        Speaks::Whimbrel => ("/v1/connect", "sec-websocket-protocol: whimbrel.v1.json\r\n"),
+        Speaks::Centrifugo => ("/connection/websocket", ""),
+    };
     let request = format!(
-        "GET /v1/connect HTTP/1.1\r\nhost: {address}\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
-         sec-websocket-version: 13\r\nsec-websocket-key: {key}\r\nsec-websocket-protocol: whimbrel.v1.json\r\n\r\n"
+        "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
+         sec-websocket-version: 13\r\nsec-websocket-key: {key}\r\n{offer}\r\n"
     );
     stream.write_all(request.as_bytes()).await?;
     let mut answer = Vec::with_capacity(512);
@@ -278,6 +304,7 @@ async fn shake_hands(stream: &mut TcpStream, address: SocketAddr) -> io::Result<
 
 struct Device {
     decoder: Decoder,
+    speaks: Speaks,
     shaken: Instant,
     is_in: bool,
     has_message: bool,
@@ -287,9 +314,18 @@ impl Device {
     /// Takes what came, and writes what it answers behind `answers`.
     fn take(&mut self, bytes: &mut [u8], crowd: &Crowd, answers: &mut Vec<u8>) -> Result<(), String> {
         let (mut highest, mut stored, mut closed) = (None, 0, None);
-        let Self { decoder, shaken, is_in, has_message } = self;
+        let Self { decoder, speaks, shaken, is_in, has_message } = self;
         decoder
             .take(bytes, &LIMITS, |incoming| match incoming {
+                Incoming::Text(text) if *speaks == Speaks::Centrifugo => {
+                    for line in text.lines() {
+                        match line.get(..7) {
+                            Some("{\"push\"") => crowd.messages.set(crowd.messages.get() + 1),
+                            None => encode(answers, Opcode::Text, b"{}", Some(MASK)),
+                            Some(_) => *is_in |= line.contains("\"connect\""),
+                        }
+                    }
+                }
                 Incoming::Text(text) if text.starts_with("{\"message\"") => {
                     crowd.messages.set(crowd.messages.get() + 1);
                     if !std::mem::replace(has_message, true) {

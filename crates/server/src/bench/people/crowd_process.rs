@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
-use super::crowd::{Order, Told};
+use super::crowd::{Order, Speaks, Told};
 use crate::cli::Failure;
 
 /// How devices say who they are.
@@ -36,7 +36,7 @@ impl CrowdProcess {
 
     pub fn open(&mut self, address: SocketAddr, first: u32, count: u32, at_once: usize) -> Result<Told, Failure> {
         let identity = self.identity;
-        self.order(&Order::Open { address, first, count, at_once, identity })
+        self.order(&Order::Open { address, first, count, at_once, identity, speaks: Speaks::default() })
     }
 
     pub fn drop_all(&mut self) -> Result<Told, Failure> {
