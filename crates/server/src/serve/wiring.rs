@@ -298,7 +298,7 @@ pub fn receive_settings(
         body_wait: limits.body_wait,
         search_scan_max_records: limits.search_records,
         tails_max: limits.tails,
-        push_ttl_max: whimbrel_model::people::TTL_DEFAULT,
+        push_ttl_max: config.push.ttl_max,
         holds_behind_max: config.holds.behind,
         node,
         keys: config.keys.iter().map(api_key).collect(),
