@@ -82,11 +82,13 @@ pub enum ToGateway {
         reason: Arc<str>,
     },
     Deliver(Delivery),
-    /// Stored messages in that range, both ends included, expired, overflowed or were replaced before they were sent.
+    /// Stored messages in that range, both ends included, expired, overflowed or were replaced before they were sent. `prev` as of a
+    /// delivery.
     Truncated {
         session: u64,
         from: u64,
         to: u64,
+        prev: u64,
     },
     /// The session is over: it is told why, and closed.
     Kick {

@@ -215,7 +215,11 @@ impl Session {
                 }
                 self.close(state, code, &reason, now);
             }
+            ToGateway::Truncated { prev, .. } if state.phase == Phase::Admitted && state.is_gap(prev) => {
+                self.ask_again(state);
+            }
             ToGateway::Truncated { from, to, .. } if state.phase == Phase::Admitted => {
+                state.is_asking = false;
                 state.skip_to(to);
                 state.say(&Says::Truncated { from, to }, now);
                 self.shared().figures.frames_out.increment(1);
@@ -248,10 +252,21 @@ impl Session {
             self.flush(state, now);
         }
         match state.deliver(delivery, room, now) {
-            Delivered::Queued => self.shared().figures.frames_out.increment(1),
+            Delivered::Queued => {
+                state.is_asking = false;
+                self.shared().figures.frames_out.increment(1);
+            }
+            Delivered::Gap => self.ask_again(state),
             Delivered::LeftOut => {}
             Delivered::Dropped => self.shared().figures.dropped.increment(1),
             Delivered::Full => self.close(state, CloseCode::Slow, "what is stored is not read: resume", now),
+        }
+    }
+
+    /// What came before was lost on the way here: the owner is told what the session has, and sends on from there.
+    fn ask_again(&self, state: &mut State) {
+        if !std::mem::replace(&mut state.is_asking, true) {
+            self.lane.say(Outgoing::Introduce(self.number));
         }
     }
 

@@ -61,6 +61,8 @@ pub(super) struct State {
     pub(super) is_flushing: bool,
     /// It is among those that are written to at the end of the batch.
     pub(super) is_dirty: bool,
+    /// Its owner was asked to send on from what it has.
+    pub(super) is_asking: bool,
     heard_at: Tick,
     /// When it is looked at next.
     pub(super) check_at: Tick,
@@ -99,6 +101,8 @@ pub(super) enum Delivered {
     Queued,
     /// It has it already, or is not there for it.
     LeftOut,
+    /// Stored, and something before it was lost on the way here.
+    Gap,
     /// Ephemeral, and there was no room.
     Dropped,
     /// Stored, and there was no room.
@@ -121,6 +125,7 @@ impl State {
             expires: Tick::NEVER,
             moved_at: now,
             lost: 0,
+            is_asking: false,
             sent: 0,
             acked: 0,
             place: 0,
@@ -208,6 +213,11 @@ impl State {
         if is_known {
             return Delivered::LeftOut;
         }
+        if let DeliveryPlace::Stored { prev, .. } = delivery.place
+            && self.is_gap(prev)
+        {
+            return Delivered::Gap;
+        }
         let has_room = self.has_room(message_bytes(self.format, &delivery.message), room);
         match delivery.place {
             DeliveryPlace::Stored { .. } if !has_room => return Delivered::Full,
@@ -222,6 +232,11 @@ impl State {
         self.begin_waiting(now);
         encode_message(&mut self.queue, self.format, delivery.place, &delivery.message);
         Delivered::Queued
+    }
+
+    /// Whether something was lost on the way here before what comes after that number.
+    pub(super) fn is_gap(&self, prev: u64) -> bool {
+        prev > self.sent
     }
 
     /// Says how many were lost, where any were and there may be room.

@@ -202,3 +202,13 @@ fn an_owner_is_told_of_an_arrival_until_it_was_let_in_and_of_where_it_stands_aft
     assert_eq!(state.who.as_ref().unwrap().told, Some(2));
     assert_eq!(state.phase, Phase::Admitted);
 }
+
+#[test]
+fn what_follows_something_that_was_lost_on_the_way_is_left_out_until_that_has_come() {
+    let mut state = admitted(Format::SocketJson);
+    let after_a_gap = Delivery { place: DeliveryPlace::Stored { seq: 43, prev: 42 }, ..stored(43) };
+    assert_eq!(state.deliver(&after_a_gap, ROOM, Tick(0)), Delivered::Gap);
+    let next = Delivery { place: DeliveryPlace::Stored { seq: 42, prev: 40 }, ..stored(42) };
+    assert_eq!(state.deliver(&next, ROOM, Tick(0)), Delivered::Queued);
+    assert_eq!(state.deliver(&after_a_gap, ROOM, Tick(0)), Delivered::Queued);
+}

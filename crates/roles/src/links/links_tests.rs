@@ -179,7 +179,7 @@ fn ack(upto: u64) -> ToCarrier {
 }
 
 fn news(from: u64) -> FromCarrier {
-    FromCarrier { partition: 0, epoch: 5, news: vec![ToGateway::Truncated { session: 1, from, to: from }] }
+    FromCarrier { partition: 0, epoch: 5, news: vec![ToGateway::Truncated { session: 1, from, to: from, prev: 0 }] }
 }
 
 #[tokio::test]

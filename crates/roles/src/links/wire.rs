@@ -212,8 +212,8 @@ fn to_news(news: &ToGateway, place_of: impl FnOnce(&Arc<OutMessage>) -> u32) -> 
             let (body, again) = (place_of(&delivery.message), delivery.again);
             (delivery.session, News::Deliver(LinkDelivery { body, again, place: Some(place) }))
         }
-        ToGateway::Truncated { session, from, to } => {
-            (*session, News::Truncated(LinkTruncated { from: *from, to: *to }))
+        ToGateway::Truncated { session, from, to, prev } => {
+            (*session, News::Truncated(LinkTruncated { from: *from, to: *to, prev: *prev }))
         }
         ToGateway::Kick { session, code, reason } => (*session, News::Kick(closed(*code, reason))),
     };
@@ -242,7 +242,7 @@ fn from_news(news: LinkNews, bodies: &[Arc<OutMessage>]) -> Result<ToGateway, Ga
             let message = bodies.get(delivery.body as usize).ok_or(Garbled("a delivery without its body"))?.clone();
             ToGateway::Deliver(Delivery { session, place, again: delivery.again, message })
         }
-        News::Truncated(LinkTruncated { from, to }) => ToGateway::Truncated { session, from, to },
+        News::Truncated(LinkTruncated { from, to, prev }) => ToGateway::Truncated { session, from, to, prev },
         News::Kick(closed) => {
             let (code, reason) = from_closed(closed)?;
             ToGateway::Kick { session, code, reason }

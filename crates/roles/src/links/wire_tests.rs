@@ -87,7 +87,7 @@ fn everything_a_carrier_says_arrives_as_it_was_said() {
         ToGateway::Rejected { session: 2, code: CloseCode::Rejected, reason: "one is there".into() },
         deliver(3, &message),
         ToGateway::Deliver(Delivery { session: 4, place, again: true, message }),
-        ToGateway::Truncated { session: 5, from: 1, to: 9 },
+        ToGateway::Truncated { session: 5, from: 1, to: 9, prev: 0 },
         ToGateway::Kick { session: 6, code: CloseCode::NoAck, reason: "".into() },
     ];
     let news = FromCarrier { partition: 2, epoch: 8, news };

@@ -149,7 +149,7 @@ async fn who_is_not_let_in_knows_why() {
 async fn what_was_cut_out_of_an_inbox_is_told_and_can_be_acknowledged() {
     let mut scene = Scene::start().await;
     let (mut device, session) = scene.device("u1").await;
-    scene.say(vec![ToGateway::Truncated { session, from: 41, to: 57 }]);
+    scene.say(vec![ToGateway::Truncated { session, from: 41, to: 57, prev: 0 }]);
     assert_eq!(device.hears().await, json!({"truncated": {"from": 41, "to": 57}}));
     device.say(json!({"ack": 57})).await;
     assert!(matches!(scene.told().await, ToCarrier::Ack { upto: 57, .. }));

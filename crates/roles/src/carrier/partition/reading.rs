@@ -223,8 +223,8 @@ fn deliver(live: &mut Live, seq: u64, bytes: u32, message: Arc<OutMessage>, now:
 fn tell_lost(live: &mut Live, seat: &Seat, before: u64, news: &mut Vec<ToGateway>) {
     for (from, to) in &seat.lost {
         if *to > live.sent && *to < before {
-            news.push(ToGateway::Truncated { session: live.session, from: *from, to: *to });
-            live.sent = *to;
+            let prev = std::mem::replace(&mut live.sent, *to);
+            news.push(ToGateway::Truncated { session: live.session, from: *from, to: *to, prev });
         }
     }
 }
