@@ -370,11 +370,12 @@ impl Partition {
         self.effects.push(Effect::Resign { why });
     }
 
+    /// What gateways are told comes first: what is asked for now is answered later.
     fn take_effects(&mut self) -> Vec<Effect> {
-        for (gateway, news) in self.news.drain() {
-            self.effects.push(Effect::Tell { gateway, news });
-        }
-        std::mem::take(&mut self.effects)
+        let told = self.news.drain().map(|(gateway, news)| Effect::Tell { gateway, news });
+        let mut effects: Vec<Effect> = told.collect();
+        effects.append(&mut self.effects);
+        effects
     }
 
     fn started(&mut self, applied: u64, first: u64, end: u64, now: Timestamp) {
