@@ -119,28 +119,39 @@ async fn read(session: Arc<Session>) {
     let session = Ending(session);
     let Way::Socket(stream) = &session.0.way else { return };
     while stream.readable().await.is_ok() {
-        if !read_some(&session.0, stream) {
-            return;
+        match read_some(&session.0, stream) {
+            Read::All => {}
+            Read::More => tokio::task::yield_now().await,
+            Read::End => return,
         }
     }
+}
+
+/// What became of a connection's turn.
+enum Read {
+    /// Nothing more is there.
+    All,
+    /// More may be there, and it is the others' turn.
+    More,
+    /// The stream has ended.
+    End,
 }
 
 thread_local! {
     static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BYTES]);
 }
 
-/// Reads what is there; `false` once the stream has ended.
-fn read_some(session: &Arc<Session>, stream: &TcpStream) -> bool {
+fn read_some(session: &Arc<Session>, stream: &TcpStream) -> Read {
     BUFFER.with_borrow_mut(|buffer| {
         for _ in 0..READS_AT_ONCE {
             match stream.try_read(buffer) {
-                Ok(0) => return false,
+                Ok(0) => return Read::End,
                 Ok(count) => session.take_bytes(&mut buffer[..count]),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
-                Err(_) => return false,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Read::All,
+                Err(_) => return Read::End,
             }
         }
-        true
+        Read::More
     })
 }
 

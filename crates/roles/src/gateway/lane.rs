@@ -227,10 +227,15 @@ impl Lane {
     fn again(&self, again: &Again) -> Vec<Outgoing> {
         let tenures = self.shared.tenures.borrow().clone();
         let is_meant = |session: &Arc<Session>| {
-            let state = session.lock();
-            let Some(who) = &state.who else { return false };
+            let mut state = session.lock();
+            let Some(who) = &mut state.who else { return false };
+            if matches!(again, Again::All) {
+                // Whom they were introduced to knew another incarnation.
+                who.told = None;
+                return true;
+            }
             let tenure = tenures.get(who.partition as usize).copied().flatten();
-            matches!(again, Again::All) || tenure.is_some() && who.told != tenure
+            tenure.is_some() && who.told != tenure
         };
         self.all().into_iter().filter(is_meant).map(|session| Outgoing::Introduce(session.number)).collect()
     }
@@ -244,9 +249,12 @@ impl Lane {
                 Outgoing::Introduce(number) => {
                     let Some(session) = self.get(number) else { continue };
                     let state = &mut *session.lock();
-                    let Some(partition) = state.who.as_ref().map(|who| who.partition) else { continue };
-                    // Nobody's tenure is none of those that there are: it is told again.
+                    let Some(who) = &state.who else { continue };
+                    let partition = who.partition;
                     let tenure = tenures.get(partition as usize).copied().flatten();
+                    if tenure.is_some() && who.told == tenure {
+                        continue;
+                    }
                     if let Some((_, message)) = state.introduction(number, tenure) {
                         let told = told.entry(partition).or_default();
                         told.introduced.push(number);
@@ -269,6 +277,9 @@ impl Lane {
         let mut untold = Vec::new();
         for (partition, told) in told {
             if !self.tell(partition, told.messages) {
+                for session in told.introduced.iter().filter_map(|number| self.get(*number)) {
+                    session.lock().who.iter_mut().for_each(|who| who.told = None);
+                }
                 untold.extend(told.introduced);
             }
         }

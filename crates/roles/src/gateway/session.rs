@@ -346,10 +346,9 @@ impl Session {
     /// Its owner and presence are told that it is gone, once.
     fn leave(&self, state: &mut State) {
         let Some(who) = state.who.take() else { return };
-        if who.told.is_some() {
-            let gone = ToCarrier::Gone { session: self.number, uid: who.uid.clone() };
-            self.lane.say(Outgoing::Tell(who.partition, gone));
-        }
+        // An owner that has not heard of it has nothing to forget.
+        let gone = ToCarrier::Gone { session: self.number, uid: who.uid.clone() };
+        self.lane.say(Outgoing::Tell(who.partition, gone));
         if who.epoch.is_some() {
             self.lane.say(Outgoing::Went(who.uid.clone(), self.number, self.shared().clock.now()));
         }
@@ -362,12 +361,15 @@ impl Session {
             Way::Socket(_) if state.is_flushing => {}
             Way::Socket(stream) => match write(stream, state, now) {
                 Ok(true) => self.flushed(stream, state, now),
-                Ok(false) => {
-                    state.is_flushing = true;
-                    self.lane.runtime.spawn(Arc::clone(self).flush_when_possible());
-                }
+                Ok(false) => {}
                 Err(_) => self.cut(state),
             },
+        }
+        // What the socket does not take waits for it; what was said of losses may have come to that.
+        let has_to_wait = matches!(self.way, Way::Socket(_)) && !state.waiting().is_empty();
+        if has_to_wait && !state.is_flushing && state.phase != Phase::Over {
+            state.is_flushing = true;
+            self.lane.runtime.spawn(Arc::clone(self).flush_when_possible());
         }
     }
 

@@ -241,7 +241,7 @@ fn algorithm_of(jwk: &Jwk) -> Option<Algorithm> {
 #[cfg(test)]
 mod tests {
     use jsonwebtoken::{EncodingKey, Header, encode};
-    use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ED25519};
+    use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ED25519, PKCS_RSA_SHA256};
     use serde_json::{Value, json};
 
     use super::*;
@@ -310,11 +310,16 @@ mod tests {
 
     #[test]
     fn public_keys_are_told_apart_by_themselves() {
-        let kinds = [(Algorithm::ES256, &PKCS_ECDSA_P256_SHA256), (Algorithm::EdDSA, &PKCS_ED25519)];
+        let kinds = [
+            (Algorithm::RS256, &PKCS_RSA_SHA256),
+            (Algorithm::ES256, &PKCS_ECDSA_P256_SHA256),
+            (Algorithm::EdDSA, &PKCS_ED25519),
+        ];
         for (algorithm, kind) in kinds {
             let pair = KeyPair::generate_for(kind).unwrap();
             let private = pair.serialize_pem();
             let key = match algorithm {
+                Algorithm::RS256 => EncodingKey::from_rsa_pem(private.as_bytes()),
                 Algorithm::ES256 => EncodingKey::from_ec_pem(private.as_bytes()),
                 _ => EncodingKey::from_ed_pem(private.as_bytes()),
             };
