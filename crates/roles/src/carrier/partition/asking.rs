@@ -28,7 +28,7 @@ struct Shown {
 
 impl Showing {
     /// With the rows that were asked for, in their order. One that is not there any more is left out.
-    pub(super) fn answer(mut self: Box<Self>, rows: &[Option<Bytes>]) -> Effect {
+    pub(super) fn answer(mut self, rows: &[Option<Bytes>]) -> Effect {
         let mut rows = rows.iter();
         for shown in self.messages {
             let message = match shown.message {
@@ -42,7 +42,7 @@ impl Showing {
         Effect::Answer { ask: self.ask, told: Ok(PeopleTold::Inbox(self.view)) }
     }
 
-    pub(super) fn failed(self: Box<Self>, why: String) -> Effect {
+    pub(super) fn failed(self, why: String) -> Effect {
         Effect::Answer { ask: self.ask, told: Err(PeopleError::Unavailable(why)) }
     }
 }

@@ -71,8 +71,10 @@ fn text(text: &str) -> Got {
     Got::Text(text.to_owned())
 }
 
-/// Every case: its name, the frames, what comes of them.
-fn cases() -> Vec<(&'static str, Vec<Vec<u8>>, Vec<Got>)> {
+/// Its name, the frames, what comes of them.
+type Case = (&'static str, Vec<Vec<u8>>, Vec<Got>);
+
+fn cases() -> Vec<Case> {
     let long = "x".repeat(126);
     let longer = "y".repeat(0xffff);
     let longest = vec![7; 64 << 10];
