@@ -48,6 +48,9 @@ pub enum Order {
         identity: Identity,
         #[serde(default)]
         speaks: Speaks,
+        /// Acknowledge nothing, so that what is stored stays stored.
+        #[serde(default)]
+        mute: bool,
     },
     /// Drops every connection, without a word.
     Drop,
@@ -63,6 +66,14 @@ pub enum Speaks {
     #[default]
     Whimbrel,
     Centrifugo,
+}
+
+/// How devices behave.
+#[derive(Debug, Clone, Copy)]
+struct Manner {
+    identity: Identity,
+    speaks: Speaks,
+    mute: bool,
 }
 
 /// What the crowd answers.
@@ -135,8 +146,8 @@ pub fn run() -> Result<ExitCode, Failure> {
 impl Crowd {
     async fn obey(self: &Rc<Self>, order: Order) {
         match order {
-            Order::Open { address, first, count, at_once, identity, speaks } => {
-                self.open(address, first..first + count, at_once, (identity, speaks)).await
+            Order::Open { address, first, count, at_once, identity, speaks, mute } => {
+                self.open(address, first..first + count, at_once, Manner { identity, speaks, mute }).await
             }
             Order::Drop => {
                 for (_, device) in self.devices.borrow_mut().drain() {
@@ -176,19 +187,13 @@ impl Crowd {
         }
     }
 
-    async fn open(
-        self: &Rc<Self>,
-        address: SocketAddr,
-        numbers: std::ops::Range<u32>,
-        at_once: usize,
-        who: (Identity, Speaks),
-    ) {
+    async fn open(self: &Rc<Self>, address: SocketAddr, numbers: std::ops::Range<u32>, at_once: usize, manner: Manner) {
         let wanted = self.connected.get() + self.failed.get() + u64::from(numbers.end - numbers.start);
         let turns = Rc::new(Semaphore::new(at_once.max(1)));
         for number in numbers {
             let (crowd, turns) = (Rc::clone(self), Rc::clone(&turns));
             let device = spawn_local(async move {
-                let outcome = live(&crowd, address, number, who, &turns).await;
+                let outcome = live(&crowd, address, number, manner, &turns).await;
                 if let Err(why) = outcome {
                     crowd.failed.set(crowd.failed.get() + 1);
                     crowd.first_failure.borrow_mut().get_or_insert(why);
@@ -211,17 +216,17 @@ async fn live(
     crowd: &Rc<Crowd>,
     address: SocketAddr,
     number: u32,
-    (identity, speaks): (Identity, Speaks),
+    manner: Manner,
     turns: &Semaphore,
 ) -> Result<(), String> {
     let failed = |error: io::Error| error.to_string();
     let turn = turns.acquire().await.map_err(|error| error.to_string())?;
     let mut stream = TcpStream::connect(address).await.map_err(failed)?;
     stream.set_nodelay(true).map_err(failed)?;
-    let (shaken, rest) = shake_hands(&mut stream, address, speaks).await.map_err(failed)?;
-    stream.write_all(&first_frame(number, identity, speaks)).await.map_err(failed)?;
+    let (shaken, rest) = shake_hands(&mut stream, address, manner.speaks).await.map_err(failed)?;
+    stream.write_all(&first_frame(number, manner)).await.map_err(failed)?;
     let decoder = Decoder::new(Role::Client);
-    let mut device = Device { decoder, speaks, shaken, is_in: false, has_message: false };
+    let mut device = Device { decoder, manner, shaken, is_in: false, has_message: false };
     let mut answers = Vec::new();
     let mut turn = Some(turn);
     let mut early = Some(rest);
@@ -259,9 +264,9 @@ thread_local! {
     static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BYTES]);
 }
 
-fn first_frame(number: u32, identity: Identity, speaks: Speaks) -> Vec<u8> {
+fn first_frame(number: u32, manner: Manner) -> Vec<u8> {
     let uid = uid(number);
-    let said = match (speaks, identity) {
+    let said = match (manner.speaks, manner.identity) {
         (Speaks::Whimbrel, Identity::Token) => {
             serde_json::json!({ "connect": { "token": token_of(&uid), "platform": "bench", "device": "d" } })
         }
@@ -304,7 +309,7 @@ async fn shake_hands(stream: &mut TcpStream, address: SocketAddr, speaks: Speaks
 
 struct Device {
     decoder: Decoder,
-    speaks: Speaks,
+    manner: Manner,
     shaken: Instant,
     is_in: bool,
     has_message: bool,
@@ -314,10 +319,10 @@ impl Device {
     /// Takes what came, and writes what it answers behind `answers`.
     fn take(&mut self, bytes: &mut [u8], crowd: &Crowd, answers: &mut Vec<u8>) -> Result<(), String> {
         let (mut highest, mut stored, mut closed) = (None, 0, None);
-        let Self { decoder, speaks, shaken, is_in, has_message } = self;
+        let Self { decoder, manner, shaken, is_in, has_message } = self;
         decoder
             .take(bytes, &LIMITS, |incoming| match incoming {
-                Incoming::Text(text) if *speaks == Speaks::Centrifugo => {
+                Incoming::Text(text) if manner.speaks == Speaks::Centrifugo => {
                     for line in text.lines() {
                         match line.get(..7) {
                             Some("{\"push\"") => crowd.messages.set(crowd.messages.get() + 1),
@@ -348,7 +353,7 @@ impl Device {
                 Incoming::Text(_) | Incoming::Binary(_) | Incoming::Pong(_) => {}
             })
             .map_err(|violation| violation.to_string())?;
-        if let Some(seq) = highest {
+        if let Some(seq) = highest.filter(|_| !manner.mute) {
             crowd.acknowledged.set(crowd.acknowledged.get() + stored);
             encode(answers, Opcode::Text, format!("{{\"ack\":{seq}}}").as_bytes(), Some(MASK));
         }

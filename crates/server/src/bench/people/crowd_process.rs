@@ -35,8 +35,14 @@ impl CrowdProcess {
     }
 
     pub fn open(&mut self, address: SocketAddr, first: u32, count: u32, at_once: usize) -> Result<Told, Failure> {
-        let identity = self.identity;
-        self.order(&Order::Open { address, first, count, at_once, identity, speaks: Speaks::default() })
+        let (identity, speaks) = (self.identity, Speaks::default());
+        self.order(&Order::Open { address, first, count, at_once, identity, speaks, mute: false })
+    }
+
+    /// One device that acknowledges nothing.
+    pub fn open_mute(&mut self, address: SocketAddr, user: u32) -> Result<Told, Failure> {
+        let (identity, speaks) = (self.identity, Speaks::default());
+        self.order(&Order::Open { address, first: user, count: 1, at_once: 1, identity, speaks, mute: true })
     }
 
     pub fn drop_all(&mut self) -> Result<Told, Failure> {

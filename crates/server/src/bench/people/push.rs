@@ -171,7 +171,7 @@ impl Bench {
         for _ in 0..PAGE_TIMES {
             self.crowd.drop_all()?;
             self.crowd.reset()?;
-            self.crowd.open(self.stage.address, user, 1, 1)?;
+            self.crowd.open_mute(self.stage.address, user)?;
             let began = Instant::now();
             while began.elapsed() < END_WAIT {
                 if let Some(took) = self.crowd.figures()?.first_message {
