@@ -6,9 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use whimbrel_roles::center;
 use whimbrel_roles::receive::{Code, METRIC_NAMES, Problem, served_paths};
-use whimbrel_roles::worker;
+use whimbrel_roles::{carrier, center, gateway, horn, presence, worker};
 
 /// A text that is no value of any kind of setting but a free text: no number, and a duration beyond every bound.
 const NONSENSE: &str = "99999999w";
@@ -158,8 +157,10 @@ fn the_page_of_the_configuration_says_what_each_setting_takes() {
 #[test]
 fn the_page_of_metrics_has_every_metric() {
     let documented: BTreeSet<String> = rows_under(&page("metrics.md"), "metric").into_keys().collect();
-    let of_roles = [METRIC_NAMES, center::METRIC_NAMES, center::dispatch::METRIC_NAMES, worker::METRIC_NAMES];
-    let named = of_roles.into_iter().flatten().map(|(name, _)| (*name).to_owned());
+    let of_services = [METRIC_NAMES, center::METRIC_NAMES, center::dispatch::METRIC_NAMES, worker::METRIC_NAMES];
+    let of_people = [gateway::METRIC_NAMES, carrier::METRIC_NAMES, presence::figures::NAMES, horn::METRIC_NAMES];
+    let of_roles = of_services.into_iter().chain(of_people);
+    let named = of_roles.flatten().map(|(name, _)| (*name).to_owned());
     let macros = ["counter!(", "gauge!(", "histogram!("];
     let in_code: BTreeSet<String> = named.chain(macros.into_iter().flat_map(literals_after)).collect();
     assert_eq!(documented, in_code);
@@ -180,7 +181,7 @@ fn the_page_of_http_has_every_path_with_its_methods() {
     let documented: BTreeSet<String> = headings.map(str::to_owned).collect();
     // The server serves `/metrics` beside the door's own paths.
     let mut in_code = BTreeSet::from(["GET /metrics".to_owned()]);
-    for (path, methods) in served_paths() {
+    for (path, methods) in served_paths().chain(gateway::PATHS) {
         in_code.extend(methods.iter().map(|method| format!("{} {path}", method.to_uppercase())));
     }
     assert_eq!(documented, in_code);

@@ -69,7 +69,7 @@ pub fn guarded(router: Router, origins: Origins) -> Router {
 
 fn refusal(origin: &str) -> Response {
     let problem = serde_json::json!({
-        "type": "about:blank",
+        "type": "urn:whimbrel:problem:origin_not_allowed",
         "title": "This page may not connect",
         "status": 403,
         "code": "origin_not_allowed",

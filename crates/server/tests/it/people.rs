@@ -85,6 +85,8 @@ properties![
     sessions::presence_knows_who_is_there_and_who_went,
     sessions::an_ack_from_the_future_is_a_bad_frame,
     sessions::a_frame_that_is_nonsense_or_out_of_turn_is_a_bad_frame,
+    doors::an_event_stream_is_a_device_too,
+    doors::grpc_is_a_device_too,
     doors::the_command_line_is_a_device_too,
 ];
 

@@ -1,13 +1,17 @@
 //! Other doors to the same inbox: the event stream, gRPC and the command line, each property on a site.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
 use std::process::Stdio;
 
 use serde_json::{Value, json};
+use whimbrel_client::NewPush;
+use whimbrel_roles::protocol::gateway_client::GatewayClient;
+use whimbrel_roles::protocol::{ClientFrame, client_frame, server_frame};
 
 use super::deliver::Site;
 use super::device::{Device, Hello};
-use super::server::{run, stderr_of, stdout_of, whimbrel};
+use super::server::{converse, run, stderr_of, stdout_of, whimbrel};
 
 pub fn the_command_line_is_a_device_too(site: &Site) {
     let command = |arguments: &[&str]| {
@@ -52,4 +56,63 @@ pub fn the_command_line_is_a_device_too(site: &Site) {
     assert_eq!(device.frame("kick")["reason"], json!("bye"));
     assert!(command(&["platform", "set", "tty", "--sessions", "3", "--json"]).contains("\"many\":3"));
     assert!(command(&["inbox", "cli-user"]).contains("nothing is stored"));
+}
+
+pub fn an_event_stream_is_a_device_too(site: &Site) {
+    site.push_texts("streamed", ["stored"]);
+    site.stores("streamed", 1);
+    let mut stream = TcpStream::connect(site.server.address()).unwrap();
+    let path = "/v1/connect/sse?uid=streamed&platform=web&device=d";
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n").as_bytes()).unwrap();
+    let mut frames = BufReader::new(stream).lines().map_while(Result::ok).filter_map(|line| {
+        let data = line.strip_prefix("data:")?;
+        serde_json::from_str::<Value>(data.trim()).ok()
+    });
+    let connected = frames.next().unwrap();
+    let session = connected["connected"]["session"].as_str().unwrap().to_owned();
+    let message = frames.next().unwrap();
+    assert_eq!(message["message"]["payload"], json!("stored"), "{message}");
+    let seq = message["message"]["seq"].as_u64().unwrap();
+    let body = json!({ "session": session, "ack": seq, "uid": "streamed" }).to_string();
+    let mut acks = TcpStream::connect(site.server.address()).unwrap();
+    let head = format!("POST /v1/connect/ack HTTP/1.0\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+    acks.write_all(format!("{head}{body}").as_bytes()).unwrap();
+    let mut answer = String::new();
+    acks.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains(" 204 "), "{answer}");
+    site.stores("streamed", 0);
+    site.push_texts("streamed", ["live"]);
+    assert_eq!(frames.next().unwrap()["message"]["payload"], json!("live"));
+}
+
+pub fn grpc_is_a_device_too(site: &Site) {
+    let url = site.server.url.clone();
+    site.push_texts("over-grpc", ["stored"]);
+    converse(async {
+        let channel = tonic::transport::Endpoint::new(url).unwrap().connect().await.unwrap();
+        let (says, said) = tokio::sync::mpsc::unbounded_channel::<ClientFrame>();
+        let outgoing =
+            futures_util::stream::unfold(said, |mut said| async { said.recv().await.map(|frame| (frame, said)) });
+        let say = |frame: client_frame::Frame| says.send(ClientFrame { frame: Some(frame) }).unwrap();
+        say(client_frame::Frame::Connect(client_frame::Connect {
+            uid: Some("over-grpc".into()),
+            platform: Some("web".into()),
+            ..client_frame::Connect::default()
+        }));
+        let mut frames = GatewayClient::new(channel).connect(outgoing).await.unwrap().into_inner();
+        let first = frames.message().await.unwrap().unwrap().frame;
+        assert!(matches!(first, Some(server_frame::Frame::Connected(_))), "{first:?}");
+        let Some(server_frame::Frame::Message(message)) = frames.message().await.unwrap().unwrap().frame else {
+            panic!("a message was to come")
+        };
+        assert_eq!(&message.payload[..], b"stored");
+        say(client_frame::Frame::Ack(message.seq.unwrap()));
+        site.client().push("over-grpc", &NewPush::new(vec![0, 255])).await.unwrap();
+        let Some(server_frame::Frame::Message(message)) = frames.message().await.unwrap().unwrap().frame else {
+            panic!("a message was to come")
+        };
+        assert_eq!(&message.payload[..], [0, 255]);
+        say(client_frame::Frame::Ack(message.seq.unwrap()));
+    });
+    site.stores("over-grpc", 0);
 }
