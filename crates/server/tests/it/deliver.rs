@@ -15,7 +15,8 @@ use super::server::{Server, converse, eventually};
 use super::services::{OwnKafka, OwnRedis, skip};
 
 /// Settings under which nothing takes long.
-const QUICK: [&str; 2] = ["subscriptions.breaker_pause=300ms", "subscriptions.breaker_pause_max=1s"];
+const QUICK: [&str; 3] =
+    ["subscriptions.breaker_pause=300ms", "subscriptions.breaker_pause_max=1s", "push.retry_after=100ms"];
 
 /// A server with subscriptions.
 pub struct Site {

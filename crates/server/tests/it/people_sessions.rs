@@ -39,9 +39,7 @@ pub fn a_platform_of_many_has_a_seat_for_each_device(site: &Site) {
     let mut c = Device::connect(&site.server, &hello("c"));
     assert_eq!(a.closed().0, 4001, "the oldest goes");
     site.push_texts("three", ["2"]);
-    assert_eq!(b.take(1), ["2"]);
-    // What was there already is for a device that is seen for the first time as well.
-    assert_eq!(c.take(2).last().map(String::as_str), Some("2"));
+    assert_eq!((b.take(1), c.take(1)), (vec!["2".to_owned()], vec!["2".to_owned()]));
     b.leave();
     c.leave();
     let mut a = Device::connect(&site.server, &hello("a"));
@@ -66,7 +64,7 @@ pub fn a_kick_says_why(site: &Site) {
 }
 
 pub fn a_device_that_never_acknowledges_is_closed_and_may_come_back(site: &Site) {
-    site.platform("mute", &PlatformInfo { ack_timeout: Some("200ms".into()), ..PlatformInfo::default() });
+    site.platform("mute", &PlatformInfo { ack_timeout: Some("1s".into()), ..PlatformInfo::default() });
     let mut device = Device::connect(&site.server, &Hello::of("mute", "mute"));
     site.push("mute", &NewPush::text("hello?"));
     let first = device.message();
@@ -79,6 +77,7 @@ pub fn a_device_that_never_acknowledges_is_closed_and_may_come_back(site: &Site)
 }
 
 pub fn presence_knows_who_is_there_and_who_went(site: &Site) {
+    site.is_online("seen", false);
     let before = converse(site.client().presence("seen")).unwrap();
     assert!(!before.online && before.last_seen.is_none(), "{before:?}");
     let device = Device::connect(&site.server, &Hello::of("seen", "web").device("d1"));
@@ -99,7 +98,7 @@ pub fn an_ack_from_the_future_is_a_bad_frame(site: &Site) {
     device.ack(1_000_000);
     let (code, reason) = device.closed();
     assert_eq!(code, 4000);
-    assert!(reason.starts_with("bad_frame"), "{reason}");
+    assert!(reason.contains("1000000"), "{reason}");
 }
 
 pub fn a_frame_that_is_nonsense_or_out_of_turn_is_a_bad_frame(site: &Site) {
