@@ -164,12 +164,19 @@ fn judge_sharing(config: &Config, at: &impl Fn(&str) -> String, findings: &mut F
             at("devices.engine")
         ));
     }
-    if config.presence.engine == PresenceEngineName::Memory && config.presence.writers.is_empty() {
-        findings.problems.push(format!(
-            "{engine} is \"etcd\", and {} keeps who is online in this process's memory; set presence.engine = \"redis\", or name \
-             who writes it with presence.writers",
-            at("presence.engine")
-        ));
+    if config.presence.writers.is_empty() {
+        let said = format!(
+            "{engine} is \"etcd\", and {} names nobody: each process writes who is online by itself",
+            at("presence.writers")
+        );
+        match config.presence.engine {
+            PresenceEngineName::Memory => findings.problems.push(format!(
+                "{said}, in its own memory, where no other sees it; name a writer for each shard, the same in every process"
+            )),
+            PresenceEngineName::Redis => findings.warnings.push(format!(
+                "{said}, to the same store; name one writer for each shard, the same in every process"
+            )),
+        }
     }
     if config.receipts.engine == StateEngineName::Embedded && config.roles.receive {
         findings.warnings.push(format!(
@@ -286,7 +293,7 @@ mod tests {
         with_flags(flags).findings.problems.join("\n")
     }
 
-    const SHARED: [(&str, &str); 8] = [
+    const SHARED: [(&str, &str); 9] = [
         ("coordination.engine", "etcd"),
         ("log.engine", "kafka"),
         ("timers.engine", "redis"),
@@ -294,6 +301,7 @@ mod tests {
         ("subscriptions.engine", "redis"),
         ("push.engine", "redis"),
         ("presence.engine", "redis"),
+        ("presence.writers", "127.0.0.1:7601"),
         ("devices.engine", "redis"),
     ];
 

@@ -7,7 +7,7 @@ use whimbrel_client::{Client, Kick, NewPush};
 use super::device::{Device, Hello};
 use super::hold_nodes::{NEEDED, Shared};
 use super::server::{Server, converse, eventually};
-use super::services::skip;
+use super::services::{free_address, skip};
 
 /// Enough that both of two nodes own some of their partitions.
 const USERS: usize = 24;
@@ -35,7 +35,13 @@ fn a_device_is_reached_through_whichever_process_and_survives_the_death_of_its_i
     }
     let shared = Shared::start();
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    let [first, second] = [0, 1].map(|index| shared.node(&folders[index], &[]));
+    let addresses = [free_address(), free_address()];
+    // Each writes one of two shards, in its memory: whoever asks the other one asks over the internal port.
+    let writers = format!("presence.writers={},{}", addresses[0], addresses[1]);
+    let [first, second] = [0, 1].map(|index| {
+        let internal = format!("internal_listen={}", addresses[index]);
+        shared.node(&folders[index], &[internal, writers.clone(), "presence.engine=memory".to_owned()])
+    });
     let mut devices: Vec<Device> =
         (0..USERS).map(|user| Device::connect(&first, &Hello::of(&uid(user), "web"))).collect();
     for (user, device) in devices.iter_mut().enumerate() {
@@ -60,7 +66,11 @@ fn whoever_was_connected_to_a_process_that_dies_is_offline_and_loses_nothing() {
     }
     let shared = Shared::start();
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    let [first, second] = [0, 1].map(|index| shared.node(&folders[index], &[]));
+    let addresses = [free_address(), free_address()];
+    // The one that stays writes both shards.
+    let writers = format!("presence.writers={},{}", addresses[0], addresses[0]);
+    let [first, second] = [0, 1]
+        .map(|index| shared.node(&folders[index], &[format!("internal_listen={}", addresses[index]), writers.clone()]));
     let devices: Vec<Device> = (0..USERS).map(|user| Device::connect(&second, &Hello::of(&uid(user), "web"))).collect();
     online(&first.client(), USERS);
     second.kill();
@@ -83,8 +93,16 @@ fn roles_that_run_apart_reach_people_together() {
     }
     let shared = Shared::start();
     let folders = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let addresses = [free_address(), free_address(), free_address()];
     let node = |index: usize, roles: &str| -> Server {
-        shared.node(&folders[index], &[format!("roles={roles}"), format!("name=apart-{index}")])
+        let settings = [
+            format!("roles={roles}"),
+            format!("name=apart-{index}"),
+            format!("internal_listen={}", addresses[index]),
+            format!("presence.writers={}", addresses[2]),
+            "presence.engine=memory".to_owned(),
+        ];
+        shared.node(&folders[index], &settings)
     };
     let door = node(0, "receive,center");
     let gateway = node(1, "gateway");

@@ -294,7 +294,7 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-fn free_address() -> String {
+pub fn free_address() -> String {
     format!("127.0.0.1:{}", free_port())
 }
 
