@@ -337,6 +337,20 @@ mod tests {
     }
 
     #[test]
+    fn what_devices_and_notices_need_is_judged_before_a_start() {
+        assert!(problems(&[("clients.secret", "short")]).contains("at least 32"));
+        for origin in ["shop.example", "https://a/b", "https://*.example"] {
+            assert!(problems(&[("gateway.origins", origin)]).contains("is not an origin"), "{origin}");
+        }
+        assert!(with_flags(&[("gateway.origins", "https://shop.example, null")]).config.is_some());
+        assert!(problems(&[("push.retry_after", "1s, soon")]).contains("`soon`"));
+        assert!(problems(&[("presence.data_centre", "1")]).contains("counted from 0"));
+        assert!(problems(&[("presence.writers", "a:1;b")]).contains("`b` is not a host:port"));
+        assert!(problems(&[("horn.apns.key_file", "k.p8")]).contains("horn.apns.team_id"));
+        assert!(problems(&[("horn.webpush.key_file", "k.pem")]).contains("horn.webpush.subject"));
+    }
+
+    #[test]
     fn the_internal_door_is_not_open_to_other_machines_without_a_key() {
         let open = [&SHARED[..], &[("internal_listen", "0.0.0.0:7601"), ("advertise", "10.0.0.1:7601")]].concat();
         assert!(problems(&open).contains("set internal_key"), "{}", problems(&open));

@@ -209,6 +209,17 @@ mod tests {
     }
 
     #[test]
+    fn a_section_may_have_sections() {
+        let mut findings = Findings::default();
+        let given = from_file("w.toml", "[horn]\ntimeout = \"5s\"\n[horn.apns]\nkey_id = \"k\"\n", &mut findings);
+        assert_eq!((given.len(), findings), (2, Findings::default()));
+        assert_eq!(
+            problems_of("[horn.apsn]\nx = 1\n"),
+            ["w.toml: unknown key `horn.apsn` at line 1: did you mean `horn.apns.topic`?"]
+        );
+    }
+
+    #[test]
     fn every_problem_is_told_not_only_the_first() {
         let problems =
             problems_of("listen = 3\nworkers = \"many\"\n[limits]\nheaders = -1\npayload_bytes = \"1 parsec\"\n");
