@@ -38,9 +38,8 @@ pub(super) fn find(door: &Door, caller: &Caller, name: &str) -> Result<Arc<Subsc
     found.ok_or_else(unknown)
 }
 
-/// Whether it is one that this caller may know of. The system's own are nobody's: they are not paused, moved or deleted.
 pub(crate) fn is_seen(caller: &Caller, subscription: &Subscription) -> bool {
-    !subscription.name.starts_with('_') && subscription.stored.spec.topics.iter().all(|topic| caller.sees(topic))
+    subscription.stored.spec.topics.iter().all(|topic| caller.sees(topic))
 }
 
 /// The subscription in the path of a request, for whoever has the scope; and the fields of the request's body.

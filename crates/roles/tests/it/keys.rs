@@ -33,7 +33,8 @@ async fn without_a_key_everything_that_matters_is_closed() {
     for (path, methods) in whimbrel_roles::receive::served_paths() {
         for method in methods {
             let method: Method = method.to_uppercase().parse().unwrap();
-            let uri = path.replace("{topic}", "orders").replace("{id}", "x").replace("{name}", "x");
+            let uri =
+                path.replace("{topic}", "orders").replace("{id}", "x").replace("{name}", "x").replace("{uid}", "x");
             let answer = house.call(method, &uri, &[], "").await;
             match path {
                 "/healthz" | "/readyz" | "/openapi.json" | "/" => assert_eq!(answer.status, 200, "{path}"),

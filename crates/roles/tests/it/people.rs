@@ -10,6 +10,7 @@ use whimbrel_model::ports::{
 use whimbrel_model::push::{PRESENCE_TOPIC, PUSH_DEAD_TOPIC, PushDead, PushKick, PushTask};
 use whimbrel_model::{Headers, Record, Timestamp};
 use whimbrel_roles::receive::{ApiKey, ReceiveSettings, Scope, Secret};
+use whimbrel_roles::subscriptions::ensure_notices_subscription;
 
 use crate::people_push::records;
 use crate::support::{House, soon};
@@ -334,4 +335,15 @@ async fn dead_notices_need_somebody_who_sends_notices() {
     let house = House::new().await;
     house.get("/v1/notices/dead-letters").await.problem(503, "unavailable");
     house.post("/v1/notices/redrive", r#"{"all":true}"#).await.problem(503, "unavailable");
+}
+
+#[tokio::test]
+async fn dead_notices_are_those_of_the_systems_own_subscription() {
+    let house = House::new().await;
+    ensure_notices_subscription(&house.subscriptions).await.unwrap();
+    assert_eq!(house.get("/v1/notices/dead-letters").await.ok(200), json!({ "dead_letters": [] }));
+    let redriven = house.post("/v1/notices/redrive", r#"{"ids":["n1"]}"#).await.ok(200);
+    assert_eq!(redriven, json!({ "redriven": 0, "unknown": ["n1"] }));
+    let number = house.subscriptions.get("_notices").unwrap().number();
+    assert!(house.world.dispatch.asked().iter().all(|(asked, _)| *asked == number));
 }

@@ -52,8 +52,8 @@ const PROVIDERS: [(&str, Provider); 4] =
 )]
 pub(in super::super) async fn put_device(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
-    let (uid, name) = named(parts.uri.path())?;
     door.keys.caller(&parts.headers)?.require(Scope::Push)?;
+    let (uid, name) = named(parts.uri.path())?;
     let device = device_of(name, fields_of(&door, &parts, body).await?, &door.settings)?;
     let shown = to_json(&document_of(&device));
     door.ports.devices.put(&uid, device).await?;
@@ -71,8 +71,8 @@ pub(in super::super) async fn put_device(State(door): State<Arc<Door>>, request:
     ),
 )]
 pub(in super::super) async fn get_device(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
-    let (uid, name) = named(request.uri().path())?;
     door.keys.caller(request.headers())?.require(Scope::Push)?;
+    let (uid, name) = named(request.uri().path())?;
     Query::parse(request.uri().query())?.end()?;
     let devices = door.ports.devices.of(&uid).await?;
     let found = devices.iter().find(|device| device.device == name).ok_or_else(|| unknown(&uid, &name))?;
@@ -93,8 +93,8 @@ pub(in super::super) async fn delete_device(
     State(door): State<Arc<Door>>,
     request: Request,
 ) -> Result<Response, Problem> {
-    let (uid, name) = named(request.uri().path())?;
     door.keys.caller(request.headers())?.require(Scope::Push)?;
+    let (uid, name) = named(request.uri().path())?;
     Query::parse(request.uri().query())?.end()?;
     match door.ports.devices.remove(&uid, &name, None).await? {
         true => Ok(StatusCode::NO_CONTENT.into_response()),
@@ -116,8 +116,8 @@ pub(in super::super) async fn list_devices(
     State(door): State<Arc<Door>>,
     request: Request,
 ) -> Result<Response, Problem> {
-    let uid = uid_in_path(request.uri().path())?;
     door.keys.caller(request.headers())?.require(Scope::Push)?;
+    let uid = uid_in_path(request.uri().path())?;
     Query::parse(request.uri().query())?.end()?;
     let devices = door.ports.devices.of(&uid).await?.iter().map(document_of).collect();
     Ok(json_response(StatusCode::OK, to_json(&DeviceList { devices })))

@@ -43,8 +43,8 @@ pub(super) const LIMIT_MAX: usize = 1_000;
     ),
 )]
 pub(in super::super) async fn get_inbox(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
-    let uid = uid_in_path(request.uri().path())?;
     door.keys.caller(request.headers())?.require(Scope::Push)?;
+    let uid = uid_in_path(request.uri().path())?;
     let mut query = Query::parse(request.uri().query())?;
     let platform = query.take("platform")?.map(|name| Platform::new(&name)).transpose()?;
     let after: u64 = query.take_parsed("after", "a number")?.unwrap_or(0);
@@ -71,8 +71,8 @@ pub(in super::super) async fn delete_inbox(
     State(door): State<Arc<Door>>,
     request: Request,
 ) -> Result<Response, Problem> {
-    let uid = uid_in_path(request.uri().path())?;
     door.keys.caller(request.headers())?.require(Scope::Push)?;
+    let uid = uid_in_path(request.uri().path())?;
     Query::parse(request.uri().query())?.end()?;
     Ok(accepted(append_task(&door, &uid, &PushTask::Wipe { uid: uid.to_string() }).await?))
 }

@@ -35,8 +35,8 @@ const REASON_MAX_BYTES: usize = 120;
 )]
 pub(in super::super) async fn kick(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
-    let uid = uid_in_path(parts.uri.path())?;
     door.keys.caller(&parts.headers)?.require(Scope::Push)?;
+    let uid = uid_in_path(parts.uri.path())?;
     let mut fields = fields_of(&door, &parts, body).await?;
     let (platform, session) = (fields.text("platform")?, fields.text("session")?);
     let Some(reason) = fields.text("reason")? else { return Err(fields.wrong("reason", "is missing")) };

@@ -49,8 +49,8 @@ pub(in super::super) async fn put_platform(
     request: Request,
 ) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
-    let platform = Platform::new(&last_in_path(parts.uri.path())?)?;
     door.keys.caller(&parts.headers)?.require(Scope::Admin)?;
+    let platform = Platform::new(&last_in_path(parts.uri.path())?)?;
     let settings = settings_of(fields_of(&door, &parts, body).await?, door.settings.push_ttl_max)?;
     let shown = to_json(&document_of(&platform, &settings, true));
     let platforms = Arc::clone(&door.ports.platforms);
@@ -73,8 +73,8 @@ pub(in super::super) async fn get_platform(
     State(door): State<Arc<Door>>,
     request: Request,
 ) -> Result<Response, Problem> {
-    let platform = Platform::new(&last_in_path(request.uri().path())?)?;
     door.keys.caller(request.headers())?.require(Scope::Push)?;
+    let platform = Platform::new(&last_in_path(request.uri().path())?)?;
     Query::parse(request.uri().query())?.end()?;
     let platforms = &door.ports.platforms;
     let document = document_of(&platform, &platforms.get(&platform), platforms.is_configured(&platform));
@@ -114,8 +114,8 @@ pub(in super::super) async fn delete_platform(
     State(door): State<Arc<Door>>,
     request: Request,
 ) -> Result<Response, Problem> {
-    let platform = Platform::new(&last_in_path(request.uri().path())?)?;
     door.keys.caller(request.headers())?.require(Scope::Admin)?;
+    let platform = Platform::new(&last_in_path(request.uri().path())?)?;
     Query::parse(request.uri().query())?.end()?;
     let platforms = Arc::clone(&door.ports.platforms);
     Undisturbed::new(async move { platforms.remove(&platform).await }).await?;

@@ -40,8 +40,8 @@ pub(in super::super) async fn get_presence(
     State(door): State<Arc<Door>>,
     request: Request,
 ) -> Result<Response, Problem> {
-    let uid = uid_in_path(request.uri().path())?;
     door.keys.caller(request.headers())?.require(Scope::Push)?;
+    let uid = uid_in_path(request.uri().path())?;
     Query::parse(request.uri().query())?.end()?;
     let answer = look(&door, vec![uid.clone()]).await?;
     let found = answer.users.into_iter().next().unwrap_or_default();

@@ -42,8 +42,8 @@ const ANSWER_BYTES_TYPICAL: usize = 48;
 )]
 pub(in super::super) async fn push(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
-    let uid = uid_in_path(parts.uri.path())?;
     let caller = admit(&door, &parts)?;
+    let uid = uid_in_path(parts.uri.path())?;
     push_one(&door, &caller, &parts, body, Whom::Path(uid.as_str())).await
 }
 
