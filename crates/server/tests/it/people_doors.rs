@@ -3,6 +3,7 @@
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::Stdio;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use whimbrel_client::NewPush;
@@ -11,7 +12,7 @@ use whimbrel_roles::protocol::{ClientFrame, client_frame, server_frame};
 
 use super::deliver::Site;
 use super::device::{Device, Hello};
-use super::server::{converse, run, stderr_of, stdout_of, whimbrel};
+use super::server::{PATIENCE, converse, run, stderr_of, stdout_of, whimbrel};
 
 pub fn the_command_line_is_a_device_too(site: &Site) {
     let command = |arguments: &[&str]| {
@@ -113,6 +114,11 @@ pub fn grpc_is_a_device_too(site: &Site) {
         };
         assert_eq!(&message.payload[..], [0, 255]);
         say(client_frame::Frame::Ack(message.seq.unwrap()));
+        // The stream lives as long as this conversation: what was acknowledged must have arrived before it ends.
+        let until = tokio::time::Instant::now() + PATIENCE;
+        while !site.client().inbox("over-grpc", None).await.unwrap().messages.is_empty() {
+            assert!(tokio::time::Instant::now() < until, "the acknowledgements did not arrive");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     });
-    site.stores("over-grpc", 0);
 }
