@@ -3,6 +3,7 @@
 //!
 //! Each fence has a thread, which owns the producer and takes commits one after the other: their order is that of the calls.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,10 +15,14 @@ use rdkafka::message::{DeliveryResult, Message};
 use rdkafka::producer::{BaseProducer, Producer, ProducerContext};
 use tokio::sync::oneshot;
 use whimbrel_model::ports::{CommitOutcome, Entry, LogError};
+use whimbrel_model::{EventSink, PartitionId};
 
 use super::append::{base_record, check_record};
+use super::hanging::Hanging;
 use super::known::{KnownTopic, KnownTopics};
+use super::mend::Ends;
 use super::native::Persistence;
+use super::queries::Queries;
 use super::{context, outcome};
 
 /// Commits of one fence that wait for their turn; beyond, a commit is not now.
@@ -36,6 +41,12 @@ pub(super) struct FenceContext {
     pub known: Arc<KnownTopics>,
     /// How long opening or one commit may take.
     pub timeout: Duration,
+    pub transactional_id: String,
+    /// The options of a consumer that reads the coordinator's log.
+    pub coordinator: ClientConfig,
+    pub queries: Arc<Queries>,
+    pub hanging: Arc<Hanging>,
+    pub events: EventSink,
 }
 
 /// An open fence, as [`whimbrel_model::ports::Fence`] carries it. Its thread ends when the last clone is dropped.
@@ -91,21 +102,37 @@ impl FenceHandle {
     }
 }
 
-struct FencedProducer {
-    producer: BaseProducer<Deliveries>,
-    known: Arc<KnownTopics>,
+pub(super) struct FencedProducer {
+    pub(super) producer: BaseProducer<Deliveries>,
+    pub(super) known: Arc<KnownTopics>,
     timeout: Duration,
+    pub(super) transactional_id: String,
+    pub(super) coordinator: ClientConfig,
+    pub(super) queries: Arc<Queries>,
+    pub(super) hanging: Arc<Hanging>,
+    pub(super) events: EventSink,
 }
 
 impl FencedProducer {
     fn open(context: FenceContext) -> Result<Self, LogError> {
-        let FenceContext { config, known, timeout } = context;
+        let FenceContext { config, known, timeout, transactional_id, coordinator, queries, hanging, events } = context;
         let unavailable = |error: KafkaError| outcome::unavailable(&error);
         let producer = BaseProducer::from_config_and_context(&config, Deliveries::default()).map_err(unavailable)?;
         let deadline = Instant::now() + timeout;
         loop {
             let error = match producer.init_transactions(left(deadline)) {
-                Ok(()) => return Ok(Self { producer, known, timeout }),
+                Ok(()) => {
+                    return Ok(Self {
+                        producer,
+                        known,
+                        timeout,
+                        transactional_id,
+                        coordinator,
+                        queries,
+                        hanging,
+                        events,
+                    });
+                }
                 Err(error) => error,
             };
             let may_retry = matches!(&error, KafkaError::Transaction(why) if why.is_retriable());
@@ -118,18 +145,26 @@ impl FencedProducer {
 
     /// Takes commits until the fence is dropped or void. What waits behind a void fence is told so.
     fn serve(self, waiting: &mpsc::Receiver<Commit>) {
+        let mut ends = Ends::default();
         loop {
             let commit = match waiting.recv_timeout(IDLE_LOOK) {
-                Ok(commit) => commit,
-                Err(RecvTimeoutError::Timeout) => {
-                    self.producer.poll(Duration::ZERO);
-                    continue;
-                }
+                Ok(commit) => Some(commit),
+                Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            let outcome = self.commit(commit.entries);
+            self.producer.poll(Duration::ZERO);
+            ends.look(self.producer.context().has_lost_a_connection(), Instant::now());
+            let outcome = match (self.mend(&mut ends), &commit) {
+                (Ok(()), Some(commit)) => self.commit_remembered(&commit.entries, &mut ends),
+                (Ok(()), None) => continue,
+                // What was mended in vain is not the outcome of a commit that was not begun.
+                (Err(CommitOutcome::Unknown(_)), _) => CommitOutcome::Fenced,
+                (Err(outcome), _) => outcome,
+            };
             let stands = !matches!(outcome, CommitOutcome::Fenced | CommitOutcome::Unknown(_));
-            let _ = commit.answer.send(outcome);
+            if let Some(commit) = commit {
+                let _ = commit.answer.send(outcome);
+            }
             if !stands {
                 break;
             }
@@ -141,7 +176,16 @@ impl FencedProducer {
         }
     }
 
-    fn commit(&self, entries: Vec<Entry>) -> CommitOutcome {
+    fn commit_remembered(&self, entries: &[Entry], ends: &mut Ends) -> CommitOutcome {
+        let outcome = self.commit(entries);
+        if let CommitOutcome::Done(offsets) = &outcome {
+            let partitions: Vec<PartitionId> = entries.iter().map(|entry| entry.partition).collect();
+            ends.committed(&partitions, offsets, Instant::now());
+        }
+        outcome
+    }
+
+    fn commit(&self, entries: &[Entry]) -> CommitOutcome {
         if entries.is_empty() {
             return CommitOutcome::Done(Vec::new());
         }
@@ -156,9 +200,9 @@ impl FencedProducer {
         if let Err(error) = self.producer.begin_transaction() {
             return self.lost(&error);
         }
-        match self.deliver(&topics, &entries, deadline) {
+        match self.deliver(&topics, entries, deadline) {
             Ok(offsets) => self.end(offsets, deadline),
-            Err(failure) => self.abort(failure, &topics, &entries, deadline),
+            Err(failure) => self.abort(failure, &topics, entries, deadline),
         }
     }
 
@@ -185,7 +229,12 @@ impl FencedProducer {
     }
 
     /// Sends all, and waits until all are written: not yet visible, each with its offset.
-    fn deliver(&self, topics: &[Arc<KnownTopic>], entries: &[Entry], deadline: Instant) -> Result<Vec<u64>, Failure> {
+    pub(super) fn deliver(
+        &self,
+        topics: &[Arc<KnownTopic>],
+        entries: &[Entry],
+        deadline: Instant,
+    ) -> Result<Vec<u64>, Failure> {
         let deliveries = self.producer.context();
         deliveries.begin(entries.len());
         for (index, (topic, entry)) in topics.iter().zip(entries).enumerate() {
@@ -226,7 +275,7 @@ impl FencedProducer {
     }
 
     /// Makes the transaction visible.
-    fn end(&self, offsets: Vec<u64>, deadline: Instant) -> CommitOutcome {
+    pub(super) fn end(&self, offsets: Vec<u64>, deadline: Instant) -> CommitOutcome {
         loop {
             let error = match self.producer.commit_transaction(left(deadline)) {
                 Ok(()) => return CommitOutcome::Done(offsets),
@@ -291,11 +340,11 @@ impl FencedProducer {
     }
 
     /// Aborting waits for the reports of everything that was sent, so somebody must poll meanwhile.
-    fn abort_transaction(&self) -> Result<(), KafkaError> {
-        let aborted = std::sync::atomic::AtomicBool::new(false);
+    pub(super) fn abort_transaction(&self) -> Result<(), KafkaError> {
+        let aborted = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                while !aborted.load(std::sync::atomic::Ordering::Acquire) {
+                while !aborted.load(Ordering::Acquire) {
                     self.producer.poll(ABORT_POLL);
                 }
             });
@@ -306,13 +355,13 @@ impl FencedProducer {
                     result => break result,
                 }
             };
-            aborted.store(true, std::sync::atomic::Ordering::Release);
+            aborted.store(true, Ordering::Release);
             result
         })
     }
 
     /// The outcome after an error that leaves the fence unusable.
-    fn lost(&self, error: &KafkaError) -> CommitOutcome {
+    pub(super) fn lost(&self, error: &KafkaError) -> CommitOutcome {
         let by_code = matches!(error, KafkaError::Transaction(why) if outcome::is_fenced(why.code()));
         match self.fenced() {
             Some(fenced) => fenced,
@@ -332,7 +381,7 @@ fn left(deadline: Instant) -> Duration {
 }
 
 /// The first entry that could not be written.
-struct Failure {
+pub(super) struct Failure {
     index: usize,
     code: Code,
 }
@@ -345,7 +394,10 @@ enum Progress {
 
 /// The delivery reports of the transaction under way, by the entries' indexes.
 #[derive(Default)]
-struct Deliveries(Mutex<Reports>);
+pub(super) struct Deliveries {
+    reports: Mutex<Reports>,
+    has_lost_a_connection: AtomicBool,
+}
 
 #[derive(Default)]
 struct Reports {
@@ -357,6 +409,11 @@ struct Reports {
 impl Deliveries {
     fn begin(&self, entries: usize) {
         *self.reports() = Reports { offsets: vec![None; entries], open: entries, failed: None };
+    }
+
+    /// Whether a connection was lost since this was asked last.
+    fn has_lost_a_connection(&self) -> bool {
+        self.has_lost_a_connection.swap(false, Ordering::AcqRel)
     }
 
     fn progress(&self) -> Progress {
@@ -372,7 +429,7 @@ impl Deliveries {
     }
 
     fn reports(&self) -> std::sync::MutexGuard<'_, Reports> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -382,6 +439,10 @@ impl ClientContext for Deliveries {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
+        let code = error.rdkafka_error_code();
+        if matches!(code, Some(Code::BrokerTransportFailure | Code::AllBrokersDown | Code::OperationTimedOut)) {
+            self.has_lost_a_connection.store(true, Ordering::Release);
+        }
         context::log_error(&error, reason);
     }
 }

@@ -17,6 +17,7 @@ use whimbrel_model::{PartitionId, Record, StoredRecord, Timestamp, TopicNumber};
 
 use super::context::{Consumer, Quiet};
 use super::known::KnownTopic;
+use super::mend;
 use super::native;
 use super::outcome;
 use super::window::{OutsideWindow, Window};
@@ -139,6 +140,9 @@ impl Cursor {
             match queue.poll(Duration::ZERO) {
                 Some(Ok(message)) => {
                     let stored = stored_record(&message);
+                    if mend::is_only_an_end(&stored.record) {
+                        continue;
+                    }
                     records += 1;
                     bytes += stored.record.size();
                     window.push(stored);

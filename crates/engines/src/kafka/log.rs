@@ -18,6 +18,7 @@ use super::append::Appender;
 use super::commit::{FenceContext, FenceHandle};
 use super::context::Consumer;
 use super::cursors::Cursors;
+use super::hanging::Hanging;
 use super::known::{KnownTopic, KnownTopics};
 use super::outcome;
 use super::queries::{End, Queries};
@@ -61,6 +62,8 @@ struct Parts {
     queries: Arc<Queries>,
     reader: Reader,
     topics: Topics,
+    hanging: Arc<Hanging>,
+    events: EventSink,
     /// Ends the housekeeping thread when it is dropped.
     _housekeeping: mpsc::Sender<()>,
 }
@@ -98,11 +101,19 @@ impl Parts {
         let known = Arc::new(KnownTopics::default());
         let appender = Appender::new(&settings)?;
         let cursors = Arc::new(Cursors::new(&settings)?);
-        let topics = Topics::new(&settings, known.clone(), queries.clone(), cursors.clone(), events)?;
+        let topics = Topics::new(&settings, known.clone(), queries.clone(), cursors.clone(), events.clone())?;
         let housekeeping = keep_house(cursors.clone(), queries.clone())?;
         let request_timeout = settings.request_timeout;
-        let reader = Reader { known: known.clone(), cursors, queries: queries.clone(), request_timeout };
-        Ok(Self { settings, known, appender, queries, reader, topics, _housekeeping: housekeeping })
+        let hanging = Arc::new(Hanging::new(settings.transaction_timeout));
+        let reader = Reader {
+            known: known.clone(),
+            cursors,
+            queries: queries.clone(),
+            request_timeout,
+            hanging: hanging.clone(),
+            events: events.clone(),
+        };
+        Ok(Self { settings, known, appender, queries, reader, topics, hanging, events, _housekeeping: housekeeping })
     }
 
     /// The topic of a partition. One that seems to lack the partition may have been grown by somebody else.
@@ -130,6 +141,11 @@ impl Parts {
             config: self.settings.commit_producer(name, epoch),
             known: self.known.clone(),
             timeout: self.settings.transaction_timeout,
+            transactional_id: self.settings.transactional_id(name),
+            coordinator: self.settings.inspector(),
+            queries: self.queries.clone(),
+            hanging: self.hanging.clone(),
+            events: self.events.clone(),
         };
         let handle = FenceHandle::open(name, context).await?;
         Ok(Fence { name: name.into(), epoch, handle: Arc::new(handle) })

@@ -73,6 +73,13 @@ impl Queries {
         Ok(Bounds { first: first.max(0) as u64, next: next.max(0) as u64 })
     }
 
+    /// Where a partition ends for readers and for writers. Blocks.
+    pub fn ends_now(&self, topic: &str, index: u32) -> Result<(u64, u64), KafkaError> {
+        let end = |client: &Consumer| client.fetch_watermarks(topic, index as i32, self.timeout);
+        let (visible, written) = (end(&self.visible)?.1, end(&self.written)?.1);
+        Ok((visible.max(0) as u64, written.max(0) as u64))
+    }
+
     /// The first record at or after a time; `None` where there is none.
     pub async fn offset_at(
         &self,

@@ -4,11 +4,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use whimbrel_model::PartitionId;
 use whimbrel_model::ports::{LogError, ReadBatch, ReadLimits};
+use whimbrel_model::{Event, EventSink, PartitionId};
 
 use super::cursor::CursorLost;
 use super::cursors::{Cursors, Purpose, Stand};
+use super::hanging::{Hanging, Look};
 use super::known::{KnownTopic, KnownTopics};
 use super::queries::{End, Queries};
 
@@ -22,6 +23,8 @@ pub(super) struct Reader {
     pub cursors: Arc<Cursors>,
     pub queries: Arc<Queries>,
     pub request_timeout: Duration,
+    pub hanging: Arc<Hanging>,
+    pub events: EventSink,
 }
 
 /// One read: where it reads and how long it may take.
@@ -50,11 +53,19 @@ impl Reader {
                 Some(stand) => (stand, None),
                 None => match self.begin(&reading).await? {
                     Begun::At(stand, end) => (stand, Some(end)),
-                    Begun::NothingYet => return Ok(ReadBatch { records: Vec::new(), next: from }),
+                    Begun::NothingYet => {
+                        self.look_behind(topic, partition);
+                        return Ok(ReadBatch { records: Vec::new(), next: from });
+                    }
                 },
             };
             match self.read_at(&reading, stand, end).await {
-                Ok(answer) => return answer,
+                Ok(answer) => {
+                    if answer.as_ref().is_ok_and(|batch| batch.records.is_empty()) {
+                        self.look_behind(topic, partition);
+                    }
+                    return answer;
+                }
                 // The place may have been trimmed away under the cursor, the topic deleted or grown: asking anew tells.
                 Err(why) => lost = Some(why),
             }
@@ -68,6 +79,23 @@ impl Reader {
             }
             Some(CursorLost::Retired | CursorLost::UnknownPartition) | None => LogError::UnknownPartition(partition),
         })
+    }
+
+    /// Looks, beside the read that found nothing, whether something is there that nobody can see.
+    fn look_behind(&self, topic: &Arc<KnownTopic>, partition: PartitionId) {
+        if !self.hanging.may_look(partition, Instant::now()) {
+            return;
+        }
+        let (topic, queries) = (topic.clone(), self.queries.clone());
+        let (hanging, events) = (self.hanging.clone(), self.events.clone());
+        tokio::spawn(async move {
+            // What cannot be asked now is asked by the next read.
+            let Ok(visible) = queries.bounds(&topic, partition, End::Visible).await else { return };
+            let Ok(written) = queries.bounds(&topic, partition, End::Written).await else { return };
+            if hanging.found(partition, visible.next, written.next, Instant::now()) == Look::HangsSinceLong {
+                tell(&topic.name, partition.index, visible.next, &events);
+            }
+        });
     }
 
     /// Looks where the partition begins and ends, and finds a cursor.
@@ -152,6 +180,15 @@ impl Reader {
     async fn visible_end(&self, reading: &Reading<'_>) -> Result<u64, LogError> {
         Ok(self.queries.bounds(reading.topic, reading.partition, End::Visible).await?.next)
     }
+}
+
+fn tell(topic: &str, index: u32, offset: u64, events: &EventSink) {
+    let detail = format!(
+        "partition {index} of `{topic}` stands still at offset {offset} behind an open transaction, for longer than one of Whimbrel's may \
+         last: nothing behind it can be read; if it is nobody's any more, `kafka-transactions.sh find-hanging` shows whose it was"
+    );
+    let event = Event::warning("transaction_hanging", detail);
+    (events)(event.with("topic", topic).with("partition", index).with("offset", offset));
 }
 
 enum Begun {

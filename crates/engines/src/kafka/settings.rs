@@ -17,6 +17,8 @@ const FETCH_ANSWER_BYTES: usize = 8 << 20;
 /// How soon a partition whose records wait in memory is asked for again. librdkafka's own second would starve a fast reader.
 const FETCH_QUEUE_BACKOFF_MS: u32 = 5;
 
+const INSPECTOR_FETCH: FetchShape = FetchShape { longest: Duration::from_millis(20), partition_bytes: 1 << 20 };
+
 /// How long a client pauses at most before it tries a lost broker again. librdkafka's own ten seconds would keep us away long
 /// after Kafka is back.
 const RECONNECT_PAUSE_MAX_MS: u32 = 1000;
@@ -146,11 +148,15 @@ impl KafkaSettings {
         config
     }
 
+    pub(super) fn transactional_id(&self, fence: &str) -> String {
+        format!("{}{fence}", self.transactional_prefix)
+    }
+
     pub(super) fn commit_producer(&self, fence: &str, epoch: u64) -> ClientConfig {
         let mut config = self.any_producer();
         let message_timeout = self.message_timeout.min(self.transaction_timeout);
         config
-            .set("transactional.id", format!("{}{fence}", self.transactional_prefix))
+            .set("transactional.id", self.transactional_id(fence))
             .set("transaction.timeout.ms", self.transaction_timeout.as_millis().to_string())
             .set("message.timeout.ms", message_timeout.as_millis().to_string())
             .set("client.id", format!("whimbrel-{fence}-{epoch}"));
@@ -181,6 +187,13 @@ impl KafkaSettings {
         self.unless_chosen(&mut config, "max.partition.fetch.bytes", fetch.partition_bytes.to_string());
         self.unless_chosen(&mut config, "fetch.max.bytes", answer_bytes.to_string());
         config.set("message.max.bytes", self.batch_bytes_max().to_string());
+        config
+    }
+
+    /// A consumer that reads the coordinator's log, and what nobody can see yet, to its end.
+    pub(super) fn inspector(&self) -> ClientConfig {
+        let mut config = self.reader(INSPECTOR_FETCH);
+        config.set("isolation.level", "read_uncommitted").set("enable.partition.eof", "true");
         config
     }
 

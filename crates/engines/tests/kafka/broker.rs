@@ -1,5 +1,6 @@
 //! A broker of a test's own, which can be killed and started again, and names that no other test uses.
 
+use std::io::Read as _;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -77,6 +78,39 @@ impl OwnBroker {
             process.wait().expect("the broker ends");
         }
         self.nodes.iter_mut().for_each(|node| node.process = None);
+    }
+
+    /// Takes the end of a transaction away, which must be the last that a partition has: what a coordinator leaves behind that believes
+    /// to have ended it. Only while nothing runs.
+    pub fn take_last_end_away(&self, topic: &str, index: u32) {
+        const OFFSET_AND_LENGTH: usize = 12;
+        const ATTRIBUTES_AT: usize = 21;
+        const IS_CONTROL: u16 = 1 << 5;
+        assert!(self.nodes.iter().all(|node| node.process.is_none()), "a broker must not run");
+        let segment = format!("node-1/{topic}-{index}/00000000000000000000.log");
+        let segment = std::fs::OpenOptions::new().read(true).write(true).open(self.folder.path().join(segment));
+        let mut segment = segment.expect("the partition is in its first segment");
+        let mut bytes = Vec::new();
+        segment.read_to_end(&mut bytes).expect("the segment can be read");
+        let mut last = None;
+        let mut at = 0;
+        while let Some(length) = bytes.get(at + 8..at + OFFSET_AND_LENGTH) {
+            let length = u32::from_be_bytes(length.try_into().unwrap());
+            if length == 0 {
+                break;
+            }
+            last = Some(at);
+            at += OFFSET_AND_LENGTH + length as usize;
+        }
+        let last = last.expect("a batch is there");
+        let attributes = &bytes[last + ATTRIBUTES_AT..last + ATTRIBUTES_AT + 2];
+        let attributes = u16::from_be_bytes(attributes.try_into().unwrap());
+        assert!(
+            attributes & IS_CONTROL != 0,
+            "the last of {} bytes, at {last}, is no end of a transaction",
+            bytes.len()
+        );
+        segment.set_len(last as u64).expect("the segment can be cut");
     }
 
     fn prepare(&mut self, address: String, own_properties: &[&str], format_as: &str) {

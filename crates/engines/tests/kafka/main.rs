@@ -6,6 +6,7 @@
 #![cfg(feature = "kafka")]
 
 mod broker;
+mod hanging;
 mod interoperability;
 mod outage;
 mod start;

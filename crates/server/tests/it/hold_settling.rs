@@ -9,7 +9,7 @@ use whimbrel_client::{Client, HoldFilter, Message, TopicSettings};
 use super::hold_heard::{Heard, look, millis_of};
 use super::hold_model::{Command, Found};
 use super::hold_work::{SHARED_TOPIC, Tally, Tracked, Worker, now_ms, own_topic, payload};
-use super::server::read_all;
+use super::server::{PATIENCE, read_all};
 
 /// After outages everything has ended within this, also where several brokers start anew on two busy cores.
 const END_PATIENCE: Duration = Duration::from_secs(240);
@@ -35,7 +35,12 @@ fn topics(workers: u64) -> impl Iterator<Item = (String, u32)> {
 pub async fn make_topics(client: &Client, workers: u64) {
     for (topic, partitions) in topics(workers) {
         let settings = TopicSettings { partitions: Some(partitions), ..TopicSettings::default() };
-        client.put_topic(&topic, &settings).await.unwrap();
+        // A broker on a busy machine may take longer than the server waits for it; the same call made again is the same topic.
+        let began = Instant::now();
+        while let Err(error) = client.put_topic(&topic, &settings).await {
+            assert!(began.elapsed() < PATIENCE, "{topic} cannot be made: {error}");
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
     }
 }
 

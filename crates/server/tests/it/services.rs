@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -16,9 +16,10 @@ use tempfile::TempDir;
 /// How long a server may take to serve.
 const START_MAX: Duration = Duration::from_secs(120);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// One broker at a time: several of them on two cores answer so late that a transaction of three seconds can be left open by the broker
-/// itself, for good.
-static ONE_BROKER: Mutex<()> = Mutex::new(());
+/// Brokers that run at the same time: each takes a core and half a gigabyte, and starts slowly beside others.
+const BROKERS_AT_ONCE: usize = 2;
+static BROKERS: Mutex<usize> = Mutex::new(0);
+static BROKER_ENDED: Condvar = Condvar::new();
 /// What names a cluster of Kafka: 16 bytes in URL-safe base64.
 const CLUSTER_ID: &str = "AAAAAAAAQACAAAAAAAAAAQ";
 
@@ -98,12 +99,31 @@ pub struct OwnKafka {
     libraries: String,
     process: Process,
     folder: TempDir,
-    _alone: MutexGuard<'static, ()>,
+    _place: BrokerPlace,
+}
+
+/// The right to run a broker; given back when dropped.
+struct BrokerPlace;
+
+impl BrokerPlace {
+    fn wait_for() -> Self {
+        let running = BROKERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = BROKER_ENDED.wait_while(running, |running| *running >= BROKERS_AT_ONCE);
+        *running.unwrap_or_else(PoisonError::into_inner) += 1;
+        Self
+    }
+}
+
+impl Drop for BrokerPlace {
+    fn drop(&mut self) {
+        *BROKERS.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        BROKER_ENDED.notify_one();
+    }
 }
 
 impl OwnKafka {
     pub fn start() -> Self {
-        let alone = ONE_BROKER.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = BrokerPlace::wait_for();
         let libraries =
             std::env::var("WHIMBREL_TEST_KAFKA_LIBS").expect("scripts/services says where Kafka's jars are");
         let (address, controller) = (free_address(), free_address());
@@ -126,7 +146,7 @@ impl OwnKafka {
             "transaction.state.log.min.isr=1",
             "transaction.state.log.num.partitions=4",
         ];
-        let mut kafka = Self { address, libraries, process: Process(None), folder, _alone: alone };
+        let mut kafka = Self { address, libraries, process: Process(None), folder, _place: place };
         std::fs::write(kafka.properties(), text.join("\n")).unwrap();
         let format =
             kafka.java(&["kafka.tools.StorageTool", "format", "--standalone", "-t", CLUSTER_ID, "-c"]).status();

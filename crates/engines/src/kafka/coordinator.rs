@@ -1,0 +1,348 @@
+//! What Kafka's transaction coordinator has decided, read from its own log, the topic `__transaction_state`.
+//!
+//! It is asked only about a transaction that hangs: nothing else says afterwards whether such a one was committed or aborted, since
+//! opening a fence makes the coordinator forget. Records of a form that is not known here are passed over.
+
+use std::time::{Duration, Instant};
+
+use rdkafka::config::{ClientConfig, FromClientConfigAndContext};
+use rdkafka::consumer::Consumer as _;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
+use rdkafka::message::Message;
+use rdkafka::{Offset, TopicPartitionList};
+use whimbrel_model::{Clock as _, SystemClock};
+
+use super::context::{Consumer, Quiet};
+
+const LOG_OF_THE_COORDINATOR: &str = "__transaction_state";
+/// How far the clock of whoever wrote a record and the coordinator's may be apart.
+const CLOCKS_APART_MAX_MS: i64 = 60_000;
+const POLL_TIME: Duration = Duration::from_millis(100);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Committed,
+    Aborted,
+}
+
+/// A transaction that the coordinator takes for finished.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Decision {
+    pub verdict: Verdict,
+    /// Names of topics and indexes of partitions that it wrote to.
+    pub partitions: Vec<(String, u32)>,
+}
+
+/// What is known of the last transaction of an id that wrote to a partition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Finding {
+    /// There is none.
+    Nothing,
+    /// The coordinator is not done with it.
+    UnderWay,
+    Finished(Decision),
+}
+
+/// What became of the last transaction of `id` that wrote to the partition, if it did since the record at `at` was made. Blocks.
+pub(super) fn look_up(
+    config: &ClientConfig,
+    id: &str,
+    (topic, index): (&str, u32),
+    at: u64,
+    deadline: Instant,
+) -> Result<Finding, KafkaError> {
+    let consumer = Consumer::from_config_and_context(config, Quiet)?;
+    let mut since = None;
+    read(&consumer, (topic, index as i32), Offset::Offset(at as i64), deadline, |_, _, time| {
+        since = Some(time);
+        false
+    })?;
+    // The time of a record is what its writer says, which may be long ago; it is not later than now.
+    let Some(since) = since.map(|since: i64| since.min(SystemClock.now().as_millis())) else {
+        return Ok(Finding::Nothing);
+    };
+    let metadata = consumer.fetch_metadata(Some(LOG_OF_THE_COORDINATOR), left(deadline))?;
+    let Some(count) = metadata.topics().first().map(|topic| topic.partitions().len()).filter(|count| *count > 0) else {
+        return Err(KafkaError::MetadataFetch(Code::UnknownTopicOrPartition));
+    };
+    let home = (LOG_OF_THE_COORDINATOR, home_of(id, count as i32));
+    let mut times = TopicPartitionList::with_capacity(1);
+    times.add_partition_offset(home.0, home.1, Offset::Offset((since - CLOCKS_APART_MAX_MS).max(0)))?;
+    let found = consumer.offsets_for_times(times, left(deadline))?;
+    let Some(from @ Offset::Offset(_)) = found.elements().first().map(|element| element.offset()) else {
+        return Ok(Finding::Nothing);
+    };
+    let mut history = History::of(topic, index);
+    read(&consumer, home, from, deadline, |key, value, _| {
+        if id_of(key) == Some(id)
+            && let Some(state) = State::of(value)
+        {
+            history.then(state);
+        }
+        true
+    })?;
+    Ok(history.finding)
+}
+
+/// Hands on the keys, values and times of a partition's records until its end, or until `go_on` says no.
+fn read(
+    consumer: &Consumer,
+    (topic, index): (&str, i32),
+    from: Offset,
+    deadline: Instant,
+    mut go_on: impl FnMut(&[u8], &[u8], i64) -> bool,
+) -> Result<(), KafkaError> {
+    let mut list = TopicPartitionList::with_capacity(1);
+    list.add_partition_offset(topic, index, from)?;
+    consumer.assign(&list)?;
+    while Instant::now() < deadline {
+        match consumer.poll(POLL_TIME) {
+            Some(Ok(message)) => {
+                let time = message.timestamp().to_millis().unwrap_or(0);
+                if !go_on(message.key().unwrap_or_default(), message.payload().unwrap_or_default(), time) {
+                    return Ok(());
+                }
+            }
+            Some(Err(KafkaError::PartitionEOF(_))) => return Ok(()),
+            // A connection that is lost is made again; what is for good ends with the time.
+            Some(Err(_)) | None => {}
+        }
+    }
+    Err(KafkaError::MessageConsumption(Code::OperationTimedOut))
+}
+
+fn left(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
+}
+
+/// The partition of the coordinator's log that has a transactional id: Java's hash of the text, by the number of partitions.
+fn home_of(id: &str, partitions: i32) -> i32 {
+    let hash = id.encode_utf16().fold(0_i32, |hash, unit| hash.wrapping_mul(31).wrapping_add(i32::from(unit)));
+    hash.checked_abs().unwrap_or(0) % partitions.max(1)
+}
+
+/// The transactional id of a record of the coordinator's log.
+fn id_of(key: &[u8]) -> Option<&str> {
+    let mut bytes = Bytes(key);
+    if bytes.i16()? != 0 {
+        return None;
+    }
+    let length = usize::try_from(bytes.i16()?).ok()?;
+    std::str::from_utf8(bytes.take(length)?).ok()
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Begun,
+    Decided(Verdict),
+    Finished,
+}
+
+/// What one record of the coordinator's log says of a transaction.
+#[derive(Debug, PartialEq, Eq)]
+struct State {
+    phase: Phase,
+    partitions: Vec<(String, u32)>,
+}
+
+impl State {
+    fn of(value: &[u8]) -> Option<Self> {
+        let mut bytes = Bytes(value);
+        let is_compact = match bytes.i16()? {
+            0 => false,
+            1 => true,
+            _ => return None,
+        };
+        // The producer's number and epoch, and the time that the transaction may take.
+        bytes.take(8 + 2 + 4)?;
+        let phase = match bytes.take(1)?[0] {
+            1 => Phase::Begun,
+            2 => Phase::Decided(Verdict::Committed),
+            3 => Phase::Decided(Verdict::Aborted),
+            // Empty, completely committed or aborted.
+            0 | 4 | 5 => Phase::Finished,
+            _ => return None,
+        };
+        let mut partitions = Vec::new();
+        for _ in 0..bytes.length(is_compact)? {
+            let length = if is_compact { bytes.length(true)? } else { usize::try_from(bytes.i16()?).ok()? };
+            let topic = std::str::from_utf8(bytes.take(length)?).ok()?;
+            for _ in 0..bytes.length(is_compact)? {
+                partitions.push((topic.to_owned(), u32::try_from(bytes.i32()?).ok()?));
+            }
+            if is_compact {
+                bytes.pass_tags()?;
+            }
+        }
+        Some(Self { phase, partitions })
+    }
+}
+
+/// What becomes of the transactions of one transactional id that write to one partition, in the order of the coordinator's log.
+struct History<'a> {
+    partition: (&'a str, u32),
+    /// What was decided and is not finished.
+    decided: Option<Decision>,
+    finding: Finding,
+}
+
+impl<'a> History<'a> {
+    fn of(topic: &'a str, index: u32) -> Self {
+        Self { partition: (topic, index), decided: None, finding: Finding::Nothing }
+    }
+
+    fn then(&mut self, state: State) {
+        let concerns = state.partitions.iter().any(|(topic, index)| (topic.as_str(), *index) == self.partition);
+        match state.phase {
+            Phase::Begun if concerns => (self.decided, self.finding) = (None, Finding::UnderWay),
+            Phase::Decided(verdict) if concerns => {
+                self.decided = Some(Decision { verdict, partitions: state.partitions });
+                self.finding = Finding::UnderWay;
+            }
+            // What comes after it says that it is over.
+            Phase::Begun | Phase::Decided(_) | Phase::Finished => {
+                if let Some(decision) = self.decided.take() {
+                    self.finding = Finding::Finished(decision);
+                }
+            }
+        }
+    }
+}
+
+/// Bytes that are read from the front.
+struct Bytes<'a>(&'a [u8]);
+
+impl<'a> Bytes<'a> {
+    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(count)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn i16(&mut self) -> Option<i16> {
+        self.take(2)?.try_into().ok().map(i16::from_be_bytes)
+    }
+
+    fn i32(&mut self) -> Option<i32> {
+        self.take(4)?.try_into().ok().map(i32::from_be_bytes)
+    }
+
+    fn unsigned(&mut self) -> Option<u32> {
+        let mut value = 0_u32;
+        for shift in [0, 7, 14, 21, 28] {
+            let byte = self.take(1)?[0];
+            value |= u32::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Some(value);
+            }
+        }
+        None
+    }
+
+    /// How many follow. No list at all counts as an empty one.
+    fn length(&mut self, is_compact: bool) -> Option<usize> {
+        if is_compact { Some(self.unsigned()?.saturating_sub(1) as usize) } else { Some(self.i32()?.max(0) as usize) }
+    }
+
+    fn pass_tags(&mut self) -> Option<()> {
+        for _ in 0..self.unsigned()? {
+            self.unsigned()?;
+            let length = self.unsigned()? as usize;
+            self.take(length)?;
+        }
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As Kafka 4.3 has written them.
+    const KEY: &str = "000000107768696d6272656c2f686f6c64732f32";
+    const DECIDED: &str = "00010000000000000007000200000bb80203076c6174652d30020000000000075f686f6c6473020000000200000001a1e0e0af51\
+                           000001a1e0e0af450100080000000000000007";
+    const COMPLETE: &str = "00010000000000000007000200000bb80401000001a1e0e0af52000001a1e0e0af450100080000000000000007";
+
+    fn bytes(hex: &str) -> Vec<u8> {
+        (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
+    }
+
+    fn state(phase: Phase, partitions: &[(&str, u32)]) -> State {
+        State { phase, partitions: partitions.iter().map(|(topic, index)| ((*topic).to_owned(), *index)).collect() }
+    }
+
+    fn finding(states: Vec<State>) -> Finding {
+        let mut history = History::of("_holds", 2);
+        states.into_iter().for_each(|state| history.then(state));
+        history.finding
+    }
+
+    fn finished(states: Vec<State>) -> Option<Verdict> {
+        match finding(states) {
+            Finding::Finished(decision) => Some(decision.verdict),
+            Finding::Nothing | Finding::UnderWay => None,
+        }
+    }
+
+    #[test]
+    fn what_kafka_writes_is_understood() {
+        assert_eq!(id_of(&bytes(KEY)), Some("whimbrel/holds/2"));
+        let decided = state(Phase::Decided(Verdict::Committed), &[("late-0", 0), ("_holds", 2)]);
+        assert_eq!(State::of(&bytes(DECIDED)), Some(decided));
+        assert_eq!(State::of(&bytes(COMPLETE)), Some(state(Phase::Finished, &[])));
+    }
+
+    #[test]
+    fn the_older_form_is_understood() {
+        let mut value = vec![0, 0];
+        value.extend([0; 14]);
+        value.push(3);
+        value.extend([0, 0, 0, 1, 0, 6]);
+        value.extend(b"_holds");
+        value.extend([0, 0, 0, 1, 0, 0, 0, 2]);
+        value.extend([0; 16]);
+        assert_eq!(State::of(&value), Some(state(Phase::Decided(Verdict::Aborted), &[("_holds", 2)])));
+    }
+
+    #[test]
+    fn what_is_cut_short_or_of_another_form_is_passed_over() {
+        let whole = bytes(DECIDED);
+        for length in 0..40 {
+            assert_eq!(State::of(&whole[..length]), None, "{length} bytes");
+        }
+        assert_eq!(State::of(&[0, 9, 0, 0]), None);
+        assert_eq!(id_of(&[0, 1, 0, 1, b'x']), None);
+        assert_eq!(id_of(&[0, 0, 0, 9, b'x']), None);
+    }
+
+    #[test]
+    fn an_id_is_found_where_kafka_keeps_it() {
+        let homes =
+            [("whimbrel/holds/2", 0), ("whimbrel/holds/12", 1), ("whimbrel/holds/4", 2), ("whimbrel/holds/1", 3)];
+        for (id, home) in homes {
+            assert_eq!(home_of(id, 4), home, "{id}");
+        }
+    }
+
+    #[test]
+    fn a_decision_counts_when_the_coordinator_takes_it_for_finished() {
+        let committed = || state(Phase::Decided(Verdict::Committed), &[("_holds", 2)]);
+        let aborted = || state(Phase::Decided(Verdict::Aborted), &[("_holds", 2), ("late-0", 0)]);
+        let (begun, done) = (|| state(Phase::Begun, &[("_holds", 2)]), || state(Phase::Finished, &[]));
+        assert_eq!(finding(vec![done()]), Finding::Nothing);
+        assert_eq!(finding(vec![begun()]), Finding::UnderWay);
+        assert_eq!(finding(vec![begun(), committed()]), Finding::UnderWay);
+        assert_eq!(finished(vec![begun(), committed(), done()]), Some(Verdict::Committed));
+        assert_eq!(finding(vec![begun(), committed(), done(), begun()]), Finding::UnderWay);
+        assert_eq!(finished(vec![begun(), committed(), done(), begun(), aborted(), done()]), Some(Verdict::Aborted));
+    }
+
+    #[test]
+    fn a_later_transaction_elsewhere_does_not_change_what_was_decided_here() {
+        let here = state(Phase::Decided(Verdict::Committed), &[("_holds", 2)]);
+        let elsewhere = [Phase::Begun, Phase::Decided(Verdict::Aborted)].map(|phase| state(phase, &[("late-0", 0)]));
+        let states = [here, state(Phase::Finished, &[])].into_iter().chain(elsewhere).collect();
+        assert_eq!(finished(states), Some(Verdict::Committed));
+    }
+}

@@ -1,0 +1,193 @@
+//! Transactions that Kafka has left open: the coordinator takes them for finished, and a partition has no end of them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdkafka::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
+use whimbrel_engines::kafka::{KafkaLog, KafkaSettings};
+use whimbrel_model::ports::{CommitOutcome, Entry, Fence, Log, LogError, LogTopics, ReadLimits};
+use whimbrel_model::{Clock as _, Event, Headers, PartitionId, Record, SystemClock};
+
+use crate::broker::{OwnBroker, new_spec};
+use crate::{kept_events, needs_kafka};
+
+/// How long anything may take that must happen.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_that_kafka_left_open_in_both_its_partitions_is_ended_as_a_commit() {
+    needs_kafka!();
+    let mut broker = OwnBroker::start();
+    let (events, kept) = kept_events();
+    let log = KafkaLog::connect(impatient(&broker), events).await.expect("Kafka can be reached");
+    let spec = new_spec(2);
+    log.create(&spec).await.expect("the topic can be made");
+    let partitions = [0, 1].map(|index| PartitionId::new(spec.number, index));
+    let fence = log.fence(&spec.name, 1).await.expect("the fence can be opened");
+    let both = |text: &str| partitions.map(|partition| entry(partition, text)).to_vec();
+    assert!(matches!(log.commit(&fence, both("committed")).await, CommitOutcome::Done(_)));
+    for partition in partitions {
+        texts_up_to(&log, partition, "committed").await;
+    }
+
+    tokio::task::block_in_place(|| {
+        broker.kill();
+        partitions.iter().for_each(|partition| broker.take_last_end_away(&spec.name, partition.index));
+        broker.start_again();
+    });
+    // The fence that made it still stands, and makes nothing of it visible or void by accident.
+    commit(&log, &fence, &both("later")).await;
+    for partition in partitions {
+        assert_eq!(texts_up_to(&log, partition, "later").await, ["committed", "later"], "{partition}");
+    }
+    assert_eq!(ended_as(&kept.lock().unwrap()), ["committed", "committed"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_aborted_and_left_open_is_ended_by_the_next_fence_and_never_seen() {
+    needs_kafka!();
+    let mut broker = OwnBroker::start();
+    let (events, kept) = kept_events();
+    let log = KafkaLog::connect(impatient(&broker), events).await.expect("Kafka can be reached");
+    let spec = new_spec(1);
+    log.create(&spec).await.expect("the topic can be made");
+    let partition = PartitionId::new(spec.number, 0);
+    let (address, topic) = (broker.address.clone(), spec.name.clone());
+    tokio::task::block_in_place(|| {
+        abort_one(&address, &topic);
+        broker.kill();
+        broker.take_last_end_away(&topic, 0);
+        broker.start_again();
+    });
+
+    append(&log, partition, "behind it").await;
+    let fence = opened(&log, &spec.name).await;
+    assert_eq!(texts_up_to(&log, partition, "behind it").await, ["behind it"]);
+    commit(&log, &fence, &[entry(partition, "later")]).await;
+    assert_eq!(texts_up_to(&log, partition, "later").await, ["behind it", "later"]);
+    assert_eq!(ended_as(&kept.lock().unwrap()), ["aborted"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_hangs_and_is_nobodys_is_told() {
+    needs_kafka!();
+    let mut broker = OwnBroker::start();
+    let (events, kept) = kept_events();
+    let log = KafkaLog::connect(impatient(&broker), events).await.expect("Kafka can be reached");
+    let spec = new_spec(1);
+    log.create(&spec).await.expect("the topic can be made");
+    let partition = PartitionId::new(spec.number, 0);
+    let (address, topic) = (broker.address.clone(), spec.name.clone());
+    tokio::task::block_in_place(|| {
+        abort_one(&address, &topic);
+        broker.kill();
+        broker.take_last_end_away(&topic, 0);
+        broker.start_again();
+    });
+    append(&log, partition, "behind it").await;
+    let began = Instant::now();
+    while kept.lock().unwrap().is_empty() {
+        assert!(began.elapsed() < PATIENCE, "nobody tells");
+        let read = log.read(partition, 0, limits()).await;
+        assert!(read.is_ok_and(|batch| batch.records.is_empty()), "nothing of it is seen");
+    }
+    let kept = kept.lock().unwrap().clone();
+    assert_eq!(kept.iter().map(|event| event.kind).collect::<Vec<_>>(), ["transaction_hanging"]);
+    assert!(kept[0].detail.contains(&spec.name) && kept[0].fields.contains(&("offset", "0".to_owned())), "{kept:?}");
+}
+
+fn impatient(broker: &OwnBroker) -> KafkaSettings {
+    KafkaSettings {
+        message_timeout: Duration::from_secs(3),
+        transaction_timeout: Duration::from_secs(3),
+        request_timeout: Duration::from_secs(5),
+        ..KafkaSettings::new(&broker.address)
+    }
+}
+
+/// Writes under the transactional id of a fence, and aborts.
+fn abort_one(address: &str, topic: &str) {
+    let producer: BaseProducer = ClientConfig::new()
+        .set("bootstrap.servers", address)
+        .set("transactional.id", format!("whimbrel/{topic}"))
+        .create()
+        .expect("a producer can be made");
+    producer.init_transactions(PATIENCE).expect("transactions can be begun");
+    producer.begin_transaction().expect("one is begun");
+    let record = BaseRecord::<str, str>::to(topic).partition(0).payload("aborted");
+    producer.send(record).map_err(|(error, _)| error).expect("a record is taken");
+    producer.flush(PATIENCE).expect("it is written");
+    producer.abort_transaction(PATIENCE).expect("it is aborted");
+    // The end is written after the answer.
+    const RECORD_AND_END: i64 = 2;
+    let reader: BaseConsumer =
+        ClientConfig::new().set("bootstrap.servers", address).create().expect("a reader can be made");
+    let began = Instant::now();
+    while reader.fetch_watermarks(topic, 0, PATIENCE).expect("the partition has an end").1 < RECORD_AND_END {
+        assert!(began.elapsed() < PATIENCE, "the end is not written");
+    }
+}
+
+async fn opened(log: &Arc<KafkaLog>, name: &str) -> Fence {
+    let began = Instant::now();
+    loop {
+        match log.fence(name, 2).await {
+            Ok(fence) => return fence,
+            Err(LogError::Unavailable(_)) if began.elapsed() < PATIENCE => {}
+            Err(error) => panic!("the fence cannot be opened: {error}"),
+        }
+    }
+}
+
+/// Commits; what is not taken now is tried again.
+async fn commit(log: &Arc<KafkaLog>, fence: &Fence, entries: &[Entry]) {
+    let began = Instant::now();
+    loop {
+        match log.commit(fence, entries.to_vec()).await {
+            CommitOutcome::Done(_) => return,
+            CommitOutcome::NotNow(_) if began.elapsed() < PATIENCE => {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            outcome => panic!("{outcome:?}"),
+        }
+    }
+}
+
+async fn append(log: &Arc<KafkaLog>, partition: PartitionId, text: &str) {
+    let began = Instant::now();
+    while let Err(error) = log.append(vec![entry(partition, text)]).await.remove(0) {
+        assert!(began.elapsed() < PATIENCE && matches!(error, LogError::Unavailable(_)), "{error}");
+    }
+}
+
+fn entry(partition: PartitionId, text: &str) -> Entry {
+    // Of now: a segment is not continued after a record that is old.
+    let timestamp = SystemClock.now();
+    Entry { partition, record: Record { key: None, value: text.to_owned().into(), headers: Headers::EMPTY, timestamp } }
+}
+
+fn limits() -> ReadLimits {
+    ReadLimits { max_records: 1000, max_bytes: 1 << 20, wait: Duration::from_millis(200) }
+}
+
+/// Everything that can be read up to `last`, which is waited for.
+async fn texts_up_to(log: &Arc<KafkaLog>, partition: PartitionId, last: &str) -> Vec<String> {
+    let (began, mut next, mut found) = (Instant::now(), 0, Vec::new());
+    while found.last().is_none_or(|text| text != last) {
+        assert!(began.elapsed() < PATIENCE, "{last} does not come after {found:?}");
+        // Kafka may be away for a moment.
+        let Ok(batch) = log.read(partition, next, limits()).await else { continue };
+        next = batch.next;
+        found.extend(batch.records.iter().map(|stored| String::from_utf8_lossy(&stored.record.value).into_owned()));
+    }
+    found
+}
+
+fn ended_as(events: &[Event]) -> Vec<String> {
+    let ended = events.iter().filter(|event| event.kind == "hanging_transaction_ended");
+    ended
+        .flat_map(|event| event.fields.iter().filter(|(name, _)| *name == "as").map(|(_, value)| value.clone()))
+        .collect()
+}
