@@ -1,8 +1,9 @@
 //! The roles of Whimbrel: what runs between the doors and the log.
 //!
-//! A role knows the ports of `whimbrel_model::ports` and never an engine; no role imports another. Today there are `receive`,
-//! the stateless door with the page for people; `center`, which owns holds and subscriptions; and `worker`, which calls subscribers. What they
-//! share is beside them: the registries of topics and subscriptions, the owners of shards, figures, the writer of events.
+//! A role knows the ports of `whimbrel_model::ports` and never an engine; no role imports another. There are `receive`, the
+//! stateless door with the page for people; `center`, which owns holds and subscriptions; `worker`, which calls subscribers; `carrier`, which owns
+//! what is for people; `gateway`, which holds their connections; `presence`, which knows who is there; and `horn`, which wakes who is not. What
+//! they share is beside them: the registries of topics, subscriptions and platforms, the owners of shards, the links, figures, the writer of events.
 
 pub mod admin;
 pub mod carrier;

@@ -182,6 +182,10 @@ pub trait CarrierDesk: Send + Sync {
     /// `false`: the partition is not this node's. Nothing was taken.
     fn take(&self, partition: u32, from: GatewayId, messages: Vec<ToCarrier>) -> bool;
 
+    /// The way from that gateway was made anew, and something may have been lost with the old one: of its sessions only those count that
+    /// it announces from here on.
+    fn afresh(&self, from: GatewayId);
+
     /// `None`: the partition is not this node's.
     fn ask(&self, partition: u32, ask: PeopleAsk) -> PortFuture<'_, Option<Result<PeopleTold, PeopleError>>>;
 

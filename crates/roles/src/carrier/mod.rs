@@ -32,7 +32,7 @@ use figures::CarrierFigures;
 use letters::LetterTopics;
 use owner::{Post, Said, Tools, own};
 use pace::Pace;
-use settings::ASKS_MAX;
+use settings::{ANSWER_WITHIN, ASKS_MAX};
 
 pub use figures::NAMES as METRIC_NAMES;
 pub use settings::CarrierSettings;
@@ -202,6 +202,11 @@ impl CarrierDesk for Carrier {
         running.get(&partition).is_some_and(|running| running.said.send(Said::From(from, messages)).is_ok())
     }
 
+    fn afresh(&self, from: GatewayId) {
+        // Those that have ended have no sessions.
+        self.running().values().for_each(|running| drop(running.said.send(Said::Afresh(from))));
+    }
+
     fn ask(&self, partition: u32, ask: PeopleAsk) -> PortFuture<'_, Option<Result<PeopleTold, PeopleError>>> {
         let said = self.running().get(&partition).map(|running| running.said.clone());
         Box::pin(async move {
@@ -211,7 +216,10 @@ impl CarrierDesk for Carrier {
             };
             let (reply, answer) = oneshot::channel();
             said.send(Said::Ask(ask, reply)).ok()?;
-            answer.await.ok()
+            match tokio::time::timeout(ANSWER_WITHIN, answer).await {
+                Ok(answer) => answer.ok(),
+                Err(_) => Some(Err(PeopleError::Unavailable("the log cannot be read to its end".to_owned()))),
+            }
         })
     }
 

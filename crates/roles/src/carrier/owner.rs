@@ -50,6 +50,8 @@ pub(super) struct Tools {
 /// What the task of a partition is told.
 pub(super) enum Said {
     From(GatewayId, Vec<ToCarrier>),
+    /// The way from the gateway was made anew.
+    Afresh(GatewayId),
     Ask(PeopleAsk, oneshot::Sender<Result<PeopleTold, PeopleError>>),
 }
 
@@ -205,6 +207,7 @@ impl Owner {
     fn take(&mut self, said: Said) {
         match said {
             Said::From(gateway, messages) => self.step(Input::From { gateway, messages }),
+            Said::Afresh(gateway) => self.step(Input::GatewayGone(gateway)),
             Said::Ask(ask, reply) => {
                 // The answer shall show everything that was accepted before the question.
                 let (tools, partition) = (Arc::clone(&self.tools), self.post.partition);

@@ -44,6 +44,8 @@ pub const LOAD_USERS: usize = 1_000;
 pub const RECLAIM_USERS: usize = 256;
 /// Questions that may wait for one partition.
 pub const ASKS_MAX: usize = 1_000;
+/// How long a question waits for the log and the store.
+pub const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// What does not answer is tried again after this.
 pub const RETRY_AFTER: Duration = Duration::from_millis(250);
 /// A write is synced to the disk so often: only behind a synced one is the log trimmed.

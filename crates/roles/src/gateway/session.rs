@@ -266,6 +266,8 @@ impl Session {
     /// What came before was lost on the way here: the owner is told what the session has, and sends on from there.
     fn ask_again(&self, state: &mut State) {
         if !std::mem::replace(&mut state.is_asking, true) {
+            // It was introduced in this tenure; it is so once more.
+            state.who.iter_mut().for_each(|who| who.told = None);
             self.lane.say(Outgoing::Introduce(self.number));
         }
     }

@@ -29,12 +29,15 @@ const CARRIER: GatewayId = GatewayId { node: 2, incarnation: 200 };
 struct FakeCarrier {
     serving: watch::Sender<Arc<Vec<Option<u64>>>>,
     taken: mpsc::UnboundedSender<(GatewayId, Vec<ToCarrier>)>,
+    /// How often a way was made anew.
+    afresh: AtomicUsize,
 }
 
 impl FakeCarrier {
     fn new(epoch: Option<u64>) -> (Arc<Self>, mpsc::UnboundedReceiver<(GatewayId, Vec<ToCarrier>)>) {
         let (taken, takes) = mpsc::unbounded_channel();
-        (Arc::new(Self { serving: watch::Sender::new(Arc::new(vec![epoch])), taken }), takes)
+        let serving = watch::Sender::new(Arc::new(vec![epoch]));
+        (Arc::new(Self { serving, taken, afresh: AtomicUsize::new(0) }), takes)
     }
 
     fn serve(&self, epoch: Option<u64>) {
@@ -45,6 +48,10 @@ impl FakeCarrier {
 impl CarrierDesk for FakeCarrier {
     fn take(&self, partition: u32, from: GatewayId, messages: Vec<ToCarrier>) -> bool {
         partition == 0 && self.serving.borrow()[0].is_some() && self.taken.send((from, messages)).is_ok()
+    }
+
+    fn afresh(&self, _: GatewayId) {
+        self.afresh.fetch_add(1, Ordering::SeqCst);
     }
 
     fn ask(&self, _: u32, _: PeopleAsk) -> PortFuture<'_, Option<Result<PeopleTold, PeopleError>>> {
@@ -270,6 +277,7 @@ async fn a_stream_that_was_ended_is_opened_again_under_a_new_tenure() {
     assert!(second > first);
     assert_eq!(pair.carriers.tell(0, GATEWAY, vec![ack(9)]), Ok(()));
     assert_eq!(pair.taken().await, (GATEWAY, vec![ack(9)]));
+    assert_eq!(pair.carrier.afresh.load(Ordering::SeqCst), 2, "what was lost with the old one counts no more");
     assert!(pair.gateways.tell(GATEWAY, news(9)));
     assert_eq!(pair.told().await, news(9));
 }

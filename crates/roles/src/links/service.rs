@@ -87,6 +87,7 @@ async fn listen(
     mut serving: watch::Receiver<Arc<Vec<Option<u64>>>>,
 ) -> Result<(), String> {
     let partitions = u32::try_from(serving.borrow().len()).unwrap_or(u32::MAX);
+    desk.afresh(gateway);
     loop {
         tokio::select! {
             biased;
