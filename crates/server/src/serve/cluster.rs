@@ -42,8 +42,11 @@ pub struct Parts {
     pub events: EventSink,
     pub shards: u32,
     /// Adds what else others ask of this process.
-    pub add_services: Box<dyn FnOnce(Routes, Option<&str>) -> Routes + Send>,
+    pub add_services: AddServices,
 }
+
+/// Adds services to what the internal port has, which may want a key.
+pub type AddServices = Box<dyn FnOnce(Routes, Option<&str>) -> Routes + Send>;
 
 /// What a process stands on before it joins: what it is called, where it is reached, and how it reaches others.
 pub struct Ground {

@@ -7,7 +7,6 @@ use std::time::Duration;
 use axum::Router;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use tonic::service::Routes;
 use whimbrel_engines::resolve::Engines;
 use whimbrel_model::ports::{Callbacks, Carriers, PortFuture, Presence};
 use whimbrel_model::push::PUSH_TOPIC;
@@ -27,7 +26,7 @@ use whimbrel_roles::presence::{
 use whimbrel_roles::topics::Registry;
 use whimbrel_roles::worker::{CallDesks, Worker};
 
-use super::cluster::{Cluster, Ground, NobodyHere};
+use super::cluster::{AddServices, Cluster, Ground, NobodyHere};
 use super::origins::{self, Origins};
 use super::{cannot_start, people_wiring};
 use crate::cli::Failure;
@@ -148,7 +147,7 @@ impl People {
     }
 
     /// Adds what other processes ask of people's roles.
-    pub fn services(&self) -> Box<dyn FnOnce(Routes, Option<&str>) -> Routes + Send> {
+    pub fn services(&self) -> AddServices {
         let (carrier, gateways, station) =
             (self.carrier.clone(), Arc::clone(&self.gateways), Arc::clone(&self.station));
         Box::new(move |mut routes, internal_key| {

@@ -74,8 +74,7 @@ impl Pusher {
     fn end(self) -> u64 {
         self.ends.store(true, Ordering::Relaxed);
         self.thread.join().unwrap();
-        let acknowledged = *self.acknowledged.lock().unwrap();
-        acknowledged
+        *self.acknowledged.lock().unwrap()
     }
 }
 
