@@ -1,5 +1,6 @@
 //! Runs seeds of the simulator: `whimbrel-sim --seeds 10000`, or one of them again: `whimbrel-sim --seed 17 --trace`. With
-//! `--what holds`, of the owners of holds; with `--what deliveries`, of those of subscriptions; with `--what presence`, of gateways and the writers of who is online.
+//! `--what holds`, of the owners of holds; with `--what deliveries`, of those of subscriptions; with `--what presence`, of gateways and the writers of
+//! who is online; with `--what people`, of carriers with inboxes, gateways and devices.
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -8,9 +9,9 @@ use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
 use whimbrel_sim::{
-    DeliveriesProfile, DeliveriesReport, HoldsProfile, HoldsReport, PresenceProfile, PresenceReport, Profile, Report,
-    run, run_deliveries, run_deliveries_traced, run_holds, run_holds_traced, run_presence, run_presence_traced,
-    run_traced,
+    DeliveriesProfile, DeliveriesReport, HoldsProfile, HoldsReport, PeopleProfile, PeopleReport, PresenceProfile,
+    PresenceReport, Profile, Report, run, run_deliveries, run_deliveries_traced, run_holds, run_holds_traced,
+    run_people, run_people_traced, run_presence, run_presence_traced, run_traced,
 };
 
 /// Failures that are printed whole; what is broken fails on most seeds.
@@ -20,7 +21,7 @@ const FAILURES_LISTED: usize = 20;
 
 #[derive(Parser)]
 #[command(
-    about = "Runs the embedded log on a simulated disk that fails, the owners of holds or of subscriptions on a log and a store that fail, or presence on a network that fails, by seed."
+    about = "Runs the embedded log on a simulated disk that fails, the owners of holds or of subscriptions on a log and a store that fail, or presence and the reaching of people on networks that fail, by seed."
 )]
 struct Arguments {
     /// What is simulated
@@ -40,7 +41,9 @@ struct Arguments {
     trace: bool,
     /// Of the log: crashes, errors, full, flips, mixed; or a deliberate breakage: lying-sync, resealed-flips. Of holds: crashes,
     /// zombies, store, clock, mixed. Of deliveries: endpoint, crashes, zombies, store, seeks, topics, mixed.
-    /// Of presence: network, outages, writers, deaths, leases, mixed; or a deliberate breakage: no-dedupe, no-gaps, no-void. All but the breakages where it is left out
+    /// Of presence: network, outages, writers, deaths, leases, mixed; or a deliberate breakage: no-dedupe, no-gaps, no-void.
+    /// Of people: devices, crashes, zombies, links, gateways, store, clock, mixed; or a deliberate breakage: no-gaps, sent-is-acked,
+    /// lost-writes, double-release, no-announce, no-kicks. All but the breakages where it is left out
     #[arg(long)]
     fault: Option<String>,
 }
@@ -51,6 +54,7 @@ enum What {
     Holds,
     Deliveries,
     Presence,
+    People,
 }
 
 fn main() -> ExitCode {
@@ -87,6 +91,14 @@ fn main() -> ExitCode {
             let one = if arguments.trace { run_presence_traced } else { run_presence };
             each(fault, &PresenceProfile::ALL, PresenceProfile::by_name, |profile| {
                 all(profile.name(), seeds.clone(), PresenceReport::default(), PresenceReport::add, |seed| {
+                    one(seed, profile)
+                })
+            })
+        }
+        What::People => {
+            let one = if arguments.trace { run_people_traced } else { run_people };
+            each(fault, &PeopleProfile::ALL, PeopleProfile::by_name, |profile| {
+                all(profile.name(), seeds.clone(), PeopleReport::default(), PeopleReport::add, |seed| {
                     one(seed, profile)
                 })
             })

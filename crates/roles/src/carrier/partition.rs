@@ -215,8 +215,8 @@ struct Live {
     is_watched: bool,
     /// A retry is under way as a hold.
     is_held: bool,
-    /// Rows are being read for it.
-    is_reading: bool,
+    /// The rows that are being read for it.
+    reading: Option<RowsToken>,
     /// There is more for it than it was sent.
     is_behind: bool,
 }
@@ -242,6 +242,8 @@ pub struct Partition {
     records_waiting: usize,
     /// Users whose boxes are being loaded.
     loading: Vec<Uid>,
+    /// Where the store was when they were asked for.
+    loading_at: u64,
     /// Everything below is folded.
     folded: u64,
     /// Where to read on.
@@ -252,14 +254,23 @@ pub struct Partition {
     letters: Vec<Letter>,
     is_appending: bool,
     deadlines: BinaryHeap<Deadline>,
-    row_purposes: HashMap<RowsToken, Purpose>,
+    /// Why rows were asked for, and where the store was then.
+    row_purposes: HashMap<RowsToken, (u64, Purpose)>,
     next_token: RowsToken,
-    gateways_seen: HashSet<GatewayId>,
+    gateways: HashMap<GatewayId, Known>,
     news: HashMap<GatewayId, Vec<ToGateway>>,
     effects: Vec<Effect>,
     is_ending: bool,
     is_over: bool,
     pub counts: Counts,
+}
+
+/// What is known of a gateway.
+#[derive(Clone, Copy)]
+struct Known {
+    heard_at: Timestamp,
+    /// A picture of who lives had it: when a later one has not, it is gone.
+    was_seen: bool,
 }
 
 /// What rows were asked for.
@@ -286,6 +297,7 @@ impl Partition {
             work: VecDeque::new(),
             records_waiting: 0,
             loading: Vec::new(),
+            loading_at: 0,
             folded: 0,
             read_next: 0,
             is_reading: false,
@@ -296,7 +308,7 @@ impl Partition {
             deadlines: BinaryHeap::new(),
             row_purposes: HashMap::new(),
             next_token: 0,
-            gateways_seen: HashSet::new(),
+            gateways: HashMap::new(),
             news: HashMap::new(),
             effects: Vec::new(),
             is_ending: false,
@@ -317,7 +329,7 @@ impl Partition {
             Input::Appended => self.is_appending = false,
             Input::Applied(outcome) => self.applied(outcome),
             Input::From { gateway, messages } => self.told(gateway, messages, now),
-            Input::Living(living) => self.living(&living),
+            Input::Living(living) => self.living(&living, now),
             Input::GatewayGone(gateway) => self.gateways_died(&[gateway]),
             Input::Asked { ask, what, end } => self.work.push_back(Work::Ask { ask, what, end }),
             Input::Reclaimable(uids) => self.work.extend(uids.into_iter().map(Work::Reclaim)),
@@ -363,6 +375,11 @@ impl Partition {
 
     pub fn sessions(&self) -> usize {
         self.users.values().map(|user| user.lives.len()).sum()
+    }
+
+    /// The most that any session has been sent and not acknowledged.
+    pub fn most_unacknowledged(&self) -> usize {
+        self.users.values().flat_map(|user| &user.lives).map(|live| live.unacked.len()).max().unwrap_or(0)
     }
 
     fn resign(&mut self, why: String) {
@@ -505,13 +522,15 @@ impl Partition {
         }
         self.loading = wanted.into_iter().collect();
         self.loading.sort_unstable();
+        self.loading_at = self.unsaved.saved;
         self.effects.push(Effect::Load { uids: self.loading.clone() });
     }
 
     fn loaded(&mut self, loaded: Result<At<Vec<Option<Bytes>>>, InboxError>, now: Timestamp) {
         let loading = std::mem::take(&mut self.loading);
+        let loaded = loaded.and_then(|at| not_behind(at, self.loading_at));
         let found = match loaded {
-            Ok(at) if at.found.len() == loading.len() => at.found,
+            Ok(found) if found.len() == loading.len() => found,
             Ok(_) => return self.resign("the store answered another question".to_owned()),
             Err(error) => return self.resign(error.to_string()),
         };
@@ -584,7 +603,9 @@ impl Partition {
 
     /// A user that nobody needs in memory leaves it.
     fn release(&mut self, uid: &str) {
-        if self.users.get(uid).is_some_and(|user| user.lives.is_empty() && !user.is_dirty) {
+        // One that is being written stays: the store could still answer with what was before.
+        let is_written = self.in_flight.as_ref().is_some_and(|in_flight| in_flight.users.contains(uid));
+        if !is_written && self.users.get(uid).is_some_and(|user| user.lives.is_empty() && !user.is_dirty) {
             self.users.remove(uid);
         }
     }
@@ -606,6 +627,14 @@ impl Partition {
         self.unsaved.dirty.insert(uid.clone());
         self.unsaved.drop_rows(uid, gone);
     }
+}
+
+/// What was found, unless the store has fallen back behind where it was: then it does not have what it is believed to have.
+fn not_behind<T>(at: At<T>, least: u64) -> Result<T, InboxError> {
+    if at.applied < least {
+        return Err(InboxError::Damaged(format!("it is at {}, and was at {least} before", at.applied)));
+    }
+    Ok(at.found)
 }
 
 /// Where somebody finds the message of a slot that the store may not have yet.

@@ -24,7 +24,7 @@ const MESSAGE_TAG: u8 = 2 << 3 | 2;
 
 /// How frames are written, and what is around them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Format {
+pub enum Format {
     SocketJson,
     SocketProto,
     EventStream,

@@ -40,7 +40,10 @@ use shared::Shared;
 use tokens::Tokens;
 
 pub use figures::NAMES as METRIC_NAMES;
+pub use frames::Format;
 pub use settings::GatewaySettings;
+pub use state::{Delivered, Phase, State, Who};
+pub use wheel::Tick;
 
 /// How often the end looks whether everybody has gone.
 const ENDING_LOOK: Duration = Duration::from_millis(20);

@@ -21,7 +21,7 @@ const CLOSING_WAIT: Duration = Duration::from_secs(3);
 const FRAMING_BYTES: usize = 128;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Phase {
+pub enum Phase {
     /// It has not said who it is.
     Opening,
     /// The owner of its user's partition has not let it in yet.
@@ -34,25 +34,25 @@ pub(super) enum Phase {
 
 /// Who is connected.
 #[derive(Debug)]
-pub(super) struct Who {
-    pub(super) uid: Uid,
-    pub(super) platform: Platform,
-    pub(super) device: Box<str>,
-    pub(super) at: Timestamp,
-    pub(super) partition: u32,
+pub struct Who {
+    pub uid: Uid,
+    pub platform: Platform,
+    pub device: Box<str>,
+    pub at: Timestamp,
+    pub partition: u32,
     /// The tenure that its owner was told of it in.
-    pub(super) told: Option<u64>,
+    pub told: Option<u64>,
     /// Until it is admitted.
-    pub(super) resume: Option<Box<Resume>>,
+    pub resume: Option<Box<Resume>>,
     /// From when it is admitted.
-    pub(super) epoch: Option<Arc<str>>,
+    pub epoch: Option<Arc<str>>,
 }
 
 #[derive(Debug)]
-pub(super) struct State {
+pub struct State {
     pub(super) decoder: Decoder,
     pub(super) format: Format,
-    pub(super) phase: Phase,
+    pub phase: Phase,
     /// The peer is on this machine.
     pub(super) is_local: bool,
     /// It was asked whether it is there, and has until `deadline`.
@@ -62,7 +62,7 @@ pub(super) struct State {
     /// It is among those that are written to at the end of the batch.
     pub(super) is_dirty: bool,
     /// Its owner was asked to send on from what it has.
-    pub(super) is_asking: bool,
+    pub is_asking: bool,
     heard_at: Tick,
     /// When it is looked at next.
     pub(super) check_at: Tick,
@@ -79,7 +79,7 @@ pub(super) struct State {
     place: u64,
     queue: Vec<u8>,
     queue_start: usize,
-    pub(super) who: Option<Box<Who>>,
+    pub who: Option<Box<Who>>,
 }
 
 /// What is to be done about a connection at its time.
@@ -97,7 +97,7 @@ pub(super) enum Look {
 
 /// What became of a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Delivered {
+pub enum Delivered {
     Queued,
     /// It has it already, or is not there for it.
     LeftOut,
@@ -110,7 +110,7 @@ pub(super) enum Delivered {
 }
 
 impl State {
-    pub(super) fn new(format: Format, is_local: bool, now: Tick, settings: &GatewaySettings) -> Self {
+    pub fn new(format: Format, is_local: bool, now: Tick, settings: &GatewaySettings) -> Self {
         Self {
             decoder: Decoder::new(Role::Server),
             format,
@@ -135,7 +135,7 @@ impl State {
         }
     }
 
-    pub(super) fn is_here(&self) -> bool {
+    pub fn is_here(&self) -> bool {
         matches!(self.phase, Phase::Arriving | Phase::Admitted)
     }
 
@@ -145,7 +145,7 @@ impl State {
     }
 
     /// It said who it is, and that is true.
-    pub(super) fn arrive(&mut self, who: Who, expires: Tick, now: Tick, settings: &GatewaySettings) {
+    pub fn arrive(&mut self, who: Who, expires: Tick, now: Tick, settings: &GatewaySettings) {
         self.who = Some(Box::new(who));
         self.expires = expires;
         self.phase = Phase::Arriving;
@@ -157,7 +157,7 @@ impl State {
     }
 
     /// The owner lets it in, reading on from `cursor`. `false` where it is not waiting for that.
-    pub(super) fn admit(&mut self, epoch: Arc<str>, cursor: u64) -> bool {
+    pub fn admit(&mut self, epoch: Arc<str>, cursor: u64) -> bool {
         let Some(who) = self.who.as_mut().filter(|_| self.phase == Phase::Arriving) else { return false };
         (who.resume, who.epoch) = (None, Some(epoch));
         (self.phase, self.sent, self.acked) = (Phase::Admitted, cursor, cursor);
@@ -165,7 +165,7 @@ impl State {
     }
 
     /// What its owner is told of it, as it stands now.
-    pub(super) fn introduction(&mut self, session: u64, tenure: Option<u64>) -> Option<(u32, ToCarrier)> {
+    pub fn introduction(&mut self, session: u64, tenure: Option<u64>) -> Option<(u32, ToCarrier)> {
         let who = self.who.as_mut()?;
         who.told = tenure;
         let arrival = Arrival {
@@ -188,7 +188,7 @@ impl State {
     }
 
     /// An acknowledgement; `Ok(true)` where it is news. `Err`: the highest number that could be.
-    pub(super) fn ack(&mut self, upto: u64) -> Result<bool, u64> {
+    pub fn ack(&mut self, upto: u64) -> Result<bool, u64> {
         if upto > self.sent {
             return Err(self.sent);
         }
@@ -198,11 +198,11 @@ impl State {
     }
 
     /// Everything up to there was sent or is gone.
-    pub(super) fn skip_to(&mut self, seq: u64) {
+    pub fn skip_to(&mut self, seq: u64) {
         self.sent = self.sent.max(seq);
     }
 
-    pub(super) fn deliver(&mut self, delivery: &Delivery, room: usize, now: Tick) -> Delivered {
+    pub fn deliver(&mut self, delivery: &Delivery, room: usize, now: Tick) -> Delivered {
         if self.phase != Phase::Admitted {
             return Delivered::LeftOut;
         }
@@ -235,7 +235,7 @@ impl State {
     }
 
     /// Whether something was lost on the way here before what comes after that number.
-    pub(super) fn is_gap(&self, prev: u64) -> bool {
+    pub fn is_gap(&self, prev: u64) -> bool {
         prev > self.sent
     }
 
@@ -292,7 +292,7 @@ impl State {
     }
 
     /// All that waits, for whoever writes it.
-    pub(super) fn take_waiting(&mut self, now: Tick) -> Vec<u8> {
+    pub fn take_waiting(&mut self, now: Tick) -> Vec<u8> {
         self.moved_at = now;
         let start = std::mem::take(&mut self.queue_start);
         let mut all = std::mem::take(&mut self.queue);
@@ -301,7 +301,7 @@ impl State {
     }
 
     /// Tells it that it is closed. `false` where it was told before.
-    pub(super) fn close(&mut self, code: u16, reason: &str, now: Tick) -> bool {
+    pub fn close(&mut self, code: u16, reason: &str, now: Tick) -> bool {
         if matches!(self.phase, Phase::Closing | Phase::Over) {
             return false;
         }

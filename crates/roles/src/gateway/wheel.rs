@@ -12,10 +12,10 @@ const SLOTS: usize = 256;
 
 /// Ticks since the gateway began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub(super) struct Tick(pub(super) u32);
+pub struct Tick(pub u32);
 
 impl Tick {
-    pub(super) const NEVER: Self = Self(u32::MAX);
+    pub const NEVER: Self = Self(u32::MAX);
 
     /// So much later, rounded up: never too early.
     pub(super) fn after(self, wait: Duration) -> Self {

@@ -9,7 +9,7 @@ use whimbrel_model::ports::{ToCarrier, ToGateway};
 use whimbrel_model::push::{PushRetry, PushTask, expiry};
 
 use super::folding::{hash_of, millis};
-use super::{Effect, Letter, Partition, Trouble, Work};
+use super::{Effect, Known, Letter, Partition, Trouble, Work};
 
 /// What a device that never acknowledges is told.
 const NO_ACK: &str = "what you were sent was not acknowledged in time; connect again and resume";
@@ -28,6 +28,15 @@ impl Partition {
 
     fn acknowledged(&mut self, gateway: GatewayId, session: u64, uid: &Uid, upto: u64, now: Timestamp) {
         let rules = Arc::clone(&self.rules);
+        // Its announcement may still be on its way in.
+        for work in &mut self.work {
+            if let Work::Announce { gateway: from, announced } = work
+                && (*from, announced.arrival.session) == (gateway, session)
+            {
+                announced.acked = announced.acked.max(upto);
+                announced.sent = announced.sent.max(upto);
+            }
+        }
         let Some(user) = self.users.get_mut(uid.as_str()) else { return };
         let Some(at) = user.lives.iter().position(|live| live.is(gateway, session)) else { return };
         let live = &mut user.lives[at];
@@ -77,17 +86,29 @@ impl Partition {
     }
 
     /// Sessions of gateways that live no more are over, all at once.
-    pub(super) fn living(&mut self, living: &[GatewayId]) {
-        let dead: Vec<GatewayId> = self.gateways_seen.iter().filter(|seen| !living.contains(seen)).copied().collect();
-        self.gateways_seen.extend(living);
+    ///
+    /// A gateway may speak before a picture shows it: one that no picture had yet is gone only when it has had the time to be shown.
+    pub(super) fn living(&mut self, living: &[GatewayId], now: Timestamp) {
+        let wait = millis(self.settings.announce_wait);
+        let is_dead = |(id, known): &(&GatewayId, &Known)| {
+            !living.contains(id) && (known.was_seen || expiry(known.heard_at, wait) <= now)
+        };
+        let dead: Vec<GatewayId> = self.gateways.iter().filter(is_dead).map(|(id, _)| *id).collect();
+        for id in living {
+            self.gateways.entry(*id).or_insert(Known { heard_at: now, was_seen: true }).was_seen = true;
+        }
         self.gateways_died(&dead);
+    }
+
+    pub(super) fn heard_from(&mut self, gateway: GatewayId, now: Timestamp) {
+        self.gateways.entry(gateway).or_insert(Known { heard_at: now, was_seen: false });
     }
 
     pub(super) fn gateways_died(&mut self, dead: &[GatewayId]) {
         if dead.is_empty() {
             return;
         }
-        self.gateways_seen.retain(|seen| !dead.contains(seen));
+        self.gateways.retain(|id, _| !dead.contains(id));
         self.work.retain(|work| match work {
             Work::Arrive { gateway, .. } | Work::Announce { gateway, .. } => !dead.contains(gateway),
             _ => true,

@@ -18,7 +18,7 @@ const OTHER_EPOCH: &str = "the inbox is another than the one that this session b
 
 impl Partition {
     pub(super) fn arrive(&mut self, gateway: GatewayId, arrival: Arrival, now: Timestamp) {
-        self.gateways_seen.insert(gateway);
+        self.heard_from(gateway, now);
         let settings = (self.rules)(&arrival.platform);
         let Arrival { session, uid, platform, device, resume, at: arrived } = arrival;
         let seat_device = seat_device(&settings, &device);
@@ -44,7 +44,7 @@ impl Partition {
             attempt: 0,
             is_watched: false,
             is_held: false,
-            is_reading: false,
+            reading: None,
             is_behind: true,
         };
         self.make_way(&uid, &live, &settings);
@@ -121,7 +121,7 @@ impl Partition {
 
     /// A session that an earlier owner admitted. Of two that cannot both be, the newer one stays.
     pub(super) fn announce(&mut self, gateway: GatewayId, announced: Announced, now: Timestamp) {
-        self.gateways_seen.insert(gateway);
+        self.heard_from(gateway, now);
         let Announced { arrival, epoch, sent, acked } = announced;
         let Arrival { session, uid, platform, device, at: arrived, .. } = arrival;
         if *epoch != *self.inbox_epoch {
@@ -157,7 +157,7 @@ impl Partition {
             attempt: 0,
             is_watched: false,
             is_held: false,
-            is_reading: false,
+            reading: None,
             is_behind: true,
         };
         self.make_way(&uid, &live, &settings);

@@ -90,7 +90,7 @@ impl Partition {
             self.effects.push(showing.answer(&[]));
         } else {
             self.next_token += 1;
-            self.row_purposes.insert(self.next_token, Purpose::Ask(showing));
+            self.row_purposes.insert(self.next_token, (self.unsaved.saved, Purpose::Ask(showing)));
             self.effects.push(Effect::Rows { token: self.next_token, keys, is_page: false });
         }
         self.release(uid.as_str());

@@ -113,14 +113,24 @@ impl Partition {
             self.unsaved.drop_rows(&uid, gone.into_iter().filter(|gone| gone.seq != slot.seq).collect());
         }
         let mut is_there = false;
-        let mut reads_on = Vec::new();
+        let (mut reads_on, mut was_sent) = (Vec::new(), Vec::new());
         for (at, live) in user.lives.iter_mut().enumerate() {
             if !message.is_for(&live.platform) {
                 continue;
             }
             is_there = true;
             if is_stored && rules(&live.platform).store {
-                if live.is_behind || live.is_reading || !live.has_room(slot.bytes, &self.settings) {
+                if slot.seq <= live.sent {
+                    // An earlier owner has sent it; it may still have to be acknowledged.
+                    let waits = |seat: &Seat| live.is_on(seat) && seat.waits_for(slot);
+                    if user.state.seats.iter().any(waits) {
+                        live.unacked.push_back((slot.seq, slot.bytes));
+                        live.unacked_bytes += slot.bytes as usize;
+                        was_sent.push(at);
+                    }
+                    continue;
+                }
+                if live.is_behind || live.reading.is_some() || !live.has_room(slot.bytes, &self.settings) {
                     live.is_behind = true;
                     continue;
                 }
@@ -154,6 +164,7 @@ impl Partition {
         if message.notify.is_some() {
             if is_there { wake.later.push(uid.clone()) } else { wake.now.push(uid.clone()) }
         }
+        was_sent.into_iter().for_each(|at| self.watch(&uid, at));
         for at in reads_on {
             self.read_on(&uid, at, now);
         }

@@ -13,7 +13,7 @@ use super::super::rows::decode_row;
 use super::super::settings::CarrierSettings;
 use super::super::user_box::Seat;
 use super::folding::row_key;
-use super::{Effect, Live, Partition, Purpose, RowsToken, Trouble, unsaved_message};
+use super::{Effect, Live, Partition, Purpose, RowsToken, Trouble, not_behind, unsaved_message};
 
 impl Live {
     pub(super) fn is_on(&self, seat: &Seat) -> bool {
@@ -48,11 +48,24 @@ impl Partition {
         let rules = Arc::clone(&self.rules);
         let Some(user) = self.users.get_mut(uid.as_str()) else { return };
         let Some(live) = user.lives.get_mut(at) else { return };
-        if live.is_reading {
+        if live.reading.is_some() {
             return;
         }
-        let Some(seat) = user.state.seats.iter().find(|seat| live.is_on(seat)) else { return };
         let settings = rules(&live.platform);
+        if !settings.store {
+            // Nothing is kept for it: what others still wait for is not for it.
+            live.is_behind = false;
+            return;
+        }
+        // What has expired meanwhile is told before what comes after it.
+        let gone = user.state.expire(&*rules, now);
+        if !gone.is_empty() {
+            user.is_dirty = true;
+            self.unsaved.dirty.insert(uid.clone());
+            self.counts.expired += gone.len() as u64;
+            self.unsaved.drop_rows(uid, gone);
+        }
+        let Some(seat) = user.state.seats.iter().find(|seat| live.is_on(seat)) else { return };
         let mut wanted: Vec<(u64, RowKey)> = Vec::new();
         let (mut planned, mut planned_bytes) = (0, 0);
         let news = self.news.entry(live.gateway).or_default();
@@ -91,12 +104,12 @@ impl Partition {
             }
         } else {
             live.is_behind = true;
-            live.is_reading = true;
             self.next_token += 1;
+            live.reading = Some(self.next_token);
             let (seqs, keys) = wanted.into_iter().unzip();
             let (gateway, session) = (live.gateway, live.session);
-            self.row_purposes
-                .insert(self.next_token, Purpose::Page { uid: uid.clone(), gateway, session, seqs, again: false });
+            let page = Purpose::Page { uid: uid.clone(), gateway, session, seqs, again: false };
+            self.row_purposes.insert(self.next_token, (self.unsaved.saved, page));
             self.effects.push(Effect::Rows { token: self.next_token, keys, is_page: true });
         }
         if news.is_empty() {
@@ -119,8 +132,8 @@ impl Partition {
         if !seqs.is_empty() {
             self.next_token += 1;
             let (gateway, session) = (live.gateway, live.session);
-            self.row_purposes
-                .insert(self.next_token, Purpose::Page { uid: uid.clone(), gateway, session, seqs, again: true });
+            let page = Purpose::Page { uid: uid.clone(), gateway, session, seqs, again: true };
+            self.row_purposes.insert(self.next_token, (self.unsaved.saved, page));
             self.effects.push(Effect::Rows { token: self.next_token, keys, is_page: true });
         }
         self.watch(uid, at);
@@ -132,9 +145,10 @@ impl Partition {
         found: Result<At<Vec<Option<Bytes>>>, InboxError>,
         now: Timestamp,
     ) {
-        let Some(purpose) = self.row_purposes.remove(&token) else { return };
+        let Some((least, purpose)) = self.row_purposes.remove(&token) else { return };
+        let found = found.and_then(|at| not_behind(at, least));
         let rows = match found {
-            Ok(at) => at.found,
+            Ok(rows) => rows,
             Err(error) => {
                 if let Purpose::Ask(showing) = purpose {
                     self.effects.push(showing.failed(error.to_string()));
@@ -144,7 +158,7 @@ impl Partition {
         };
         match purpose {
             Purpose::Page { uid, gateway, session, seqs, again } => {
-                self.page_found(&uid, gateway, session, &seqs, &rows, again, now);
+                self.page_found(token, &uid, gateway, session, &seqs, &rows, again, now);
             }
             Purpose::Ask(showing) => self.effects.push(showing.answer(&rows)),
         }
@@ -153,6 +167,7 @@ impl Partition {
     #[expect(clippy::too_many_arguments, reason = "they are one page and whom it is for")]
     fn page_found(
         &mut self,
+        token: RowsToken,
         uid: &Uid,
         gateway: GatewayId,
         session: u64,
@@ -165,10 +180,14 @@ impl Partition {
         let Some(at) = user.lives.iter().position(|live| live.is(gateway, session)) else { return };
         let live = &mut user.lives[at];
         let Some(seat) = user.state.seats.iter().find(|seat| live.is_on(seat)) else { return };
-        let news = self.news.entry(gateway).or_default();
         if !again {
-            live.is_reading = false;
+            // A session that was announced again reads anew, from what it has: what it was reading before is not what comes next.
+            if live.reading != Some(token) {
+                return;
+            }
+            live.reading = None;
         }
+        let news = self.news.entry(gateway).or_default();
         for (seq, row) in seqs.iter().zip(rows) {
             // What has gone meanwhile is not sent: it was acknowledged, or the seat is told that it lost it.
             let place = user.state.slots.binary_search_by_key(seq, |slot| slot.seq).ok();
@@ -182,6 +201,10 @@ impl Partition {
                 continue;
             };
             if again {
+                // Not sent by this owner, or acknowledged meanwhile.
+                if !live.unacked.iter().any(|(unacked, _)| unacked == seq) {
+                    continue;
+                }
                 let prev = live.unacked.iter().rev().map(|(seq, _)| *seq).find(|earlier| earlier < seq);
                 let prev = prev.unwrap_or(seat.cursor);
                 let place = DeliveryPlace::Stored { seq: *seq, prev };

@@ -40,7 +40,7 @@ struct NewRow {
 pub(super) struct InFlight {
     applied: u64,
     pub rows: HashMap<RowKey, Arc<OutMessage>>,
-    users: Vec<Uid>,
+    pub users: HashSet<Uid, RandomState>,
 }
 
 impl Unsaved {
@@ -113,7 +113,7 @@ impl Partition {
         }
         let keep_seats = i64::try_from(self.settings.keep_seats.as_millis()).unwrap_or(i64::MAX);
         let unsaved = &mut self.unsaved;
-        let users: Vec<Uid> = unsaved.dirty.drain().collect();
+        let users: HashSet<Uid, RandomState> = unsaved.dirty.drain().collect();
         let mut changes = Vec::with_capacity(users.len() + unsaved.rows.len() + unsaved.dropped.len());
         for uid in &users {
             let Some(user) = self.users.get_mut(uid.as_str()) else { continue };

@@ -539,3 +539,118 @@ fn a_record_that_cannot_be_understood_is_a_dead_letter_and_stops_nothing() {
     world.wait(1_000);
     assert_eq!(world.store.applied, 2);
 }
+
+impl World {
+    /// What happens, with what is to be done about it left undone.
+    fn only(&mut self, input: Input) -> Vec<Effect> {
+        self.core.step(Timestamp::from_millis(self.now), input)
+    }
+
+    fn perform_all(&mut self, effects: Vec<Effect>) {
+        effects.into_iter().for_each(|effect| self.perform(effect));
+    }
+
+    fn announce(&self, session: u64, who: &str, platform: &str, sent: u64, acked: u64) -> Input {
+        let arrival = self.arrival(session, who, platform, None);
+        let announced = Announced { arrival, epoch: EPOCH.into(), sent, acked };
+        Input::From { gateway: GATEWAY, messages: vec![ToCarrier::Announce(Box::new(announced))] }
+    }
+}
+
+#[test]
+fn a_platform_that_keeps_nothing_is_not_sent_what_is_stored_for_others() {
+    let mut world = World::with(PlatformSettings { store: false, ..PlatformSettings::default() });
+    world.push(&["u"], "a");
+    world.arrive(1, "u", "web", None);
+    assert_eq!(world.told(1).len(), 1, "it is admitted, and that is all");
+}
+
+#[test]
+fn what_expires_while_a_seat_is_behind_is_told_before_what_comes_after_it() {
+    let mut world = World::new();
+    world.arrive(1, "u", "web", None);
+    ["a", "b", "c", "d"].into_iter().for_each(|body| world.push(&["u"], body));
+    world.push_message(PushMessage { store: true, ttl_ms: Some(500), ..message(&["u"]) }, "e");
+    world.push(&["u"], "f");
+    world.wait(1_000);
+    world.told(1);
+    world.ack(1, "u", 4);
+    assert_eq!(world.told(1), ["lost 5 to 5", "f 6 after 5"]);
+}
+
+#[test]
+fn an_acknowledgement_that_overtakes_its_sessions_announcement_counts() {
+    let mut world = World::new();
+    world.push(&["u"], "a");
+    world.push(&["u"], "b");
+    world.wait(1_000);
+    world.take_over();
+    let announced = world.announce(1, "u", "web", 2, 0);
+    let effects = world.only(announced);
+    assert!(matches!(effects[..], [Effect::Load { .. }]), "its box is asked for");
+    world.ack(1, "u", 2);
+    world.perform_all(effects);
+    world.wait(1_000);
+    assert!(world.store.own.is_empty());
+}
+
+#[test]
+fn a_box_that_is_being_written_stays_in_memory() {
+    let mut world = World::new();
+    world.push(&["u"], "a");
+    world.now += 1_000;
+    let writing = world.only(Input::Tick);
+    assert!(matches!(writing[..], [Effect::Apply(_)]));
+    let what = PeopleAsk::Inbox { uid: uid("u"), platform: None, after: 0, limit: 10 };
+    world.step(Input::Asked { ask: 1, what, end: 1 });
+    assert_eq!(world.core.users_in_memory(), 1, "the store could still say that it has none");
+    world.perform_all(writing);
+    assert_eq!(world.core.users_in_memory(), 0);
+}
+
+#[test]
+fn a_gateway_that_speaks_before_it_is_shown_is_not_taken_for_dead() {
+    let mut world = World::new();
+    world.arrive(1, "u", "web", None);
+    world.step(Input::Living(Arc::new(Vec::new())));
+    assert_eq!(world.core.sessions(), 1);
+    world.now += 10_000;
+    world.step(Input::Living(Arc::new(Vec::new())));
+    assert_eq!(world.core.sessions(), 0, "it had its time to be shown");
+}
+
+#[test]
+fn a_store_that_has_fallen_back_is_not_believed() {
+    let mut world = World::new();
+    world.push(&["u"], "a");
+    world.wait(1_000);
+    let arrival = world.arrival(1, "u", "web", None);
+    let messages = vec![ToCarrier::Arrive(Box::new(arrival))];
+    let effects = world.only(Input::From { gateway: GATEWAY, messages });
+    assert!(matches!(effects[..], [Effect::Load { .. }]));
+    world.step(Input::Loaded(Ok(At { applied: 0, found: vec![None] })));
+    assert!(world.resigned && world.told(1).is_empty());
+}
+
+#[test]
+fn a_page_of_before_an_announcement_is_not_what_comes_next() {
+    let mut world = World::new();
+    world.arrive(9, "u", "ios", None);
+    ["a", "b", "c", "d"].into_iter().for_each(|body| world.push(&["u"], body));
+    world.wait(1_000);
+    let arrival = world.arrival(1, "u", "web", None);
+    let mut effects =
+        world.only(Input::From { gateway: GATEWAY, messages: vec![ToCarrier::Arrive(Box::new(arrival))] });
+    let row = |world: &World, seq: u64| world.store.own.get(&(uid("u"), seq)).cloned();
+    let Some(Effect::Rows { token, .. }) = effects.pop() else { panic!("a page is asked for") };
+    let found = (1..=3).map(|seq| row(&world, seq)).collect();
+    let mut effects = world.only(Input::Rows { token, found: Ok(At { applied: 4, found }) });
+    let Some(Effect::Rows { token: second, .. }) = effects.pop() else { panic!("and the next one") };
+    // What came after the first message was lost on the way.
+    let announced = world.announce(1, "u", "web", 1, 0);
+    let third = world.only(announced);
+    world.step(Input::Rows { token: second, found: Ok(At { applied: 4, found: vec![row(&world, 4)] }) });
+    assert!(world.told(1).is_empty());
+    world.perform_all(third);
+    assert_eq!(world.told(1), ["b 2 after 1", "c 3 after 2", "d 4 after 3"]);
+}

@@ -1,0 +1,283 @@
+//! A gateway: the real states of its sessions, and what its lane does with what comes and goes.
+
+use std::collections::BTreeMap;
+
+use whimbrel_model::people::{CloseCode, GatewayId};
+use whimbrel_model::ports::{Arrival, Delivery, DeliveryPlace, ToCarrier, ToGateway};
+use whimbrel_roles::gateway::{Delivered, Format, GatewaySettings, Phase, State, Tick, Who};
+
+use super::Check;
+use super::devices::Frame;
+use super::profile::PeopleProfile;
+use super::world::{Event, World};
+
+/// How often a lane looks after what it could not do.
+const TICK_MS: u64 = 125;
+/// How long somebody waits to be let in.
+const OWNER_WAIT_MS: u64 = 5_000;
+/// Bytes that may wait for a device; devices here read at once.
+const ROOM: usize = 1 << 30;
+/// Who has acknowledged everything for so long must not be closed for not having done so.
+const ACKED_LONG_MS: u64 = 4_000;
+
+#[derive(Default)]
+pub struct SimGateway {
+    /// `None`: it is dead.
+    pub id: Option<GatewayId>,
+    pub(super) sessions: BTreeMap<u64, SimSession>,
+    /// The owner as it sees it, over which stream, and the tenure's number.
+    pub(super) route: Option<(u64, u64)>,
+    tenure: u64,
+    heard_from: u64,
+    untold: Vec<u64>,
+}
+
+pub(super) struct SimSession {
+    device: usize,
+    state: State,
+    since: u64,
+    /// What it was sent and has not acknowledged.
+    unacked: Vec<u64>,
+    acked_all_at: u64,
+}
+
+fn tick(now: u64) -> Tick {
+    Tick(u32::try_from(now / TICK_MS).unwrap_or(u32::MAX))
+}
+
+fn session_of(news: &ToGateway) -> u64 {
+    match news {
+        ToGateway::Admitted(admitted) => admitted.session,
+        ToGateway::Deliver(delivery) => delivery.session,
+        ToGateway::Rejected { session, .. }
+        | ToGateway::Truncated { session, .. }
+        | ToGateway::Kick { session, .. } => *session,
+    }
+}
+
+impl World {
+    /// A device has connected and said who it is.
+    pub(super) fn accept(&mut self, gateway: usize, device: usize, arrival: Arrival) {
+        let settings = GatewaySettings::default();
+        let mut state = State::new(Format::SocketJson, false, tick(self.now), &settings);
+        let who = Who {
+            uid: arrival.uid,
+            platform: arrival.platform,
+            device: arrival.device,
+            at: arrival.at,
+            partition: 0,
+            told: None,
+            resume: arrival.resume.map(Box::new),
+            epoch: None,
+        };
+        state.arrive(who, Tick::NEVER, tick(self.now), &settings);
+        let since = self.now;
+        let session = SimSession { device, state, since, unacked: Vec::new(), acked_all_at: since };
+        self.gateways[gateway].sessions.insert(arrival.session, session);
+        self.introduce(gateway, arrival.session);
+    }
+
+    fn introduce(&mut self, gateway: usize, number: u64) {
+        let at = &mut self.gateways[gateway];
+        let tenure = at.route.map(|_| at.tenure);
+        let Some(session) = at.sessions.get_mut(&number) else { return };
+        if tenure.is_some() && session.state.who.as_ref().is_some_and(|who| who.told == tenure) {
+            return;
+        }
+        let Some((_, message)) = session.state.introduction(number, tenure) else { return };
+        let is_announced = matches!(message, ToCarrier::Announce(_));
+        if is_announced && self.profile == PeopleProfile::NoAnnounce {
+            return;
+        }
+        if !self.send_up(gateway, vec![message]) {
+            let at = &mut self.gateways[gateway];
+            let session = at.sessions.get_mut(&number);
+            session.and_then(|session| session.state.who.as_mut()).iter_mut().for_each(|who| who.told = None);
+            at.untold.push(number);
+        }
+    }
+
+    /// The gateway has another id: whoever its sessions were introduced to knew another.
+    pub(super) fn introduce_all(&mut self, gateway: usize) {
+        let numbers: Vec<u64> = self.gateways[gateway].sessions.keys().copied().collect();
+        for number in numbers {
+            let session = self.gateways[gateway].sessions.get_mut(&number);
+            session.and_then(|session| session.state.who.as_mut()).iter_mut().for_each(|who| who.told = None);
+            self.introduce(gateway, number);
+        }
+    }
+
+    /// The gateway sees the owner, over a stream that is new to it.
+    pub(super) fn route(&mut self, gateway: usize, epoch: u64, stream: u64) {
+        let is_there = self.streams.get(&(epoch, gateway)) == Some(&stream) && self.owner == Some(epoch);
+        let at = &mut self.gateways[gateway];
+        if !is_there || at.id.is_none() || at.route == Some((epoch, stream)) {
+            return;
+        }
+        at.route = Some((epoch, stream));
+        at.tenure += 1;
+        let numbers: Vec<u64> = at.sessions.keys().copied().collect();
+        self.note(|| format!("gateway {gateway} sees owner {epoch}"));
+        numbers.into_iter().for_each(|number| self.introduce(gateway, number));
+    }
+
+    pub(super) fn gateway_tick(&mut self, gateway: usize) {
+        self.later(TICK_MS, Event::GatewayTick { gateway });
+        for number in std::mem::take(&mut self.gateways[gateway].untold) {
+            self.introduce(gateway, number);
+        }
+        let late =
+            |session: &SimSession| session.state.phase == Phase::Arriving && self.now - session.since > OWNER_WAIT_MS;
+        let late: Vec<u64> = self.gateways[gateway].sessions.iter().filter(|(_, s)| late(s)).map(|(n, _)| *n).collect();
+        late.into_iter().for_each(|number| self.close(gateway, number, CloseCode::NoOwner));
+    }
+
+    pub(super) fn take_news(&mut self, gateway: usize, epoch: u64, news: Vec<ToGateway>) -> Check {
+        if self.gateways[gateway].heard_from > epoch {
+            self.report.older_epochs += 1;
+            return Ok(());
+        }
+        self.gateways[gateway].heard_from = epoch;
+        news.into_iter().try_for_each(|one| self.take_one(gateway, one))
+    }
+
+    fn take_one(&mut self, gateway: usize, mut news: ToGateway) -> Check {
+        let number = session_of(&news);
+        let now = self.now;
+        let Some(session) = self.gateways[gateway].sessions.get_mut(&number) else { return Ok(()) };
+        if self.profile == PeopleProfile::NoGaps {
+            forget_prev(&mut news);
+        }
+        let mut is_gap = false;
+        let (device, state) = (session.device, &mut session.state);
+        let frame = match news {
+            ToGateway::Admitted(admitted) => {
+                let is_news = state.admit(admitted.epoch.clone(), admitted.cursor);
+                is_news.then_some(Frame::Connected { cursor: admitted.cursor, resumed: admitted.resumed })
+            }
+            ToGateway::Rejected { code, .. } => {
+                self.close(gateway, number, code);
+                None
+            }
+            ToGateway::Kick { code, .. } => {
+                self.report.kicks += 1;
+                let has_acked = session.unacked.is_empty() && now - session.acked_all_at > ACKED_LONG_MS;
+                if code == CloseCode::NoAck && has_acked {
+                    return Err(format!("session {number} is closed for no acknowledgement, and has acknowledged all"));
+                }
+                if self.profile != PeopleProfile::NoKicks {
+                    self.close(gateway, number, code);
+                }
+                None
+            }
+            ToGateway::Truncated { from, to, prev, .. } if state.phase == Phase::Admitted => {
+                is_gap = state.is_gap(prev);
+                if !is_gap {
+                    state.is_asking = false;
+                    state.skip_to(to);
+                }
+                (!is_gap).then_some(Frame::Truncated { from, to, prev })
+            }
+            ToGateway::Truncated { .. } => None,
+            ToGateway::Deliver(delivery) => match state.deliver(&delivery, ROOM, tick(now)) {
+                Delivered::Queued => {
+                    state.is_asking = false;
+                    note_sent(session, &delivery);
+                    Some(Frame::Message(delivery))
+                }
+                Delivered::Gap => {
+                    is_gap = true;
+                    None
+                }
+                Delivered::LeftOut => None,
+                Delivered::Dropped | Delivered::Full => return Err("there is always room here".to_owned()),
+            },
+        };
+        if is_gap {
+            self.report.gaps += 1;
+            self.ask_again(gateway, number);
+        }
+        if let Some(frame) = frame {
+            if let Some(session) = self.gateways[gateway].sessions.get_mut(&number) {
+                session.state.take_waiting(tick(now));
+            }
+            self.send_frame(device, number, frame);
+        }
+        Ok(())
+    }
+
+    fn ask_again(&mut self, gateway: usize, number: u64) {
+        let Some(session) = self.gateways[gateway].sessions.get_mut(&number) else { return };
+        if !std::mem::replace(&mut session.state.is_asking, true) {
+            self.introduce(gateway, number);
+        }
+    }
+
+    pub(super) fn gateway_of(&self, session: u64) -> Option<usize> {
+        self.gateways.iter().position(|gateway| gateway.sessions.contains_key(&session))
+    }
+
+    /// An acknowledgement of the device.
+    pub(super) fn hear_ack(&mut self, number: u64, upto: u64) {
+        let Some(gateway) = self.gateway_of(number) else { return };
+        let Some(session) = self.gateways[gateway].sessions.get_mut(&number) else { return };
+        let Ok(true) = session.state.ack(upto) else { return };
+        session.unacked.retain(|seq| *seq > upto);
+        if session.unacked.is_empty() {
+            session.acked_all_at = self.now;
+        }
+        let Some(uid) = session.state.who.as_ref().map(|who| who.uid.clone()) else { return };
+        self.report.acks += 1;
+        self.send_up(gateway, vec![ToCarrier::Ack { session: number, uid, upto }]);
+    }
+
+    /// The gateway ends the session.
+    pub(super) fn close(&mut self, gateway: usize, number: u64, code: CloseCode) {
+        let Some(session) = self.gateways[gateway].sessions.get(&number) else { return };
+        let device = session.device;
+        self.note(|| format!("session {number} is closed: {}", code.word()));
+        self.send_frame(device, number, Frame::Closed);
+        self.session_ended(number);
+    }
+
+    /// The connection is over, and the gateway has seen it.
+    pub(super) fn session_ended(&mut self, number: u64) {
+        let Some(gateway) = self.gateway_of(number) else { return };
+        let Some(session) = self.gateways[gateway].sessions.remove(&number) else { return };
+        if let Some(who) = session.state.who {
+            self.send_up(gateway, vec![ToCarrier::Gone { session: number, uid: who.uid }]);
+        }
+    }
+
+    /// Who is there, by user and platform.
+    pub fn there(&self) -> BTreeMap<(String, String), usize> {
+        let mut there = BTreeMap::new();
+        for session in self.gateways.iter().flat_map(|gateway| gateway.sessions.values()) {
+            let device = &self.devices[session.device];
+            let platform = device.platform.as_str().to_owned();
+            *there.entry((device.uid.as_str().to_owned(), platform)).or_default() += 1;
+        }
+        there
+    }
+}
+
+/// Notes what the device has to acknowledge.
+fn note_sent(session: &mut SimSession, delivery: &Delivery) {
+    let DeliveryPlace::Stored { seq, .. } = delivery.place else { return };
+    if !session.unacked.contains(&seq) {
+        session.unacked.push(seq);
+    }
+}
+
+/// A breakage: nobody sees that something before was lost.
+fn forget_prev(news: &mut ToGateway) {
+    match news {
+        ToGateway::Deliver(delivery) => {
+            if let DeliveryPlace::Stored { prev, .. } = &mut delivery.place {
+                *prev = 0;
+            }
+        }
+        ToGateway::Truncated { prev, .. } => *prev = 0,
+        _ => {}
+    }
+}

@@ -1,0 +1,181 @@
+//! A store of inboxes that keeps exactly what the port promises, and complains about every write that must not be.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use whimbrel_model::people::Uid;
+use whimbrel_model::ports::{Applied, InboxChange, InboxWrite, RowKey};
+use whimbrel_roles::carrier::user_box::UserBox;
+
+use super::Check;
+use super::profile::PeopleProfile;
+
+/// What is on the disk.
+#[derive(Debug, Clone, Default)]
+struct Contents {
+    applied: u64,
+    boxes: BTreeMap<Uid, Bytes>,
+    own: BTreeMap<(Uid, u64), Bytes>,
+    shared: BTreeMap<u64, (Bytes, u32)>,
+}
+
+pub struct SimInbox {
+    /// Coordination's, and not lost with the contents.
+    epoch: u64,
+    now: Contents,
+    /// As of the last write that was synced.
+    synced: Contents,
+    profile: PeopleProfile,
+    writes: u64,
+}
+
+impl SimInbox {
+    pub fn new(profile: PeopleProfile) -> Self {
+        Self { epoch: 0, now: Contents::default(), synced: Contents::default(), profile, writes: 0 }
+    }
+
+    pub fn open(&mut self, epoch: u64) -> Option<u64> {
+        if epoch < self.epoch {
+            return None;
+        }
+        self.epoch = epoch;
+        Some(self.now.applied)
+    }
+
+    pub fn applied(&self) -> u64 {
+        self.now.applied
+    }
+
+    pub fn boxes(&self, uids: &[Uid]) -> Vec<Option<Bytes>> {
+        uids.iter().map(|uid| self.now.boxes.get(uid).cloned()).collect()
+    }
+
+    pub fn rows(&self, keys: &[RowKey]) -> Vec<Option<Bytes>> {
+        keys.iter().map(|key| self.row(key)).collect()
+    }
+
+    fn row(&self, key: &RowKey) -> Option<Bytes> {
+        match key {
+            RowKey::Own { uid, seq } => self.now.own.get(&(uid.clone(), *seq)).cloned(),
+            RowKey::Shared { seq } => self.now.shared.get(seq).map(|(row, _)| row.clone()),
+        }
+    }
+
+    /// The box as it is stored.
+    pub fn user(&self, uid: &Uid) -> Check<Option<UserBox>> {
+        let decode = |bytes: &Bytes| UserBox::decode(bytes).map_err(|error| format!("the box of {uid}: {error}"));
+        self.now.boxes.get(uid).map(decode).transpose()
+    }
+
+    pub fn users(&self) -> Vec<Uid> {
+        self.now.boxes.keys().cloned().collect()
+    }
+
+    pub fn apply(&mut self, write: InboxWrite) -> Check<Applied> {
+        if write.epoch < self.epoch {
+            return Ok(Applied::OlderEpoch);
+        }
+        if write.expected != self.now.applied {
+            return Ok(Applied::Behind { at: self.now.applied });
+        }
+        self.writes += 1;
+        let is_lost = self.profile == PeopleProfile::LostWrites && self.writes.is_multiple_of(10);
+        if write.reset {
+            self.now = Contents::default();
+        }
+        self.now.applied = write.applied;
+        let mut users = Vec::new();
+        for change in write.changes {
+            if let InboxChange::PutBox { uid, .. } = &change {
+                users.push(uid.clone());
+            }
+            if !is_lost {
+                self.change(change)?;
+            }
+        }
+        users.iter().try_for_each(|uid| self.has_rows_of(uid))?;
+        if write.synced {
+            self.synced = self.now.clone();
+        }
+        Ok(Applied::Done)
+    }
+
+    fn change(&mut self, change: InboxChange) -> Check {
+        let now = &mut self.now;
+        match change {
+            InboxChange::PutBox { uid, state: Some(state), .. } => drop(now.boxes.insert(uid, state)),
+            InboxChange::PutBox { uid, state: None, .. } => drop(now.boxes.remove(&uid)),
+            InboxChange::PutOwn { uid, seq, row } => drop(now.own.insert((uid, seq), row)),
+            InboxChange::PutShared { seq, row, references } => {
+                now.shared.entry(seq).or_insert((row, 0)).1 += references;
+            }
+            InboxChange::DropOwn { uid, seq } => {
+                let row = now.own.remove(&(uid.clone(), seq));
+                row.ok_or_else(|| format!("row {seq} of {uid} is dropped and was not there"))?;
+            }
+            InboxChange::ReleaseShared { seq, references } => {
+                let twice = if self.profile == PeopleProfile::DoubleRelease { 2 } else { 1 };
+                let row = now.shared.get_mut(&seq).ok_or_else(|| format!("row {seq} is released and was not there"))?;
+                row.1 = row.1.saturating_sub(references * twice);
+                if row.1 == 0 {
+                    now.shared.remove(&seq);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Every message that a box has is there.
+    fn has_rows_of(&self, uid: &Uid) -> Check {
+        let Some(user) = self.user(uid)? else { return Ok(()) };
+        for slot in &user.slots {
+            let key = match slot.shared {
+                true => RowKey::Shared { seq: slot.seq },
+                false => RowKey::Own { uid: uid.clone(), seq: slot.seq },
+            };
+            self.row(&key).ok_or_else(|| format!("{uid} waits for {}, and its row is gone", slot.seq))?;
+        }
+        Ok(())
+    }
+
+    /// The machine lost its power: what was not synced is gone.
+    pub fn fall_back(&mut self) {
+        self.now = self.synced.clone();
+    }
+
+    /// Everything is gone.
+    pub fn lose(&mut self) {
+        self.now = Contents::default();
+        self.synced = Contents::default();
+    }
+
+    /// As many references as there are boxes with it, of every row, and no row without.
+    pub fn is_whole(&self) -> Check {
+        let mut references: BTreeMap<u64, u32> = BTreeMap::new();
+        let mut own = 0;
+        for uid in self.now.boxes.keys() {
+            self.has_rows_of(uid)?;
+            for slot in self.user(uid)?.into_iter().flat_map(|user| user.slots) {
+                if slot.shared { *references.entry(slot.seq).or_default() += 1 } else { own += 1 }
+            }
+        }
+        let counted: BTreeMap<u64, u32> = self.now.shared.iter().map(|(seq, (_, count))| (*seq, *count)).collect();
+        if counted != references {
+            return Err(format!("references are counted as {counted:?}, and are {references:?}"));
+        }
+        if own != self.now.own.len() {
+            return Err(format!("{} rows are stored, and boxes have {own}", self.now.own.len()));
+        }
+        Ok(())
+    }
+
+    /// Nobody waits for anything.
+    pub fn is_empty(&self) -> Check {
+        self.is_whole()?;
+        let rows: Vec<_> = self.now.own.keys().collect();
+        if !rows.is_empty() || !self.now.shared.is_empty() {
+            return Err(format!("{rows:?} and {:?} are still stored", self.now.shared.keys()));
+        }
+        Ok(())
+    }
+}

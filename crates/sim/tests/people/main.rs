@@ -1,0 +1,84 @@
+//! Reaching people: a fixed set of seeds for each kind of trouble, each clean, and breakages that must be found out.
+
+use whimbrel_sim::{PeopleProfile, PeopleReport, run_people};
+
+/// Enough to meet each kind of step many times, few enough for every test run; `whimbrel-sim --what people` runs more.
+const SEEDS: u64 = 8;
+/// Seeds within which a breakage is found out.
+const BREAKAGE_SEEDS: u64 = 20;
+
+fn all_clean(profile: PeopleProfile) -> PeopleReport {
+    let mut report = PeopleReport::default();
+    for seed in 0..SEEDS {
+        match run_people(seed, profile) {
+            Ok(one) => report.add(&one),
+            Err(failure) => panic!("{failure}"),
+        }
+    }
+    assert!(report.seen > 0 && report.seen_again > 0 && report.truncated > 0 && report.resumed > 0, "{report}");
+    assert!(report.ephemeral > 0 && report.kicks > 0 && report.holds > 0 && report.acks > 0, "{report}");
+    report
+}
+
+#[test]
+fn every_seat_sees_everything_in_order_whatever_its_devices_do() {
+    let report = all_clean(PeopleProfile::Devices);
+    assert!(report.no_acks > 0, "{report}");
+}
+
+#[test]
+fn a_carrier_that_crashes_loses_nothing() {
+    let report = all_clean(PeopleProfile::Crashes);
+    assert!(report.owners > 2 * SEEDS, "{report}");
+}
+
+#[test]
+fn a_carrier_that_was_replaced_and_goes_on_does_no_harm() {
+    let report = all_clean(PeopleProfile::Zombies);
+    assert!(report.zombies > 2 * SEEDS && report.older_epochs > 0, "{report}");
+}
+
+#[test]
+fn what_is_lost_with_a_way_is_made_good() {
+    let report = all_clean(PeopleProfile::Links);
+    assert!(report.breaks > 5 * SEEDS && report.gaps > 0, "{report}");
+}
+
+#[test]
+fn gateways_that_die_or_lose_their_leases_lose_nothing() {
+    let report = all_clean(PeopleProfile::Gateways);
+    assert!(report.deaths > SEEDS && report.leases > SEEDS, "{report}");
+}
+
+#[test]
+fn a_store_that_fails_falls_back_or_is_lost_is_made_good_from_the_log() {
+    let report = all_clean(PeopleProfile::Store);
+    assert!(report.store_errors > 0 && report.fall_backs > 0, "{report}");
+}
+
+#[test]
+fn a_clock_that_jumps_loses_nothing() {
+    let report = all_clean(PeopleProfile::Clock);
+    assert!(report.jumps > 2 * SEEDS, "{report}");
+}
+
+#[test]
+fn all_of_it_holds_together() {
+    all_clean(PeopleProfile::Mixed);
+}
+
+#[test]
+fn every_breakage_is_found_out() {
+    for profile in PeopleProfile::BREAKAGES {
+        let found = (0..BREAKAGE_SEEDS).any(|seed| run_people(seed, profile).is_err());
+        assert!(found, "{} was not found out within {BREAKAGE_SEEDS} seeds", profile.name());
+    }
+}
+
+#[test]
+fn the_same_seed_makes_the_same_run() {
+    for profile in PeopleProfile::ALL {
+        let (first, second) = (run_people(3, profile), run_people(3, profile));
+        assert_eq!(first.expect("a clean run"), second.expect("a clean run"));
+    }
+}
