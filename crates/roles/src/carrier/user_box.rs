@@ -24,6 +24,9 @@ pub const IDS_REMEMBERED: usize = 16;
 /// Ranges that a seat has lost and was not told yet. What a newer message replaced is forgotten first.
 pub const LOST_MAX: usize = 64;
 
+/// Messages for a user of whom no device was ever seen: as for a platform that nobody configured.
+const UNSEEN_BOUND: usize = whimbrel_model::people::MAX_STORED_DEFAULT as usize;
+
 /// How platforms keep things.
 pub type PlatformRules = dyn Fn(&Platform) -> Arc<PlatformSettings> + Send + Sync;
 
@@ -213,8 +216,9 @@ impl UserBox {
     }
 
     /// Each seat waits for at most what its platform says, and the box has at most what its seats and the platforms without one may have.
+    /// A box that is within all bounds, as nearly all are, is not looked through.
     fn keep_bounds(&mut self, rules: &PlatformRules, gone: &mut Vec<Slot>) {
-        let mut most = self.unseated_bound(rules);
+        let (mut most, mut has_given_up) = (0, false);
         for place in 0..self.seats.len() {
             let bound = rules(&self.seats[place].platform).max_stored as usize;
             most += bound;
@@ -224,12 +228,21 @@ impl UserBox {
             let seat = &self.seats[place];
             let waiting: Vec<u64> =
                 self.slots.iter().filter(|slot| seat.waits_for(slot)).map(|slot| slot.seq).collect();
-            self.give_up(place, &waiting[..waiting.len().saturating_sub(bound)]);
+            if waiting.len() > bound {
+                has_given_up = true;
+                self.give_up(place, &waiting[..waiting.len() - bound]);
+            }
         }
-        while self.slots.len() > most.max(1) {
+        if has_given_up {
+            gone.extend(self.settle(rules, u64::MAX));
+        }
+        if self.slots.len() <= most || (self.seats.is_empty() && self.slots.len() <= UNSEEN_BOUND) {
+            return;
+        }
+        let most = (most + self.unseated_bound(rules)).max(1);
+        while self.slots.len() > most {
             gone.extend(self.lose(0));
         }
-        gone.extend(self.settle(rules));
     }
 
     /// These, the oldest that the seat waits for, are not for it any more.
@@ -246,8 +259,8 @@ impl UserBox {
         let named = self.slots.iter().filter_map(|slot| slot.filter.as_ref()?.only.as_ref()).flatten();
         let without_seat = named.filter(|platform| !self.seats.iter().any(|seat| seat.platform == **platform));
         let bound = without_seat.map(|platform| rules(platform).max_stored).max();
-        let default = if self.seats.is_empty() { PlatformSettings::default().max_stored } else { 0 };
-        bound.unwrap_or(0).max(default) as usize
+        let default = if self.seats.is_empty() { UNSEEN_BOUND } else { 0 };
+        (bound.unwrap_or(0) as usize).max(default)
     }
 
     /// What is of no use any more goes; who waited for it has lost it.
@@ -256,6 +269,7 @@ impl UserBox {
         while let Some(at) = self.slots.iter().position(|slot| slot.expires_at <= now) {
             gone.extend(self.lose(at));
         }
+        let mut has_given_up = !gone.is_empty();
         for place in 0..self.seats.len() {
             let seat = &self.seats[place];
             let settings = rules(&seat.platform);
@@ -263,9 +277,12 @@ impl UserBox {
             let waits = self.slots.iter().filter(|slot| seat.waits_for(slot));
             let old: Vec<u64> =
                 waits.take_while(|slot| slot.is_expired_for(&settings, now)).map(|slot| slot.seq).collect();
+            has_given_up |= !old.is_empty();
             self.give_up(place, &old);
         }
-        gone.extend(self.settle(rules));
+        if has_given_up {
+            gone.extend(self.settle(rules, u64::MAX));
+        }
         gone
     }
 
@@ -277,11 +294,11 @@ impl UserBox {
         }
         seat.cursor = upto;
         seat.lost.retain(|(_, to)| *to > upto);
-        self.settle(rules)
+        self.settle(rules, upto)
     }
 
-    /// Takes out what nobody waits for any more.
-    fn settle(&mut self, rules: &PlatformRules) -> Vec<Slot> {
+    /// Takes out what nobody waits for any more, up to that number.
+    fn settle(&mut self, rules: &PlatformRules, upto: u64) -> Vec<Slot> {
         let Self { seats, slots, .. } = self;
         let keeping: Vec<(&Seat, bool)> = seats.iter().map(|seat| (seat, rules(&seat.platform).store)).collect();
         let is_awaited = |slot: &Slot| {
@@ -306,9 +323,15 @@ impl UserBox {
             }
         };
         let mut gone = Vec::new();
-        if slots.iter().all(&is_awaited) {
+        // Nearly always it is the oldest that go.
+        while slots.front().is_some_and(|slot| slot.seq <= upto && !is_awaited(slot)) {
+            gone.extend(slots.pop_front());
+        }
+        let looked_at = slots.partition_point(|slot| slot.seq <= upto);
+        if slots.range(..looked_at).all(&is_awaited) {
             return gone;
         }
+        let later = slots.split_off(looked_at);
         let kept = std::mem::take(slots).into_iter().filter_map(|slot| {
             if is_awaited(&slot) {
                 return Some(slot);
@@ -316,7 +339,13 @@ impl UserBox {
             gone.push(slot);
             None
         });
-        *slots = kept.collect();
+        let mut kept: VecDeque<Slot> = kept.collect();
+        if kept.is_empty() {
+            kept = later;
+        } else {
+            kept.extend(later);
+        }
+        *slots = kept;
         gone
     }
 
