@@ -272,7 +272,13 @@ impl World {
     /// what had expired, or was beyond a bound, before the store fell back or the clock went back.
     fn window(&self) -> usize {
         let goes_back = matches!(self.profile, PeopleProfile::Store | PeopleProfile::Clock | PeopleProfile::Mixed);
-        if goes_back && self.last_epoch > 1 { usize::MAX } else { WINDOW }
+        match self.profile {
+            _ if self.last_epoch <= 1 => WINDOW,
+            _ if goes_back => usize::MAX,
+            // One that does not know yet that it is replaced fills the window once more.
+            PeopleProfile::Zombies => 2 * WINDOW,
+            _ => WINDOW,
+        }
     }
 
     fn happens(&mut self, event: Event) -> Check {

@@ -40,8 +40,8 @@ impl Partition {
         let Some(user) = self.users.get_mut(uid.as_str()) else { return };
         let Some(at) = user.lives.iter().position(|live| live.is(gateway, session)) else { return };
         let live = &mut user.lives[at];
-        // Never beyond what it was sent, whatever a gateway says.
-        let upto = upto.min(live.sent);
+        // The gateway has checked that it was sent: what goes beyond came from an earlier owner that did not know yet that it was none.
+        live.sent = live.sent.max(upto);
         let before = live.unacked.len();
         while live.unacked.front().is_some_and(|(seq, _)| *seq <= upto) {
             let bytes = live.unacked.pop_front().map_or(0, |(_, bytes)| bytes);

@@ -654,3 +654,18 @@ fn a_page_of_before_an_announcement_is_not_what_comes_next() {
     world.perform_all(third);
     assert_eq!(world.told(1), ["b 2 after 1", "c 3 after 2", "d 4 after 3"]);
 }
+
+#[test]
+fn what_an_earlier_owner_still_sent_may_be_acknowledged() {
+    let mut world = World::new();
+    world.arrive(9, "u", "ios", None);
+    world.push(&["u"], "a");
+    world.wait(1_000);
+    let announced = world.announce(1, "u", "web", 0, 0);
+    let reading = world.only(announced);
+    world.ack(1, "u", 1);
+    world.ack(9, "u", 1);
+    world.perform_all(reading);
+    world.wait(1_000);
+    assert!(world.told(1).is_empty() && world.store.own.is_empty());
+}
