@@ -142,13 +142,18 @@ impl Crew {
         self.doors.send_replace(Arc::new(servers.iter().map(|server| server.url.clone()).collect()));
     }
 
+    /// A worker that ended has found something wrong.
+    pub fn has_somebody_ended(&self) -> bool {
+        self.workers.iter().any(JoinHandle::is_finished)
+    }
+
     /// Waits until so much more was asked. A worker that ended has found something wrong.
     pub fn wait_for(&self, more: u64) {
         let goal = self.operations.load(Ordering::Relaxed) + more;
         let mut last = (Instant::now(), 0);
         loop {
             let now = self.operations.load(Ordering::Relaxed);
-            if now >= goal || self.workers.iter().any(JoinHandle::is_finished) {
+            if now >= goal || self.has_somebody_ended() {
                 return;
             }
             if now != last.1 {

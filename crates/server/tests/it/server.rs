@@ -102,6 +102,12 @@ impl Server {
         self.process.wait().unwrap();
     }
 
+    /// The same for one that is to be replaced, and may have ended by itself.
+    pub fn kill_and_wait(&mut self) {
+        let _ = self.process.kill();
+        self.process.wait().unwrap();
+    }
+
     /// Ctrl-C, and waits for the end.
     pub fn end(mut self) -> ExitStatus {
         self.interrupt();
