@@ -65,7 +65,7 @@ impl Partition {
                 // A number that nobody was given yet.
                 why = Some("cursor_ahead");
             } else {
-                // What the device has it has acknowledged; what it lost again and is still stored it gets again.
+                // What the device has it has acknowledged. What it acknowledged earlier and has lost since does not come again.
                 resumed = true;
                 cursor = resume.cursor;
                 gone.extend(user.state.acknowledge(seat, cursor, &*rules));
