@@ -246,6 +246,8 @@ pub struct Partition {
     loading_at: u64,
     /// Everything below is folded.
     folded: u64,
+    /// Where the log ended when this owner began: numbers up to there were given.
+    began_at: u64,
     /// Where to read on.
     read_next: u64,
     is_reading: bool,
@@ -299,6 +301,7 @@ impl Partition {
             loading: Vec::new(),
             loading_at: 0,
             folded: 0,
+            began_at: 0,
             read_next: 0,
             is_reading: false,
             unsaved: Unsaved::new(now),
@@ -397,6 +400,7 @@ impl Partition {
 
     fn started(&mut self, applied: u64, first: u64, end: u64, now: Timestamp) {
         self.began = now;
+        self.began_at = end;
         let mut from = applied;
         if applied > end {
             self.effects.push(Effect::Report(Trouble::OtherLog { applied, end }));
@@ -579,7 +583,7 @@ impl Partition {
             }
             Work::Arrive { gateway, arrival } => self.arrive(gateway, *arrival, now),
             Work::Announce { gateway, announced } => self.announce(gateway, *announced, now),
-            Work::Ask { ask, what, .. } => self.show(ask, what),
+            Work::Ask { ask, what, .. } => self.show(ask, what, now),
             Work::Reclaim(uid) => self.reclaim(&uid, now),
         }
     }
@@ -599,6 +603,12 @@ impl Partition {
             self.effects.push(Effect::Append(std::mem::take(&mut self.letters)));
         }
         self.save(now);
+    }
+
+    /// The epoch of a user's inbox: of the topic, and of the user, so that a device that was somebody else's before cannot resume with what
+    /// it had then.
+    fn epoch_of(&self, uid: &Uid) -> Arc<str> {
+        format!("{}-{:08x}", self.inbox_epoch, folding::hash_of(uid.as_str()) as u32).into()
     }
 
     /// A user that nobody needs in memory leaves it.

@@ -141,12 +141,12 @@ impl UserBox {
         if let Some(at) = self.seat(platform, device) {
             return at;
         }
-        if self.seats.len() >= SEATS_MAX {
-            let longest_away = |(_, seat): &(usize, &Seat)| seat.seen_at;
-            let away = self.seats.iter().enumerate().filter(|(_, seat)| !is_taken(seat)).min_by_key(longest_away);
-            if let Some(at) = away.map(|(at, _)| at) {
-                self.seats.remove(at);
-            }
+        while self.seats.len() >= SEATS_MAX {
+            // Rather one that waits for nothing, rather one of the same platform, rather the one longest away.
+            let rank = |seat: &Seat| (self.waiting(seat) > 0, seat.platform != *platform, seat.seen_at);
+            let away = self.seats.iter().enumerate().filter(|(_, seat)| !is_taken(seat));
+            let Some(at) = away.min_by_key(|(_, seat)| rank(seat)).map(|(at, _)| at) else { break };
+            self.seats.remove(at);
         }
         self.seats.push(Seat::new(platform.clone(), device, now));
         self.seats.len() - 1
@@ -172,13 +172,29 @@ impl UserBox {
             return gone;
         }
         if slot.collapse != 0
-            && let Some(at) = self.slots.iter().position(|older| older.collapse == slot.collapse)
+            // One for other platforms is another matter: who waits for it would get nothing in its place.
+            && let Some(at) = self
+                .slots
+                .iter()
+                .position(|older| older.collapse == slot.collapse && older.filter == slot.filter)
         {
             gone.extend(self.lose(at));
         }
         self.slots.push_back(slot);
         self.keep_bounds(rules, &mut gone);
         gone
+    }
+
+    /// Notes that a message will never be stored, for whoever would have waited for it. Answers whether anybody would have.
+    pub fn miss(&mut self, slot: &Slot, rules: &PlatformRules) -> bool {
+        let mut is_missed = false;
+        for place in 0..self.seats.len() {
+            if self.seats[place].waits_for(slot) && rules(&self.seats[place].platform).store {
+                self.note_loss(place, slot.seq);
+                is_missed = true;
+            }
+        }
+        is_missed
     }
 
     /// Takes a slot out although somebody may wait for it; who does has lost it.

@@ -19,6 +19,8 @@ use super::state::{Delivered, Look, Phase, State};
 use super::websocket::{Incoming, Limits, Opcode, Violation, encode};
 use super::wheel::Tick;
 
+/// Bytes of the first frame.
+const OPENING_BYTES_MAX: usize = 16 << 10;
 /// How long a device that cannot be served shall wait at least.
 const COME_BACK_AFTER_MS: u64 = 1_000;
 
@@ -67,7 +69,11 @@ impl Session {
             return;
         }
         state.heard(now);
-        let limit = self.shared().settings.frame_bytes_max;
+        let mut limit = self.shared().settings.frame_bytes_max;
+        if matches!(state.phase, Phase::Opening) {
+            // Nobody knows yet who it is: a token and a few names are all that it has to say.
+            limit = limit.min(OPENING_BYTES_MAX);
+        }
         let limits = Limits { frame_bytes: limit, message_bytes: limit };
         let mut decoder =
             std::mem::replace(&mut state.decoder, super::websocket::Decoder::new(super::websocket::Role::Server));

@@ -21,6 +21,8 @@ use super::wheel::{TICK, Tick};
 
 /// Texts that many sessions have alike and that are kept once: names of platforms, epochs of inboxes.
 const ALIKE_MAX: usize = 4096;
+/// Bytes of an inbox's epoch that a device may bring; those that are given are shorter.
+const EPOCH_MAX_BYTES: usize = 128;
 
 pub(super) struct Shared {
     pub(super) settings: GatewaySettings,
@@ -195,6 +197,9 @@ impl Shared {
             (None, None) => return Err(bad_frame("`connect` has no `platform`".to_owned())),
         };
         check_device(&connect.device).map_err(|error| bad_frame(error.to_string()))?;
+        if connect.resume.as_ref().is_some_and(|asked| asked.epoch.len() > EPOCH_MAX_BYTES) {
+            return Err((CloseCode::BadFrame, "the epoch of `resume` is none that was ever given".to_owned()));
+        }
         let resume = connect.resume.map(|asked| Resume { epoch: asked.epoch.into(), cursor: asked.cursor });
         let who = Who {
             partition: uid.partition(self.carriers.partitions()),

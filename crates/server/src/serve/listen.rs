@@ -30,6 +30,13 @@ const BACKLOG: u32 = 1024;
 const ACCEPT_REST: Duration = Duration::from_millis(50);
 /// Requests at the same time on one HTTP/2 connection.
 const STREAMS_MAX: u32 = 256;
+/// What an HTTP/2 connection begins with.
+const HTTP2_PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// How soon a connection that began as HTTP/2 would is looked at again.
+const PEEK_PAUSE: Duration = Duration::from_millis(10);
+/// How long the kernel tries to send what a peer does not acknowledge.
+#[cfg(target_os = "linux")]
+const UNTAKEN_MAX_MS: u32 = 60_000;
 /// How often a silent HTTP/2 connection is asked whether it is still there.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 
@@ -151,13 +158,23 @@ async fn work(
             request.extensions_mut().insert(ConnectInfo(peer));
             service.call(request)
         });
-        // A WebSocket leaves this connection when its handshake is done: from then on it has a place of its gateway's, and not one of these.
-        let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).into_owned();
-        let connection = graceful.watch(connection);
         let connections = connections.clone();
         connections.increment(1.0);
+        let (builder, watcher, ends) = (builder.clone(), graceful.watcher(), shutdown.clone());
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
+            // Who never says anything keeps no place: hyper's own wait begins only when it knows which protocol is spoken.
+            let has_begun = tokio::select! {
+                () = ends.cancelled() => false,
+                begun = tokio::time::timeout(settings.header_wait, protocol_shows(&stream)) => matches!(begun, Ok(Ok(()))),
+            };
+            if !has_begun {
+                connections.decrement(1.0);
+                return;
+            }
+            // A WebSocket leaves this connection when its handshake is done: from then on it has a place of its gateway's, and not one of
+            // these.
+            let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).into_owned();
+            if let Err(error) = watcher.watch(connection).await {
                 // Clients go away as they please: that is their business, not ours.
                 tracing::debug!(%error, "a connection ended");
             }
@@ -170,9 +187,25 @@ async fn work(
     }
 }
 
+/// Returns when a connection has said enough to tell HTTP/1.1 from HTTP/2, or has ended.
+async fn protocol_shows(stream: &TcpStream) -> io::Result<()> {
+    let mut start = [0; HTTP2_PREFACE.len()];
+    loop {
+        let read = stream.peek(&mut start).await?;
+        if read == 0 || read == start.len() || !HTTP2_PREFACE.starts_with(&start[..read]) {
+            return Ok(());
+        }
+        // What was peeked at is still there, so that waiting for more to read would not wait.
+        tokio::time::sleep(PEEK_PAUSE).await;
+    }
+}
+
 fn adopt(stream: std::net::TcpStream) -> io::Result<TcpStream> {
     let stream = TcpStream::from_std(stream)?;
     stream.set_nodelay(true)?;
+    // A peer that is gone without a word takes nothing more: it must not pass for somebody who is there.
+    #[cfg(target_os = "linux")]
+    rustix::net::sockopt::set_tcp_user_timeout(&stream, UNTAKEN_MAX_MS)?;
     Ok(stream)
 }
 
@@ -245,6 +278,24 @@ mod tests {
         shutdown.cancel();
         server.await.unwrap().unwrap();
         assert_eq!(stream.read(&mut [0; 1]).await.unwrap_or(0), 0);
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_says_nothing_or_too_little_keeps_no_place() {
+        let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let (address, shutdown) = (listener.local_addr().unwrap(), CancellationToken::new());
+        let router = Router::new().route("/", get(|| async { "here" }));
+        let settings =
+            ListenSettings { header_wait: Duration::from_millis(100), ..settings(2, Duration::from_secs(5)) };
+        let server = tokio::spawn(serve(listener, router, settings, shutdown.clone()));
+        let _silent = TcpStream::connect(address).await.unwrap();
+        let mut half = TcpStream::connect(address).await.unwrap();
+        half.write_all(b"PRI * HT").await.unwrap();
+        let mut third = TcpStream::connect(address).await.unwrap();
+        third.write_all(REQUEST).await.unwrap();
+        assert_eq!(status_of(&mut third).await, "HTTP/1.1 200");
+        shutdown.cancel();
+        server.await.unwrap().unwrap();
     }
 
     #[tokio::test]

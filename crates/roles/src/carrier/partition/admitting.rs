@@ -9,11 +9,12 @@ use whimbrel_model::{SessionsRule, Timestamp};
 
 use std::collections::VecDeque;
 
-use super::super::user_box::seat_device;
+use super::super::user_box::{SEATS_MAX, seat_device};
 use super::{Live, Partition};
 
 pub(super) const REPLACED: &str = "another session of this platform took its place";
 const REJECTED: &str = "this platform has a session already, and lets no second one in";
+const TOO_MANY: &str = "the user has as many sessions as one may have, and this was the oldest";
 const OTHER_EPOCH: &str = "the inbox is another than the one that this session began with; resume";
 
 impl Partition {
@@ -48,8 +49,18 @@ impl Partition {
             is_behind: true,
         };
         self.make_way(&uid, &live, &settings);
+        while let Some(user) = self.users.get_mut(uid.as_str())
+            && user.lives.len() >= SEATS_MAX
+        {
+            // However many platforms a device may name: one user has so many sessions at once.
+            let oldest = user.lives.iter().enumerate().min_by_key(|(_, live)| live.arrived).map_or(0, |(at, _)| at);
+            let old = user.lives.remove(oldest);
+            let kick = ToGateway::Kick { session: old.session, code: CloseCode::Replaced, reason: TOO_MANY.into() };
+            self.news.entry(old.gateway).or_default().push(kick);
+        }
         let rules = Arc::clone(&self.rules);
-        let end = self.folded;
+        let end = self.folded.max(self.began_at);
+        let own_epoch = self.epoch_of(&uid);
         let Some(user) = self.users.get_mut(uid.as_str()) else { return };
         let lives = &user.lives;
         let seat =
@@ -59,7 +70,7 @@ impl Partition {
         let (mut resumed, mut why) = (false, None);
         let mut gone = user.state.expire(&*rules, now);
         if let Some(resume) = resume {
-            if *resume.epoch != *self.inbox_epoch {
+            if *resume.epoch != *own_epoch {
                 why = Some("other_epoch");
             } else if resume.cursor > end {
                 // A number that nobody was given yet.
@@ -79,7 +90,7 @@ impl Partition {
         user.is_dirty = true;
         self.unsaved.dirty.insert(uid.clone());
         self.unsaved.drop_rows(&uid, gone);
-        let epoch = Arc::clone(&self.inbox_epoch);
+        let epoch = own_epoch;
         let admitted = Admitted { session, epoch, head, cursor, resumed, why };
         self.news.entry(gateway).or_default().push(ToGateway::Admitted(Box::new(admitted)));
         self.read_on(&uid, at, now);
@@ -124,7 +135,7 @@ impl Partition {
         self.heard_from(gateway, now);
         let Announced { arrival, epoch, sent, acked } = announced;
         let Arrival { session, uid, platform, device, at: arrived, .. } = arrival;
-        if *epoch != *self.inbox_epoch {
+        if *epoch != *self.epoch_of(&uid) {
             let kick = ToGateway::Kick { session, code: CloseCode::EpochChanged, reason: OTHER_EPOCH.into() };
             self.news.entry(gateway).or_default().push(kick);
             return self.release(uid.as_str());

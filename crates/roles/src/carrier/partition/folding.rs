@@ -39,10 +39,6 @@ impl Partition {
         let ttl_max = u64::try_from(self.settings.ttl_max.as_millis()).unwrap_or(u64::MAX);
         let expires_at = expiry(sent_at, message.ttl_ms.unwrap_or(ttl_max).min(ttl_max));
         self.counts.taken += message.uids.len() as u64;
-        if expires_at <= now {
-            self.counts.expired += message.uids.len() as u64;
-            return message.uids.iter().for_each(|uid| self.release(uid));
-        }
         let content_type = record.headers.get(HEADER_CONTENT_TYPE).map(|name| String::from_utf8_lossy(name).into());
         let out = Arc::new(OutMessage {
             id: message.id.as_str().into(),
@@ -60,6 +56,14 @@ impl Partition {
             bytes: u32::try_from(out.payload.len()).unwrap_or(u32::MAX),
             shared: message.uids.len() > 1,
         };
+        if expires_at <= now {
+            self.counts.expired += message.uids.len() as u64;
+            for uid in &message.uids {
+                self.fold_too_late(uid, message, &slot, now);
+                self.release(uid);
+            }
+            return;
+        }
         let mut wake = Waking::default();
         for uid in &message.uids {
             self.fold_for(uid, message, &slot, &out, now, &mut wake);
@@ -67,6 +71,23 @@ impl Partition {
         }
         if let Some(notify) = &message.notify {
             self.notify(seq, message, notify, expires_at, wake, now);
+        }
+    }
+
+    /// A stored message whose time was over before it was handled: whoever would have had it is told that it is gone.
+    fn fold_too_late(&mut self, uid: &str, message: &PushMessage, slot: &Slot, now: Timestamp) {
+        let rules = Arc::clone(&self.rules);
+        let Some((uid, user)) = self.users.get_key_value(uid).map(|(uid, _)| uid.clone()).zip(self.users.get_mut(uid))
+        else {
+            return;
+        };
+        if message.store && user.state.miss(slot, &*rules) {
+            user.is_dirty = true;
+            self.unsaved.dirty.insert(uid.clone());
+            user.lives.iter_mut().for_each(|live| live.is_behind = true);
+            for at in 0..self.users.get(uid.as_str()).map_or(0, |user| user.lives.len()) {
+                self.read_on(&uid, at, now);
+            }
         }
     }
 

@@ -121,21 +121,36 @@ impl Partition {
 
     /// Sends again what was sent and not acknowledged.
     pub(super) fn send_again(&mut self, uid: &Uid, at: usize, now: Timestamp) {
+        let rules = Arc::clone(&self.rules);
         let Some(user) = self.users.get_mut(uid.as_str()) else { return };
+        // What is of no use any more is not tried again.
+        let gone = user.state.expire(&*rules, now);
+        if !gone.is_empty() {
+            user.is_dirty = true;
+            self.unsaved.dirty.insert(uid.clone());
+            self.counts.expired += gone.len() as u64;
+            self.unsaved.drop_rows(uid, gone);
+        }
         let Some(live) = user.lives.get_mut(at) else { return };
         live.since = now;
+        let waits =
+            |seq: u64| user.state.seats.iter().any(|seat| live.is_on(seat) && seq > seat.cursor.max(seat.floor));
         let slots = user.state.slots.iter().filter(|slot| live.unacked.iter().any(|(seq, _)| *seq == slot.seq));
+        let slots = slots.filter(|slot| waits(slot.seq));
         let (seqs, keys): (Vec<u64>, Vec<RowKey>) = slots.map(|slot| (slot.seq, row_key(uid, slot))).unzip();
         // What it was sent and is stored no more (expired, replaced) does not have to be acknowledged.
         live.unacked.retain(|(seq, _)| seqs.contains(seq));
         live.unacked_bytes = live.unacked.iter().map(|(_, bytes)| *bytes as usize).sum();
-        if !seqs.is_empty() {
-            self.next_token += 1;
-            let (gateway, session) = (live.gateway, live.session);
-            let page = Purpose::Page { uid: uid.clone(), gateway, session, seqs, again: true };
-            self.row_purposes.insert(self.next_token, (self.unsaved.saved, page));
-            self.effects.push(Effect::Rows { token: self.next_token, keys, is_page: true });
+        if seqs.is_empty() {
+            // Its window is free again: it goes on with what is next.
+            live.attempt = 0;
+            return self.read_on(uid, at, now);
         }
+        self.next_token += 1;
+        let (gateway, session) = (live.gateway, live.session);
+        let page = Purpose::Page { uid: uid.clone(), gateway, session, seqs, again: true };
+        self.row_purposes.insert(self.next_token, (self.unsaved.saved, page));
+        self.effects.push(Effect::Rows { token: self.next_token, keys, is_page: true });
         self.watch(uid, at);
     }
 

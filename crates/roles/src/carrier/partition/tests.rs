@@ -209,6 +209,11 @@ fn uid(name: &str) -> Uid {
     Uid::new(name).unwrap()
 }
 
+/// As devices of that user are told it.
+fn epoch(who: &str) -> Box<str> {
+    format!("{EPOCH}-{:08x}", super::folding::hash_of(who) as u32).into()
+}
+
 fn message(uids: &[&str]) -> PushMessage {
     PushMessage { id: "m".into(), uids: uids.iter().map(ToString::to_string).collect(), ..PushMessage::default() }
 }
@@ -284,7 +289,7 @@ fn resuming_goes_on_without_gap_or_repeat() {
     // It has read all three, and its acknowledgement was lost with the connection.
     world.gone(1, "u");
     world.push(&["u"], "d");
-    world.arrive(2, "u", "web", Some(Resume { epoch: EPOCH.into(), cursor: 3 }));
+    world.arrive(2, "u", "web", Some(Resume { epoch: epoch("u"), cursor: 3 }));
     assert_eq!(world.told(2), ["admitted resumed at 3 head 4", "d 4 after 3"]);
 }
 
@@ -294,7 +299,7 @@ fn a_strange_epoch_or_a_cursor_from_the_future_is_not_resumed() {
     world.push(&["u"], "a");
     world.arrive(1, "u", "web", Some(Resume { epoch: "x".into(), cursor: 1 }));
     assert_eq!(world.told(1), ["admitted other_epoch at 0 head 1", "a 1 after 0"]);
-    world.arrive(2, "u", "ios", Some(Resume { epoch: EPOCH.into(), cursor: 99 }));
+    world.arrive(2, "u", "ios", Some(Resume { epoch: epoch("u"), cursor: 99 }));
     assert_eq!(world.told(2), ["admitted cursor_ahead at 0 head 1", "a 1 after 0"]);
 }
 
@@ -370,7 +375,7 @@ fn a_new_owner_goes_on_where_gateways_say_that_their_sessions_are() {
     let arrival = world.arrival(1, "u", "web", None);
     world.take_over();
     world.push(&["u"], "d");
-    let announced = Announced { arrival, epoch: EPOCH.into(), sent: 2, acked: 1 };
+    let announced = Announced { arrival, epoch: (&*epoch("u")).into(), sent: 2, acked: 1 };
     world.from(vec![ToCarrier::Announce(Box::new(announced))]);
     assert_eq!(world.told(1), ["c 3 after 2", "d 4 after 3"]);
     world.ack(1, "u", 4);
@@ -552,7 +557,7 @@ impl World {
 
     fn announce(&self, session: u64, who: &str, platform: &str, sent: u64, acked: u64) -> Input {
         let arrival = self.arrival(session, who, platform, None);
-        let announced = Announced { arrival, epoch: EPOCH.into(), sent, acked };
+        let announced = Announced { arrival, epoch: (&*epoch("u")).into(), sent, acked };
         Input::From { gateway: GATEWAY, messages: vec![ToCarrier::Announce(Box::new(announced))] }
     }
 }
@@ -668,4 +673,54 @@ fn what_an_earlier_owner_still_sent_may_be_acknowledged() {
     world.perform_all(reading);
     world.wait(1_000);
     assert!(world.told(1).is_empty() && world.store.own.is_empty());
+}
+
+#[test]
+fn what_expired_is_not_tried_again_and_the_session_goes_on() {
+    let mut world = World::new();
+    world.arrive(1, "u", "web", None);
+    for _ in 0..4 {
+        world.push_message(PushMessage { store: true, ttl_ms: Some(5_000), ..message(&["u"]) }, "old");
+    }
+    world.push(&["u"], "new");
+    assert_eq!(world.told(1).len(), 5, "its window is full");
+    world.wait(10_000);
+    let Some(Letter::Hold { task, .. }) = world.letters.pop() else { panic!("a retry is held") };
+    world.append(&task, "");
+    assert_eq!(world.told(1), ["new 5 after 4"]);
+}
+
+#[test]
+fn what_expired_before_it_was_handled_is_told_as_lost() {
+    let mut world = World::new();
+    world.arrive(1, "u", "web", None);
+    world.gone(1, "u");
+    let task = PushTask::Message(PushMessage { store: true, ttl_ms: Some(10), ..message(&["u"]) });
+    let headers = task.headers().take();
+    let record = Record { key: None, value: Bytes::new(), headers, timestamp: Timestamp::from_millis(0) };
+    world.now = 1_000;
+    world.log.push(StoredRecord { offset: 0, record });
+    world.push(&["u"], "a");
+    world.arrive(2, "u", "web", None);
+    assert_eq!(world.told(2)[1..], ["lost 1 to 1", "a 2 after 1"]);
+}
+
+#[test]
+fn a_device_that_was_somebody_elses_does_not_resume_with_what_it_had_then() {
+    let mut world = World::new();
+    world.push(&["u"], "a");
+    world.push(&["v"], "b");
+    world.arrive(1, "v", "web", Some(Resume { epoch: epoch("u"), cursor: 2 }));
+    assert_eq!(world.told(1), ["admitted other_epoch at 0 head 2", "b 2 after 0"]);
+}
+
+#[test]
+fn one_user_has_so_many_sessions_and_no_more() {
+    let mut world = World::new();
+    for session in 1..=40 {
+        world.wait(1);
+        world.arrive(session, "u", &format!("p{session}"), None);
+    }
+    assert_eq!(world.core.sessions(), super::super::user_box::SEATS_MAX);
+    assert_eq!(world.told(1).len(), 2, "the oldest is told");
 }

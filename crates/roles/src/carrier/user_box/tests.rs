@@ -271,3 +271,22 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_collapse_key_takes_nothing_from_platforms_that_the_newer_message_is_not_for() {
+    let (rules, mut user_box) = (rules(100), with_seats(&["ios", "web"]));
+    user_box.store(Slot { collapse: 9, ..only(1, &["web"]) }, &*rules);
+    user_box.store(Slot { collapse: 9, ..only(2, &["ios"]) }, &*rules);
+    assert_eq!(seqs(&user_box), [1, 2]);
+}
+
+#[test]
+fn a_seat_that_waits_for_something_is_the_last_to_be_forgotten() {
+    let (rules, mut user_box) = (rules(100), with_seats(&["phone"]));
+    user_box.store(only(1, &["phone"]), &*rules);
+    for number in 0..2 * SEATS_MAX as i64 {
+        user_box.seat_or_new(&platform("tab"), &format!("d{number}"), at(10 + number), |_| false);
+    }
+    assert!(user_box.seat(&platform("phone"), "").is_some());
+    assert_eq!(user_box.seats.len(), SEATS_MAX);
+}
