@@ -608,7 +608,7 @@ impl Partition {
     /// The epoch of a user's inbox: of the topic, and of the user, so that a device that was somebody else's before cannot resume with what
     /// it had then.
     fn epoch_of(&self, uid: &Uid) -> Arc<str> {
-        format!("{}-{:08x}", self.inbox_epoch, folding::hash_of(uid.as_str()) as u32).into()
+        user_epoch(&self.inbox_epoch, uid).into()
     }
 
     /// A user that nobody needs in memory leaves it.
@@ -637,6 +637,11 @@ impl Partition {
         self.unsaved.dirty.insert(uid.clone());
         self.unsaved.drop_rows(uid, gone);
     }
+}
+
+/// The epoch that a user's devices are told, where the topic's is that.
+pub fn user_epoch(inbox_epoch: &str, uid: &Uid) -> String {
+    format!("{inbox_epoch}-{:08x}", folding::hash_of(uid.as_str()) as u32)
 }
 
 /// What was found, unless the store has fallen back behind where it was: then it does not have what it is believed to have.

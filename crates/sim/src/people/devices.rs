@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use whimbrel_model::people::{Platform, Uid};
 use whimbrel_model::ports::{Arrival, Delivery, DeliveryPlace, Resume};
+use whimbrel_roles::carrier::partition::user_epoch;
 
 use super::Check;
 use super::truth::SeatKey;
@@ -106,7 +107,7 @@ impl World {
         it.seen.clear();
         it.ephemeral.clear();
         let cursor = it.cursor.filter(|_| resumes);
-        let resume = cursor.map(|cursor| Resume { epoch: INBOX_EPOCH.into(), cursor });
+        let resume = cursor.map(|cursor| Resume { epoch: user_epoch(INBOX_EPOCH, &it.uid).into(), cursor });
         let (uid, platform, name) = (it.uid.clone(), it.platform.clone(), it.name.clone());
         self.note(|| {
             format!("{uid} {name} connects to {gateway} as session {session}, resumes {cursor:?}, acks {acks:?}")
