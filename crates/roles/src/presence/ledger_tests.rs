@@ -1,3 +1,5 @@
+//! What a writer makes of packets that are late, lost, repeated or of another life.
+
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::{Platform, SessionId};
 

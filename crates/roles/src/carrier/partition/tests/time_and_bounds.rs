@@ -1,0 +1,59 @@
+//! What time and bounds take away is told, and holds nobody up.
+
+use bytes::Bytes;
+use whimbrel_model::ports::Resume;
+use whimbrel_model::push::{PushMessage, PushTask};
+use whimbrel_model::{Record, StoredRecord, Timestamp};
+
+use super::super::Letter;
+use super::{World, epoch, message};
+
+#[test]
+fn what_expired_is_not_tried_again_and_the_session_goes_on() {
+    let mut world = World::new();
+    world.arrive(1, "u", "web", None);
+    for _ in 0..4 {
+        world.push_message(PushMessage { store: true, ttl_ms: Some(5_000), ..message(&["u"]) }, "old");
+    }
+    world.push(&["u"], "new");
+    assert_eq!(world.told(1).len(), 5, "its window is full");
+    world.wait(10_000);
+    let Some(Letter::Hold { task, .. }) = world.letters.pop() else { panic!("a retry is held") };
+    world.append(&task, "");
+    assert_eq!(world.told(1), ["new 5 after 4"]);
+}
+
+#[test]
+fn what_expired_before_it_was_handled_is_told_as_lost() {
+    let mut world = World::new();
+    world.arrive(1, "u", "web", None);
+    world.gone(1, "u");
+    let task = PushTask::Message(PushMessage { store: true, ttl_ms: Some(10), ..message(&["u"]) });
+    let headers = task.headers().take();
+    let record = Record { key: None, value: Bytes::new(), headers, timestamp: Timestamp::from_millis(0) };
+    world.now = 1_000;
+    world.log.push(StoredRecord { offset: 0, record });
+    world.push(&["u"], "a");
+    world.arrive(2, "u", "web", None);
+    assert_eq!(world.told(2)[1..], ["lost 1 to 1", "a 2 after 1"]);
+}
+
+#[test]
+fn a_device_that_was_somebody_elses_does_not_resume_with_what_it_had_then() {
+    let mut world = World::new();
+    world.push(&["u"], "a");
+    world.push(&["v"], "b");
+    world.arrive(1, "v", "web", Some(Resume { epoch: epoch("u"), cursor: 2 }));
+    assert_eq!(world.told(1), ["admitted other_epoch at 0 head 2", "b 2 after 0"]);
+}
+
+#[test]
+fn one_user_has_so_many_sessions_and_no_more() {
+    let mut world = World::new();
+    for session in 1..=40 {
+        world.wait(1);
+        world.arrive(session, "u", &format!("p{session}"), None);
+    }
+    assert_eq!(world.core.sessions(), crate::carrier::user_box::SEATS_MAX);
+    assert_eq!(world.told(1).len(), 2, "the oldest is told");
+}
