@@ -180,7 +180,13 @@ impl UserBox {
         {
             gone.extend(self.lose(at));
         }
+        // A device that resumed may have it already: an earlier owner sent it.
+        let has_it = self.seats.iter().any(|seat| slot.is_for(&seat.platform))
+            && !self.seats.iter().any(|seat| seat.waits_for(&slot));
         self.slots.push_back(slot);
+        if has_it {
+            gone.extend(self.settle(rules, u64::MAX));
+        }
         self.keep_bounds(rules, &mut gone);
         gone
     }

@@ -56,6 +56,8 @@ fn libraries_of_others_are_devices_too() {
         assert_eq!(told["subprotocol"], json!("whimbrel.v1.json"));
         assert_eq!(told["closed"]["code"], json!(1000), "{library}: the close is answered");
         site.stores(&uid, 0);
+        // The one that comes next is the one to be kicked.
+        site.is_online(&uid, false);
         let told = device(&site, library, &uid, 9);
         site.is_online(&uid, true);
         site.kick(&uid, "grüße");

@@ -290,3 +290,12 @@ fn a_seat_that_waits_for_something_is_the_last_to_be_forgotten() {
     assert!(user_box.seat(&platform("phone"), "").is_some());
     assert_eq!(user_box.seats.len(), SEATS_MAX);
 }
+
+#[test]
+fn what_every_seat_has_already_is_not_stored_again() {
+    let (rules, mut user_box) = (rules(100), with_seats(&["web"]));
+    user_box.acknowledge(0, 7, &*rules);
+    assert_eq!(user_box.store(slot(5), &*rules).len(), 1, "an earlier owner had sent it");
+    assert!(user_box.slots.is_empty());
+    assert!(user_box.store(slot(8), &*rules).is_empty());
+}
