@@ -40,6 +40,9 @@ fn pushes_on_kafka_with_redis_survive_kills() {
     kill_at_random("Kafka with Redis", &settings);
 }
 
+/// Between two pushes to one user: all of them together stay within what is stored for a device that is away the whole time.
+const PUSH_PAUSE: Duration = Duration::from_millis(15);
+
 fn uid(user: usize) -> String {
     format!("crash-{user}")
 }
@@ -63,7 +66,10 @@ impl Pusher {
                 let push = NewPush::text(number.to_string()).id(format!("{}-{number}", uid(user)));
                 let client = Client::new(&place).unwrap().with_answer_wait(Duration::from_secs(5));
                 match converse(client.push(&uid(user), &push)) {
-                    Ok(_) => *counted.lock().unwrap() += 1,
+                    Ok(_) => {
+                        *counted.lock().unwrap() += 1;
+                        std::thread::sleep(PUSH_PAUSE);
+                    }
                     Err(_) => std::thread::sleep(Duration::from_millis(20)),
                 }
             }
