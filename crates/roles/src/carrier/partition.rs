@@ -624,6 +624,18 @@ impl Partition {
         state.reclaim_at(i64::try_from(self.settings.keep_seats.as_millis()).unwrap_or(i64::MAX))
     }
 
+    /// What is of no use to a user any more goes.
+    fn expire_of(&mut self, uid: &Uid, now: Timestamp) {
+        let Some(user) = self.users.get_mut(uid.as_str()) else { return };
+        let gone = user.state.expire(&*self.rules, now);
+        if !gone.is_empty() {
+            user.is_dirty = true;
+            self.unsaved.dirty.insert(uid.clone());
+            self.counts.expired += gone.len() as u64;
+            self.unsaved.drop_rows(uid, gone);
+        }
+    }
+
     fn reclaim(&mut self, uid: &Uid, now: Timestamp) {
         let seen_since = now.saturating_sub(self.settings.keep_seats);
         let rules = Arc::clone(&self.rules);

@@ -50,17 +50,8 @@ impl Showing {
 impl Partition {
     pub(super) fn show(&mut self, ask: AskId, what: PeopleAsk, now: Timestamp) {
         let PeopleAsk::Inbox { uid, platform, after, limit } = what;
-        let rules = Arc::clone(&self.rules);
         let mut view = InboxView { epoch: self.epoch_of(&uid), ..InboxView::default() };
-        if let Some(user) = self.users.get_mut(uid.as_str()) {
-            let gone = user.state.expire(&*rules, now);
-            if !gone.is_empty() {
-                user.is_dirty = true;
-                self.unsaved.dirty.insert(uid.clone());
-                self.counts.expired += gone.len() as u64;
-                self.unsaved.drop_rows(&uid, gone);
-            }
-        }
+        self.expire_of(&uid, now);
         let (mut messages, mut keys): (Vec<Shown>, Vec<RowKey>) = (Vec::new(), Vec::new());
         if let Some(user) = self.users.get(uid.as_str()) {
             view.seats = user

@@ -58,13 +58,9 @@ impl Partition {
             return;
         }
         // What has expired meanwhile is told before what comes after it.
-        let gone = user.state.expire(&*rules, now);
-        if !gone.is_empty() {
-            user.is_dirty = true;
-            self.unsaved.dirty.insert(uid.clone());
-            self.counts.expired += gone.len() as u64;
-            self.unsaved.drop_rows(uid, gone);
-        }
+        self.expire_of(uid, now);
+        let Some(user) = self.users.get_mut(uid.as_str()) else { return };
+        let Some(live) = user.lives.get_mut(at) else { return };
         let Some(seat) = user.state.seats.iter().find(|seat| live.is_on(seat)) else { return };
         let mut wanted: Vec<(u64, RowKey)> = Vec::new();
         let (mut planned, mut planned_bytes) = (0, 0);
@@ -121,16 +117,9 @@ impl Partition {
 
     /// Sends again what was sent and not acknowledged.
     pub(super) fn send_again(&mut self, uid: &Uid, at: usize, now: Timestamp) {
-        let rules = Arc::clone(&self.rules);
-        let Some(user) = self.users.get_mut(uid.as_str()) else { return };
         // What is of no use any more is not tried again.
-        let gone = user.state.expire(&*rules, now);
-        if !gone.is_empty() {
-            user.is_dirty = true;
-            self.unsaved.dirty.insert(uid.clone());
-            self.counts.expired += gone.len() as u64;
-            self.unsaved.drop_rows(uid, gone);
-        }
+        self.expire_of(uid, now);
+        let Some(user) = self.users.get_mut(uid.as_str()) else { return };
         let Some(live) = user.lives.get_mut(at) else { return };
         live.since = now;
         let waits =
