@@ -50,6 +50,7 @@ pub fn run(config: Config) -> Result<ExitCode, Failure> {
     telemetry::start_lines(&config);
     // The recorder must be there before any role or engine touches a figure.
     let figures = telemetry::start_figures()?;
+    keep_to_small_pages();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let shutdown = CancellationToken::new();
@@ -68,6 +69,16 @@ pub fn run(config: Config) -> Result<ExitCode, Failure> {
         engines.close().await;
         outcome.map(|()| ExitCode::SUCCESS)
     })
+}
+
+/// Asks the kernel not to back this process with huge pages.
+///
+/// The allocator asks for them, and then a few bytes that live on keep two megabytes: what many idle connections need grew by more
+/// than half. Where the kernel cannot do it, memory is spent and nothing else is worse.
+fn keep_to_small_pages() {
+    if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {
+        tracing::debug!(%error, "huge pages could not be turned off");
+    }
 }
 
 /// What is there once the engines are open.
