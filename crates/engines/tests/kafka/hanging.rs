@@ -1,14 +1,14 @@
 //! Transactions that Kafka has left open: the coordinator takes them for finished, and a partition has no end of them.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
+use rdkafka::{ClientConfig, Message as _, Offset, TopicPartitionList};
 use whimbrel_engines::kafka::{KafkaLog, KafkaSettings};
 use whimbrel_model::ports::{CommitOutcome, Entry, Fence, Log, LogError, LogTopics, ReadLimits};
-use whimbrel_model::{Clock as _, Event, Headers, PartitionId, Record, SystemClock};
+use whimbrel_model::{Clock as _, Event, Headers, PartitionId, Record, SystemClock, TopicSpec};
 
 use crate::broker::{OwnBroker, new_spec};
 use crate::{kept_events, needs_kafka};
@@ -17,7 +17,6 @@ use crate::{kept_events, needs_kafka};
 const PATIENCE: Duration = Duration::from_secs(120);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "a busy broker may not have finished what is then cut from its log: to be run alone, on a quiet machine"]
 async fn a_commit_that_kafka_left_open_in_both_its_partitions_is_ended_as_a_commit() {
     needs_kafka!();
     let mut broker = OwnBroker::start();
@@ -34,6 +33,7 @@ async fn a_commit_that_kafka_left_open_in_both_its_partitions_is_ended_as_a_comm
     }
 
     tokio::task::block_in_place(|| {
+        wait_until_finished(&broker.address, &spec.name);
         broker.kill();
         partitions.iter().for_each(|partition| broker.take_last_end_away(&spec.name, partition.index));
         broker.start_again();
@@ -47,23 +47,9 @@ async fn a_commit_that_kafka_left_open_in_both_its_partitions_is_ended_as_a_comm
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "a busy broker may not have finished what is then cut from its log: to be run alone, on a quiet machine"]
 async fn what_was_aborted_and_left_open_is_ended_by_the_next_fence_and_never_seen() {
     needs_kafka!();
-    let mut broker = OwnBroker::start();
-    let (events, kept) = kept_events();
-    let log = KafkaLog::connect(impatient(&broker), events).await.expect("Kafka can be reached");
-    let spec = new_spec(1);
-    log.create(&spec).await.expect("the topic can be made");
-    let partition = PartitionId::new(spec.number, 0);
-    let (address, topic) = (broker.address.clone(), spec.name.clone());
-    tokio::task::block_in_place(|| {
-        abort_one(&address, &topic);
-        broker.kill();
-        broker.take_last_end_away(&topic, 0);
-        broker.start_again();
-    });
-
+    let LeftOpen { log, spec, partition, kept, broker: _broker } = LeftOpen::aborted().await;
     append(&log, partition, "behind it").await;
     let fence = opened(&log, &spec.name).await;
     assert_eq!(texts_up_to(&log, partition, "behind it").await, ["behind it"]);
@@ -73,22 +59,9 @@ async fn what_was_aborted_and_left_open_is_ended_by_the_next_fence_and_never_see
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "a busy broker may not have finished what is then cut from its log: to be run alone, on a quiet machine"]
 async fn what_hangs_and_is_nobodys_is_told() {
     needs_kafka!();
-    let mut broker = OwnBroker::start();
-    let (events, kept) = kept_events();
-    let log = KafkaLog::connect(impatient(&broker), events).await.expect("Kafka can be reached");
-    let spec = new_spec(1);
-    log.create(&spec).await.expect("the topic can be made");
-    let partition = PartitionId::new(spec.number, 0);
-    let (address, topic) = (broker.address.clone(), spec.name.clone());
-    tokio::task::block_in_place(|| {
-        abort_one(&address, &topic);
-        broker.kill();
-        broker.take_last_end_away(&topic, 0);
-        broker.start_again();
-    });
+    let LeftOpen { log, spec, partition, kept, broker: _broker } = LeftOpen::aborted().await;
     append(&log, partition, "behind it").await;
     let began = Instant::now();
     while kept.lock().unwrap().is_empty() {
@@ -99,6 +72,32 @@ async fn what_hangs_and_is_nobodys_is_told() {
     let kept = kept.lock().unwrap().clone();
     assert_eq!(kept.iter().map(|event| event.kind).collect::<Vec<_>>(), ["transaction_hanging"]);
     assert!(kept[0].detail.contains(&spec.name) && kept[0].fields.contains(&("offset", "0".to_owned())), "{kept:?}");
+}
+
+/// A partition with an aborted transaction that Kafka has left open.
+struct LeftOpen {
+    log: Arc<KafkaLog>,
+    spec: TopicSpec,
+    partition: PartitionId,
+    kept: Arc<Mutex<Vec<Event>>>,
+    broker: OwnBroker,
+}
+
+impl LeftOpen {
+    async fn aborted() -> Self {
+        let mut broker = OwnBroker::start();
+        let (events, kept) = kept_events();
+        let log = KafkaLog::connect(impatient(&broker), events).await.expect("Kafka can be reached");
+        let spec = new_spec(1);
+        log.create(&spec).await.expect("the topic can be made");
+        tokio::task::block_in_place(|| {
+            abort_one(&broker.address, &spec.name);
+            broker.kill();
+            broker.take_last_end_away(&spec.name, 0);
+            broker.start_again();
+        });
+        Self { log, partition: PartitionId::new(spec.number, 0), spec, kept, broker }
+    }
 }
 
 fn impatient(broker: &OwnBroker) -> KafkaSettings {
@@ -123,13 +122,37 @@ fn abort_one(address: &str, topic: &str) {
     producer.send(record).map_err(|(error, _)| error).expect("a record is taken");
     producer.flush(PATIENCE).expect("it is written");
     producer.abort_transaction(PATIENCE).expect("it is aborted");
-    // The end is written after the answer.
-    const RECORD_AND_END: i64 = 2;
-    let reader: BaseConsumer =
-        ClientConfig::new().set("bootstrap.servers", address).create().expect("a reader can be made");
+    wait_until_finished(address, topic);
+}
+
+/// Waits until the coordinator has noted that a fence's transaction is over, which it does after the ends are written. One that had
+/// only decided would write the ends again when it is back.
+fn wait_until_finished(address: &str, topic: &str) {
+    const STATUS_AT: usize = 16;
+    const COMPLETE_COMMIT: u8 = 4;
+    const COMPLETE_ABORT: u8 = 5;
+    let id = format!("whimbrel/{topic}");
+    let reader: BaseConsumer = ClientConfig::new()
+        .set("bootstrap.servers", address)
+        .set("group.id", "the-test-itself")
+        .create()
+        .expect("a reader can be made");
+    let of_coordinator = "__transaction_state";
+    let metadata = reader.fetch_metadata(Some(of_coordinator), PATIENCE).expect("the coordinator has a log");
+    let mut partitions = TopicPartitionList::new();
+    for partition in metadata.topics()[0].partitions() {
+        partitions.add_partition_offset(of_coordinator, partition.id(), Offset::Beginning).expect("it can be read");
+    }
+    reader.assign(&partitions).expect("it can be read");
     let began = Instant::now();
-    while reader.fetch_watermarks(topic, 0, PATIENCE).expect("the partition has an end").1 < RECORD_AND_END {
-        assert!(began.elapsed() < PATIENCE, "the end is not written");
+    loop {
+        assert!(began.elapsed() < PATIENCE, "the coordinator does not finish the transaction of {id}");
+        let Some(Ok(record)) = reader.poll(Duration::from_millis(100)) else { continue };
+        let is_its = record.key().is_some_and(|key| key.ends_with(id.as_bytes()));
+        let status = record.payload().and_then(|state| state.get(STATUS_AT)).copied();
+        if is_its && matches!(status, Some(COMPLETE_COMMIT | COMPLETE_ABORT)) {
+            return;
+        }
     }
 }
 
