@@ -18,7 +18,7 @@ use whimbrel_model::people::{CloseCode, SessionId};
 
 use super::Gateway;
 use super::connect::{Ending, is_local};
-use super::frames::{AskedResume, Connect, Format};
+use super::frames::{AskedResume, Connect, Format, Mark};
 use super::refusal::Refusal;
 use super::session::{Session, Way};
 
@@ -51,9 +51,10 @@ fn begin(gateway: &Arc<Gateway>, asked: Asked, request: &Request) -> Result<Resp
     let headers = request.headers();
     let is_local = is_local(headers, request.extensions());
     // A browser that comes back says what it saw last, and its address still says where it began.
-    let last_seen = headers.get("last-event-id").and_then(|id| id.to_str().ok()?.parse().ok());
-    let cursor = last_seen.or(asked.cursor);
-    let resume = asked.epoch.zip(cursor).map(|(epoch, cursor)| AskedResume { epoch, cursor });
+    let last_seen = headers.get("last-event-id").filter(|id| !id.is_empty());
+    let last_seen = last_seen.map(|id| Mark::resume(id.to_str().unwrap_or_default()));
+    let began = asked.epoch.zip(asked.cursor).map(|(epoch, cursor)| AskedResume { epoch, cursor });
+    let resume = last_seen.or(began);
     let (uid, platform, device) = (asked.uid, asked.platform, asked.device);
     let connect = Connect { token: bearer(headers).or(asked.token), uid, platform, device, resume };
     let identified = gateway.shared.identify(connect, is_local).map_err(|(code, why)| Refusal::of_close(code, why))?;

@@ -19,6 +19,8 @@ use crate::protocol::{ClientFrame, ServerFrame, client_frame, server_frame};
 pub(super) const JSON_SUBPROTOCOL: &str = "whimbrel.v1.json";
 pub(super) const PROTO_SUBPROTOCOL: &str = "whimbrel.v1.proto";
 
+/// Bytes of an inbox's epoch that a device may bring; those that are given are shorter.
+pub(super) const EPOCH_MAX_BYTES: usize = 128;
 /// The tag of a message in a `ServerFrame`: field 2, with a length.
 const MESSAGE_TAG: u8 = 2 << 3 | 2;
 
@@ -57,6 +59,24 @@ pub(super) struct Connect {
 pub(super) struct AskedResume {
     pub(super) epoch: String,
     pub(super) cursor: u64,
+}
+
+/// A place in an inbox as the `id` of an event, `<epoch>:<number>`: a browser brings the last one back by itself, and nothing else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Mark<'a> {
+    pub(super) epoch: &'a str,
+    pub(super) seq: u64,
+}
+
+impl Mark<'_> {
+    /// What a browser that comes back with this id has. One that was never given is of no epoch at all, so that its device is told that it
+    /// did not resume; it is not refused, since a page cannot make its browser forget it.
+    pub(super) fn resume(id: &str) -> AskedResume {
+        let place = id.rsplit_once(':').filter(|(epoch, _)| epoch.len() <= EPOCH_MAX_BYTES);
+        let place = place.and_then(|(epoch, seq)| Some((epoch.to_owned(), seq.parse().ok()?)));
+        let (epoch, cursor) = place.unwrap_or_default();
+        AskedResume { epoch, cursor }
+    }
 }
 
 impl Said {
@@ -100,7 +120,8 @@ pub(super) enum Says<'a> {
 }
 
 impl Says<'_> {
-    pub(super) fn encode(&self, out: &mut Vec<u8>, format: Format) {
+    /// `mark`: where a device that has had it reads on, where that is another place than before.
+    pub(super) fn encode(&self, out: &mut Vec<u8>, format: Format, mark: Option<Mark<'_>>) {
         match (format, self) {
             // The protocol has its own, which browsers answer by themselves.
             (Format::SocketJson | Format::SocketProto, Says::Ping) => encode(out, Opcode::Ping, b"", None),
@@ -108,8 +129,8 @@ impl Says<'_> {
                 encode_close(out, *code, reason, None);
             }
             (Format::EventStream, Says::Ping) => out.extend_from_slice(b": ping\n\n"),
-            (Format::SocketJson | Format::EventStream, _) => wrap(out, format, None, &[self.json().as_bytes()]),
-            (Format::SocketProto | Format::Grpc, _) => wrap(out, format, None, &[&self.proto().encode_to_vec()]),
+            (Format::SocketJson | Format::EventStream, _) => wrap(out, format, mark, &[self.json().as_bytes()]),
+            (Format::SocketProto | Format::Grpc, _) => wrap(out, format, mark, &[&self.proto().encode_to_vec()]),
         }
     }
 
@@ -166,10 +187,16 @@ pub(super) fn message_bytes(format: Format, message: &OutMessage) -> usize {
     }
 }
 
-/// Writes a message to one device.
-pub(super) fn encode_message(out: &mut Vec<u8>, format: Format, place: DeliveryPlace, message: &OutMessage) {
-    let seq = match place {
-        DeliveryPlace::Stored { seq, .. } => Some(seq),
+/// Writes a message to one device, whose inbox is of that epoch.
+pub(super) fn encode_message(
+    out: &mut Vec<u8>,
+    format: Format,
+    epoch: &str,
+    place: DeliveryPlace,
+    message: &OutMessage,
+) {
+    let mark = match place {
+        DeliveryPlace::Stored { seq, .. } => Some(Mark { epoch, seq }),
         DeliveryPlace::Ephemeral { .. } => None,
     };
     match format {
@@ -182,7 +209,7 @@ pub(super) fn encode_message(out: &mut Vec<u8>, format: Format, place: DeliveryP
                 }
                 DeliveryPlace::Ephemeral { .. } => write!(own, r#"{{"message":{{"stored":false,"#),
             };
-            wrap(out, format, seq, &[own.as_bytes(), json_tail(message)]);
+            wrap(out, format, mark, &[own.as_bytes(), json_tail(message)]);
         }
         Format::SocketProto | Format::Grpc => {
             let own = match place {
@@ -195,7 +222,7 @@ pub(super) fn encode_message(out: &mut Vec<u8>, format: Format, place: DeliveryP
             let tail = proto_tail(message);
             let mut head = vec![MESSAGE_TAG];
             prost::encoding::encode_varint((own.len() + tail.len()) as u64, &mut head);
-            wrap(out, format, seq, &[&head, &own, tail]);
+            wrap(out, format, mark, &[&head, &own, tail]);
         }
     }
 }
@@ -228,15 +255,15 @@ fn proto_tail(message: &OutMessage) -> &Bytes {
 }
 
 /// Puts around a frame what its way of connecting needs.
-fn wrap(out: &mut Vec<u8>, format: Format, seq: Option<u64>, parts: &[&[u8]]) {
+fn wrap(out: &mut Vec<u8>, format: Format, mark: Option<Mark<'_>>, parts: &[&[u8]]) {
     let length: usize = parts.iter().map(|part| part.len()).sum();
     out.reserve(length + 32);
     match format {
         Format::SocketJson => encode_header(out, Opcode::Text, true, length, None),
         Format::SocketProto => encode_header(out, Opcode::Binary, true, length, None),
         Format::EventStream => {
-            if let Some(seq) = seq {
-                out.extend_from_slice(format!("id: {seq}\n").as_bytes());
+            if let Some(Mark { epoch, seq }) = mark {
+                out.extend_from_slice(format!("id: {epoch}:{seq}\n").as_bytes());
             }
             out.extend_from_slice(b"data: ");
         }
@@ -266,7 +293,7 @@ mod tests {
 
     fn event(place: DeliveryPlace, payload: &'static [u8]) -> String {
         let mut out = Vec::new();
-        encode_message(&mut out, Format::EventStream, place, &message(payload));
+        encode_message(&mut out, Format::EventStream, "e-1", place, &message(payload));
         String::from_utf8(out).unwrap()
     }
 
@@ -291,10 +318,20 @@ mod tests {
         let shared = r#""id":"m\"1","payload":"hi \"you\"\n","content_type":"text/plain","sent_at":"1970-01-01T00:00:00.000Z"}}"#;
         assert_eq!(
             stored,
-            format!("id: 42\ndata: {{\"message\":{{\"seq\":42,\"prev\":40,\"stored\":true,{shared}\n\n")
+            format!("id: e-1:42\ndata: {{\"message\":{{\"seq\":42,\"prev\":40,\"stored\":true,{shared}\n\n")
         );
         let ephemeral = event(DeliveryPlace::Ephemeral { place: 7 }, b"hi \"you\"\n");
         assert_eq!(ephemeral, format!("data: {{\"message\":{{\"stored\":false,{shared}\n\n"));
+    }
+
+    #[test]
+    fn the_id_of_an_event_says_where_to_go_on_and_one_that_was_never_given_is_of_no_epoch() {
+        let resume = |epoch: &str, cursor| AskedResume { epoch: epoch.to_owned(), cursor };
+        assert_eq!(Mark::resume("1-19a-ff:42"), resume("1-19a-ff", 42));
+        let long = format!("{}:42", "e".repeat(EPOCH_MAX_BYTES + 1));
+        for strange in ["42", "", "e:", ":", "e:-1", "e:x", "e:99999999999999999999", "1-19a-ff", &long] {
+            assert_eq!(Mark::resume(strange), resume("", 0), "{strange}");
+        }
     }
 
     #[test]
@@ -305,7 +342,8 @@ mod tests {
     #[test]
     fn the_shared_part_and_the_own_part_are_one_message_of_protobuf() {
         let mut out = Vec::new();
-        encode_message(&mut out, Format::Grpc, DeliveryPlace::Stored { seq: 300, prev: 1 }, &message(b"\xff"));
+        let place = DeliveryPlace::Stored { seq: 300, prev: 1 };
+        encode_message(&mut out, Format::Grpc, "e", place, &message(b"\xff"));
         let frame = ServerFrame::decode(&out[4..]).unwrap();
         let Some(server_frame::Frame::Message(read)) = frame.frame else { panic!("{frame:?}") };
         assert_eq!((read.seq, read.prev, read.stored, &read.payload[..]), (Some(300), Some(1), true, &b"\xff"[..]));
@@ -317,9 +355,9 @@ mod tests {
     fn what_is_the_same_for_all_is_encoded_once() {
         let message = message(b"x");
         let place = DeliveryPlace::Ephemeral { place: 1 };
-        encode_message(&mut Vec::new(), Format::SocketJson, place, &message);
+        encode_message(&mut Vec::new(), Format::SocketJson, "e", place, &message);
         let first = message.json.get().unwrap().as_ptr();
-        encode_message(&mut Vec::new(), Format::EventStream, place, &message);
+        encode_message(&mut Vec::new(), Format::EventStream, "e", place, &message);
         assert_eq!(message.json.get().unwrap().as_ptr(), first);
         assert!(message.proto.get().is_none());
     }

@@ -227,7 +227,7 @@ impl Session {
             ToGateway::Truncated { from, to, .. } if state.phase == Phase::Admitted => {
                 state.is_asking = false;
                 state.skip_to(to);
-                state.say(&Says::Truncated { from, to }, now);
+                state.say_at(&Says::Truncated { from, to }, to, now);
                 self.shared().figures.frames_out.increment(1);
             }
             ToGateway::Truncated { .. } => {}
@@ -244,7 +244,8 @@ impl Session {
         let session = SessionId { gateway, number: self.number };
         let ping_ms = u32::try_from(self.shared().settings.ping_interval.as_millis()).unwrap_or(u32::MAX);
         let (head, resumed, why) = (admitted.head, admitted.resumed, admitted.why);
-        state.say(&Says::Connected { session, epoch: &epoch, head, resumed, why, ping_ms }, now);
+        let connected = Says::Connected { session, epoch: &epoch, head, resumed, why, ping_ms };
+        state.say_at(&connected, admitted.cursor, now);
         self.shared().figures.frames_out.increment(1);
         self.lane.say(Outgoing::Came(self.number));
         self.look(state, now);

@@ -12,7 +12,7 @@ use whimbrel_model::ports::{Carriers, Resume};
 use whimbrel_model::{Clock, Timestamp};
 
 use super::figures::GatewayFigures;
-use super::frames::Connect;
+use super::frames::{Connect, EPOCH_MAX_BYTES};
 use super::refusal::Refusal;
 use super::settings::GatewaySettings;
 use super::state::Who;
@@ -21,8 +21,6 @@ use super::wheel::{TICK, Tick};
 
 /// Texts that many sessions have alike and that are kept once: names of platforms, epochs of inboxes.
 const ALIKE_MAX: usize = 4096;
-/// Bytes of an inbox's epoch that a device may bring; those that are given are shorter.
-const EPOCH_MAX_BYTES: usize = 128;
 
 pub(super) struct Shared {
     pub(super) settings: GatewaySettings,

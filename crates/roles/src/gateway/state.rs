@@ -10,7 +10,7 @@ use whimbrel_model::Timestamp;
 use whimbrel_model::people::{CloseCode, Platform, Uid};
 use whimbrel_model::ports::{Announced, Arrival, Delivery, DeliveryPlace, Resume, ToCarrier};
 
-use super::frames::{Format, Says, encode_message, message_bytes};
+use super::frames::{Format, Mark, Says, encode_message, message_bytes};
 use super::settings::GatewaySettings;
 use super::websocket::{Decoder, Role};
 use super::wheel::Tick;
@@ -18,7 +18,7 @@ use super::wheel::Tick;
 /// How long a device has to take the close frame and to answer it.
 const CLOSING_WAIT: Duration = Duration::from_secs(3);
 /// What a frame has beside the message's shared part, at most.
-const FRAMING_BYTES: usize = 128;
+const FRAMING_BYTES: usize = 192;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
@@ -230,7 +230,8 @@ impl State {
         }
         self.tell_lost(now);
         self.begin_waiting(now);
-        encode_message(&mut self.queue, self.format, delivery.place, &delivery.message);
+        let epoch = epoch_of(self.who.as_deref());
+        encode_message(&mut self.queue, self.format, epoch, delivery.place, &delivery.message);
         Delivered::Queued
     }
 
@@ -253,7 +254,14 @@ impl State {
 
     pub(super) fn say(&mut self, says: &Says<'_>, now: Tick) {
         self.begin_waiting(now);
-        says.encode(&mut self.queue, self.format);
+        says.encode(&mut self.queue, self.format, None);
+    }
+
+    /// The same, where a device that has had it reads on behind that number.
+    pub(super) fn say_at(&mut self, says: &Says<'_>, seq: u64, now: Tick) {
+        self.begin_waiting(now);
+        let mark = Mark { epoch: epoch_of(self.who.as_deref()), seq };
+        says.encode(&mut self.queue, self.format, Some(mark));
     }
 
     /// Bytes that are already what the way of connecting needs.
@@ -347,4 +355,9 @@ impl State {
         }
         Look::Ping
     }
+}
+
+/// The epoch of the inbox that a device reads, from when it is admitted.
+fn epoch_of(who: Option<&Who>) -> &str {
+    who.and_then(|who| who.epoch.as_deref()).unwrap_or_default()
 }

@@ -60,9 +60,13 @@ async fn an_event_stream_has_the_same_frames_and_takes_acknowledgements_beside_i
     assert_eq!(arrival.resume.as_ref().unwrap().cursor, 7);
     let session = arrival.session;
     scene.admit(session, 40);
-    assert!(events.until("{\"connected\":").await.contains("content-type: text/event-stream"));
+    let greeting = events.until("{\"connected\":").await;
+    assert!(
+        greeting.contains("content-type: text/event-stream") && greeting.contains("id: e1:40\ndata: "),
+        "{greeting}"
+    );
     scene.say(vec![stored(session, 41, 40, b"hi"), ephemeral(session, 1, b"now")]);
-    assert!(events.until("\"payload\":\"hi\"").await.contains("id: 41\ndata: {\"message\""));
+    assert!(events.until("\"payload\":\"hi\"").await.contains("id: e1:41\ndata: {\"message\""));
     events.until("\"payload\":\"now\"").await;
     let name = SessionId { gateway: ID, number: session }.to_string();
     let answer = post_ack(&scene, json!({"session": name, "ack": 41, "uid": "u1"})).await;
@@ -81,9 +85,32 @@ async fn an_event_stream_has_the_same_frames_and_takes_acknowledgements_beside_i
 #[tokio::test]
 async fn what_the_browser_saw_last_is_where_it_resumes() {
     let mut scene = Scene::start().await;
-    let _events = Events::open(&scene, "uid=u1&platform=web&epoch=e1&cursor=7", "last-event-id: 12\r\n").await;
-    let ToCarrier::Arrive(arrival) = scene.told().await else { panic!("no arrival") };
-    assert_eq!(arrival.resume.as_ref().unwrap().cursor, 12);
+    for (query, last, expected) in [
+        ("", "e1:12", ("e1", 12)),
+        ("&epoch=e0&cursor=7", "e1:12", ("e1", 12)),
+        ("&epoch=e0&cursor=7", "", ("e0", 7)),
+        ("&epoch=e1&cursor=7", "12", ("", 0)),
+        ("", "nonsense", ("", 0)),
+    ] {
+        let query = format!("uid=u1&platform=web{query}");
+        let events = Events::open(&scene, &query, &format!("last-event-id: {last}\r\n")).await;
+        let ToCarrier::Arrive(arrival) = scene.told().await else { panic!("no arrival") };
+        let resume = arrival.resume.as_ref().unwrap();
+        assert_eq!((&*resume.epoch, resume.cursor), expected, "{query} {last}");
+        drop(events);
+        assert!(matches!(scene.told().await, ToCarrier::Gone { .. }));
+    }
+}
+
+#[tokio::test]
+async fn a_browser_that_was_told_of_a_loss_goes_on_behind_it() {
+    let mut scene = Scene::start().await;
+    let mut events = Events::open(&scene, "uid=u1&platform=web", "").await;
+    let session = scene.arrived().await;
+    scene.admit(session, 40);
+    events.until("id: e1:40\n").await;
+    scene.say(vec![ToGateway::Truncated { session, from: 41, to: 43, prev: 40 }]);
+    assert!(events.until("{\"truncated\"").await.ends_with("id: e1:43\ndata: {\"truncated\""));
 }
 
 #[tokio::test]
