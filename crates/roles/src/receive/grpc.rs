@@ -301,7 +301,7 @@ impl From<Problem> for Status {
 fn grpc_code(code: Code) -> tonic::Code {
     match code {
         Code::KeyMissing | Code::KeyUnknown => tonic::Code::Unauthenticated,
-        Code::Forbidden => tonic::Code::PermissionDenied,
+        Code::Forbidden | Code::OriginNotAllowed => tonic::Code::PermissionDenied,
         Code::UnknownPath | Code::MethodNotAllowed | Code::NotYet => tonic::Code::Unimplemented,
         Code::UnknownTopic
         | Code::UnknownPartition

@@ -54,6 +54,7 @@ codes! {
     KeyMissing 401 "key_missing" "A key is needed",
     KeyUnknown 401 "key_unknown" "The key is not one of this server",
     Forbidden 403 "forbidden" "The key is not for this",
+    OriginNotAllowed 403 "origin_not_allowed" "A page from there may not do this",
     UnknownPath 404 "unknown_path" "There is nothing at this path",
     UnknownTopic 404 "unknown_topic" "There is no such topic",
     UnknownPartition 404 "unknown_partition" "The topic has no such partition",

@@ -161,8 +161,9 @@ pub const PEOPLE: &[Setting] = &[
         "gateway.origins",
         Kind::Text,
         Text(""),
-        "Web pages that may connect, separated by commas: https://shop.example, or * for all. Empty: with client keys all, for a page\n\
-         needs a token; without them only pages of this machine, for any page could say who it is.",
+        "Web pages that may connect, and where there are no API keys also publish, push and change things; separated by commas:\n\
+         https://shop.example, or * for all. Empty: with client keys all may connect, for a page needs a token; otherwise only pages of\n\
+         this machine, for any page could say who it is.",
     ),
     setting(
         "clients.secret",

@@ -1,7 +1,11 @@
-//! Which web pages may connect as devices. A browser lets any page open a WebSocket to any place and only says where the page is from, so
-//! without this a page of somebody else's could be anybody on a server that takes devices of its own machine at their word.
+//! Which web pages may connect as devices, and which may change anything where no API key guards it.
 //!
-//! What is not a browser sends no origin, and is not judged here.
+//! A browser lets any page open a WebSocket or post a form to any place, this machine's own ports included, and only says where the page is
+//! from (`Origin`). So without this a page of somebody else's that is open in the operator's browser could be anybody, or push to anybody, on
+//! a server that takes this machine at its word.
+//!
+//! The `Host` of a request is never asked: a name of somebody else's that was made to lead to this machine (DNS rebinding) would be in both.
+//! What is not a browser sends no origin, and is not judged here; nor is reading, whose answers browsers keep from pages of elsewhere.
 
 use std::sync::Arc;
 
@@ -9,10 +13,11 @@ use axum::Router;
 use axum::extract::Request;
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse as _, Response};
-use http::header::ORIGIN;
-use http::{StatusCode, header};
+use http::header::{ACCESS_CONTROL_ALLOW_ORIGIN, ORIGIN, VARY};
+use http::{HeaderValue, Method};
+use whimbrel_roles::receive::{Code, Problem};
 
-/// Pages that may connect.
+/// Pages that may.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origins {
     All,
@@ -22,10 +27,11 @@ pub enum Origins {
 }
 
 impl Origins {
-    /// Where nothing is configured: with client keys all, since a page needs a token; without them only pages of this machine.
-    pub fn of(configured: &[String], has_client_keys: bool) -> Self {
+    /// Where nothing is configured: with keys all, since a page needs one of them (to connect, a client's token; to change anything, an API
+    /// key); without them only pages of this machine.
+    pub fn of(configured: &[String], has_keys: bool) -> Self {
         match configured {
-            [] if has_client_keys => Self::All,
+            [] if has_keys => Self::All,
             [] => Self::Local,
             some if some.iter().any(|origin| origin == "*") => Self::All,
             some => Self::These(some.iter().map(|origin| origin.to_ascii_lowercase()).collect()),
@@ -52,31 +58,45 @@ fn is_local(origin: &str) -> bool {
         || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
-/// Refuses pages that may not connect, in front of everything that the router serves.
-pub fn guarded(router: Router, origins: Origins) -> Router {
+/// In front of what devices connect to: every request of a page is judged.
+pub fn guard_connecting(router: Router, origins: Origins) -> Router {
+    guarded(router, origins, |_| true, "connect")
+}
+
+/// In front of everything else where there are no API keys: what a page would change is judged. With keys whoever has one may, wherever the
+/// page is from, and nothing is to be guarded.
+pub fn guard_changes(router: Router, configured: &[String], has_api_keys: bool) -> Router {
+    if has_api_keys {
+        return router;
+    }
+    let changes = |method: &Method| !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
+    guarded(router, Origins::of(configured, false), changes, "change anything here without an API key")
+}
+
+fn guarded(router: Router, origins: Origins, is_judged: fn(&Method) -> bool, what: &'static str) -> Router {
     let origins = Arc::new(origins);
     router.layer(from_fn(move |request: Request, next: Next| {
         let origins = Arc::clone(&origins);
         async move {
-            let origin = request.headers().get(ORIGIN).map(|origin| origin.to_str().unwrap_or_default());
-            if origin.is_some_and(|origin| !origins.allow(origin)) {
-                return refusal(origin.unwrap_or_default());
+            let Some(origin) = request.headers().get(ORIGIN).filter(|_| is_judged(request.method())).cloned() else {
+                return next.run(request).await;
+            };
+            let text = origin.to_str().unwrap_or_default();
+            if !origins.allow(text) {
+                let detail = format!("pages of `{text}` may not {what}; `gateway.origins` names those that may");
+                return Problem::new(Code::OriginNotAllowed, detail).into_response();
             }
-            next.run(request).await
+            let mut response = next.run(request).await;
+            readable(&mut response, origin);
+            response
         }
     }))
 }
 
-fn refusal(origin: &str) -> Response {
-    let problem = serde_json::json!({
-        "type": "urn:whimbrel:problem:origin_not_allowed",
-        "title": "This page may not connect",
-        "status": 403,
-        "code": "origin_not_allowed",
-        "detail": format!("pages of `{origin}` may not connect; gateway.origins names those that may"),
-    });
-    let kind = [(header::CONTENT_TYPE, "application/problem+json")];
-    (StatusCode::FORBIDDEN, kind, problem.to_string()).into_response()
+/// A page that may ask may read what it is answered: its browser asks for that to be said.
+fn readable(response: &mut Response, origin: HeaderValue) {
+    response.headers_mut().insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    response.headers_mut().append(VARY, HeaderValue::from_static("origin"));
 }
 
 #[cfg(test)]

@@ -225,7 +225,7 @@ impl Reach {
         match &self.gateway {
             Some(gateway) => {
                 let origins = Origins::of(&config.gateway.origins, config.clients.has_keys());
-                router.merge(origins::guarded(gateway.router(), origins))
+                router.merge(origins::guard_connecting(gateway.router(), origins))
             }
             None => router,
         }

@@ -73,6 +73,67 @@ fn a_restart_keeps_what_was_published() {
     });
 }
 
+/// A request as a page's browser makes it: how it is answered.
+fn asked_by_page(server: &Server, method: &str, path: &str, origin: &str) -> String {
+    let host = origin.split_once("://").map_or("x", |(_, host)| host);
+    let mut stream = TcpStream::connect(server.address()).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let head = format!("{method} {path} HTTP/1.1\r\nhost: {host}\r\norigin: {origin}\r\nconnection: close\r\n");
+    write!(stream, "{head}content-type: text/plain\r\ncontent-length: 15\r\n\r\n{{\"payload\":\"x\"}}").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+const CHANGES: [(&str, &str); 5] = [
+    ("POST", "/v1/topics/orders/messages"),
+    ("POST", "/v1/users/alice/messages"),
+    ("POST", "/v1/users/alice/kick"),
+    ("DELETE", "/v1/users/alice/inbox"),
+    ("POST", "/produce?format=json"),
+];
+
+#[test]
+fn without_keys_a_page_of_elsewhere_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &[]);
+    for (method, path) in CHANGES {
+        // The second one's name leads to this machine, as far as its browser knows: its `Host` is the same.
+        for origin in ["https://evil.example", "http://evil.example:7600", "null"] {
+            let answer = asked_by_page(&server, method, path, origin);
+            assert!(answer.starts_with("HTTP/1.1 403"), "{method} {path} of {origin}: {answer}");
+            assert!(answer.contains("origin_not_allowed") && answer.contains("gateway.origins"), "{answer}");
+        }
+    }
+    let answer = asked_by_page(&server, "GET", "/v1/topics", "https://evil.example");
+    assert!(answer.starts_with("HTTP/1.1 200") && !answer.contains("access-control"), "{answer}");
+    let answer = asked_by_page(&server, "POST", "/v1/users/alice/messages", "http://localhost:8000");
+    assert!(answer.starts_with("HTTP/1.1 202"), "{answer}");
+    assert!(answer.contains("access-control-allow-origin: http://localhost:8000"), "{answer}");
+}
+
+#[test]
+fn a_page_that_may_connect_may_push_and_with_keys_the_key_decides() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &["--set", "gateway.origins=null,https://shop.example"]);
+    for (origin, status) in [("null", 202), ("https://shop.example", 202), ("http://localhost:8000", 403)] {
+        let answer = asked_by_page(&server, "POST", "/v1/users/alice/messages", origin);
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{origin}: {answer}");
+    }
+    drop(server);
+    std::fs::write(folder.path().join("keys.toml"), KEYS).unwrap();
+    let server = Server::start(folder.path(), &["--config", "keys.toml"]);
+    let answer = asked_by_page(&server, "POST", "/v1/users/alice/messages", "https://shop.example");
+    assert!(answer.starts_with("HTTP/1.1 401"), "{answer}");
+}
+
+const KEYS: &str = r#"
+[[keys]]
+name = "shop"
+secret = "a-secret-of-twenty-characters"
+scopes = ["push"]
+"#;
+
 /// A publish whose body is only half sent, known to be in the handler's hands.
 fn half_sent_publish(server: &Server) -> TcpStream {
     let mut stream = TcpStream::connect(server.address()).unwrap();
