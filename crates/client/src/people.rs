@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 use http::{Method, header};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::client::escaped;
@@ -74,6 +74,20 @@ impl Client {
         self.get(&format!("/v1/platforms/{}", escaped(platform))).await
     }
 
+    /// The platforms that somebody configured, by name.
+    pub async fn platforms(&self) -> Result<Vec<PlatformInfo>, ClientError> {
+        #[derive(Deserialize)]
+        struct Answer {
+            platforms: Vec<PlatformInfo>,
+        }
+        Ok(self.get::<Answer>("/v1/platforms").await?.platforms)
+    }
+
+    /// Puts a platform back to the defaults.
+    pub async fn delete_platform(&self, platform: &str) -> Result<(), ClientError> {
+        self.delete(&format!("/v1/platforms/{}", escaped(platform))).await
+    }
+
     pub async fn put_platform(&self, platform: &str, settings: &PlatformInfo) -> Result<PlatformInfo, ClientError> {
         self.send_json(Method::PUT, &format!("/v1/platforms/{}", escaped(platform)), settings).await
     }
@@ -81,6 +95,20 @@ impl Client {
     /// Registers where notices for a device go.
     pub async fn put_device(&self, uid: &str, device: &str, info: &DeviceInfo) -> Result<Value, ClientError> {
         self.send_json(Method::PUT, &device_path(uid, device), info).await
+    }
+
+    /// Where notices for a user's devices go, by the devices' names; of each token only the beginning.
+    pub async fn devices(&self, uid: &str) -> Result<Vec<DeviceInfo>, ClientError> {
+        #[derive(Deserialize)]
+        struct Answer {
+            devices: Vec<DeviceInfo>,
+        }
+        Ok(self.get::<Answer>(&user_path(uid, "/devices")).await?.devices)
+    }
+
+    /// The same for one of them.
+    pub async fn device(&self, uid: &str, device: &str) -> Result<DeviceInfo, ClientError> {
+        self.get(&device_path(uid, device)).await
     }
 
     pub async fn delete_device(&self, uid: &str, device: &str) -> Result<(), ClientError> {

@@ -248,7 +248,7 @@ pub struct DeviceInfo {
     /// `apns`, `fcm`, `webpush` or `http`.
     pub provider: String,
     pub token: String,
-    /// What else its provider wants: `p256dh` and `auth` of a browser, `topic` of an app.
+    /// What else its provider wants: `p256dh` and `auth` of a browser, `topic` of an app. In an answer also `device`, its name.
     #[serde(flatten)]
     pub more: Map<String, Value>,
 }

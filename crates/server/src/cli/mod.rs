@@ -76,9 +76,9 @@ enum Command {
     Kick(people::KickArgs),
     /// Show or empty what is stored for a user
     Inbox(people::InboxArgs),
-    /// Show and say what a platform keeps
+    /// List, show and say what platforms keep
     Platform(platform::PlatformArgs),
-    /// Register and forget where notices for a device go
+    /// Register, list and forget where notices for devices go
     Device(platform::DeviceArgs),
     /// Make subscriptions of a kafka-pusher's configuration file
     Import(import::ImportArgs),

@@ -23,6 +23,17 @@ enum PlatformAction {
         #[command(flatten)]
         connect: ConnectArgs,
     },
+    /// List the platforms that somebody configured
+    List {
+        #[command(flatten)]
+        connect: ConnectArgs,
+    },
+    /// Put a platform back to the defaults
+    Delete {
+        platform: String,
+        #[command(flatten)]
+        connect: ConnectArgs,
+    },
     /// Say what a platform keeps; what is left out takes its default
     Set {
         platform: String,
@@ -91,6 +102,19 @@ enum DeviceAction {
         #[command(flatten)]
         connect: ConnectArgs,
     },
+    /// List a user's devices
+    List {
+        uid: String,
+        #[command(flatten)]
+        connect: ConnectArgs,
+    },
+    /// Show where notices for a device go
+    Show {
+        uid: String,
+        device: String,
+        #[command(flatten)]
+        connect: ConnectArgs,
+    },
     /// Forget a device
     Delete {
         uid: String,
@@ -110,6 +134,20 @@ pub fn platform(args: PlatformArgs) -> Result<ExitCode, Failure> {
         PlatformAction::Show { platform, connect } => {
             let client = connect.client()?;
             converse(async { show_platform(&client.platform(&platform).await?, connect.json) })
+        }
+        PlatformAction::List { connect } => {
+            let client = connect.client()?;
+            converse(async { show_platforms(&client.platforms().await?, connect.json) })
+        }
+        PlatformAction::Delete { platform, connect } => {
+            let client = connect.client()?;
+            converse(async {
+                client.delete_platform(&platform).await?;
+                if !connect.json {
+                    print_line(&format!("{platform} has the defaults again"))?;
+                }
+                Ok(ExitCode::SUCCESS)
+            })
         }
         PlatformAction::Set { platform, settings, connect } => {
             let client = connect.client()?;
@@ -143,6 +181,14 @@ pub fn device(args: DeviceArgs) -> Result<ExitCode, Failure> {
                 Ok(ExitCode::SUCCESS)
             })
         }
+        DeviceAction::List { uid, connect } => {
+            let client = connect.client()?;
+            converse(async { show_devices(&client.devices(&uid).await?, connect.json) })
+        }
+        DeviceAction::Show { uid, device, connect } => {
+            let client = connect.client()?;
+            converse(async { show_devices(&[client.device(&uid, &device).await?], connect.json) })
+        }
         DeviceAction::Delete { uid, device, connect } => {
             let client = connect.client()?;
             converse(async {
@@ -156,6 +202,45 @@ pub fn device(args: DeviceArgs) -> Result<ExitCode, Failure> {
     }
 }
 
+/// A row for each, or a line of JSON.
+fn show_devices(devices: &[DeviceInfo], json: bool) -> Result<ExitCode, Failure> {
+    if json {
+        devices.iter().try_for_each(print_json)?;
+    } else if devices.is_empty() {
+        print_line("no devices are registered")?;
+    } else {
+        let mut shown = table(["device", "platform", "provider", "token"]);
+        for device in devices {
+            let name = device.more.get("device").and_then(Value::as_str).unwrap_or_default();
+            shown.add_row([name, &device.platform, &device.provider, &device.token]);
+        }
+        print_line(&shown.to_string())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The same for platforms.
+fn show_platforms(platforms: &[PlatformInfo], json: bool) -> Result<ExitCode, Failure> {
+    if json {
+        platforms.iter().try_for_each(print_json)?;
+    } else if platforms.is_empty() {
+        print_line("nobody configured a platform: all have the defaults")?;
+    } else {
+        const SETTINGS: [&str; 7] = ["platform", "store", "max_stored", "ttl", "notify", "sessions", "ack_timeout"];
+        let mut shown = table(SETTINGS);
+        for platform in platforms {
+            let members = serde_json::to_value(platform).unwrap_or_default();
+            shown.add_row(SETTINGS.map(|name| text_of(&members[name])));
+        }
+        print_line(&shown.to_string())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn text_of(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
 fn show_platform(platform: &PlatformInfo, json: bool) -> Result<ExitCode, Failure> {
     if json {
         print_json(platform)?;
@@ -166,7 +251,7 @@ fn show_platform(platform: &PlatformInfo, json: bool) -> Result<ExitCode, Failur
     };
     let mut shown = table(["setting", "value"]);
     for (name, value) in &members {
-        shown.add_row([name, &value.as_str().map_or_else(|| value.to_string(), str::to_owned)]);
+        shown.add_row([name, &text_of(value)]);
     }
     print_line(&shown.to_string())?;
     Ok(ExitCode::SUCCESS)

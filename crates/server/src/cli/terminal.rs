@@ -3,6 +3,8 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::{Value, json};
 use whimbrel_roles::gateway::websocket::{ClientError, ClientSocket, Message};
 
@@ -10,6 +12,7 @@ use super::Failure;
 use super::connect::converse;
 use super::output::{print_json, print_line};
 
+const PLATFORM_DEFAULT: &str = "cli";
 const SUBPROTOCOL: &str = "whimbrel.v1.json";
 /// How long it waits before it comes back where nobody said how long…
 const PAUSE_MIN: Duration = Duration::from_millis(500);
@@ -28,9 +31,9 @@ pub struct TerminalArgs {
     /// The token (JWT) that says who it is
     #[arg(long, value_name = "JWT", env = "WHIMBREL_TOKEN", hide_env_values = true)]
     token: Option<String>,
-    /// The platform to be of
-    #[arg(long, default_value = "cli")]
-    platform: String,
+    /// The platform to be of: the token's, where it has one, otherwise cli
+    #[arg(long)]
+    platform: Option<String>,
     /// The device's name
     #[arg(long, default_value = "")]
     device: String,
@@ -54,6 +57,18 @@ pub struct TerminalArgs {
     json: bool,
 }
 
+/// What it says its platform is, where it has to say: a token that has one of its own (`plat`) is good for no other.
+fn platform<'a>(asked: Option<&'a str>, token: Option<&str>) -> Option<&'a str> {
+    let has_own = || token.and_then(claims).is_some_and(|claims| claims["plat"].is_string());
+    asked.or_else(|| (!has_own()).then_some(PLATFORM_DEFAULT))
+}
+
+/// What a token says of itself. Whether that is true is the server's to judge.
+fn claims(token: &str) -> Option<Value> {
+    let bytes = URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?).ok()?;
+    serde_json::from_slice(&bytes).ok()
+}
+
 fn resume(text: &str) -> Result<(String, u64), String> {
     let (epoch, cursor) = text.rsplit_once(':').ok_or("write EPOCH:CURSOR, as `connected` said")?;
     let cursor = cursor.parse().map_err(|_| format!("`{cursor}` is not a number"))?;
@@ -71,6 +86,9 @@ enum Next {
 /// By the ranges of close codes; what is no code of Whimbrel's is a connection that broke.
 fn next_after(code: u16, reason: &str, pause: Duration) -> Next {
     match code {
+        4001 => {
+            Next::Stay("another session of this user and platform took its place, so there is nothing to come back for")
+        }
         4000..=4099 => Next::Stay("it is not to come back"),
         4100..=4199 => Next::Return(Duration::ZERO),
         4200..=4299 => Next::Return(told_delay(reason).unwrap_or(pause)),
@@ -192,7 +210,10 @@ impl Terminal<'_> {
     }
 
     fn first_frame(&self) -> Value {
-        let mut connect = json!({ "platform": self.args.platform, "device": self.args.device });
+        let mut connect = json!({ "device": self.args.device });
+        if let Some(platform) = platform(self.args.platform.as_deref(), self.args.token.as_deref()) {
+            connect["platform"] = platform.into();
+        }
         match (&self.args.token, &self.args.uid) {
             (Some(token), _) => connect["token"] = token.as_str().into(),
             (None, uid) => connect["uid"] = uid.as_deref().into(),
@@ -246,7 +267,7 @@ impl Terminal<'_> {
             "truncated" => print_line(&format!("messages {} to {} are gone", said["from"], said["to"])),
             "lost" => print_line(&format!("{} ephemeral messages were dropped", said["count"])),
             "goaway" => print_line("the server goes away"),
-            "kick" => print_line(&format!("kicked: {} ({})", text_of(&said["code"]), text_of(&said["reason"]))),
+            "kick" => print_line(&kick_line(said)),
             _ => print_line(&frame.to_string()),
         }
     }
@@ -261,6 +282,16 @@ impl Terminal<'_> {
 
 fn text_of(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn kick_line(said: &Value) -> String {
+    let reason = text_of(&said["reason"]);
+    match said["code"].as_str() {
+        // Nobody sent it away: the same user is somewhere else now.
+        Some("replaced") => format!("replaced: {reason}"),
+        Some("kicked") => format!("kicked: {reason}"),
+        _ => format!("sent away: {} ({reason})", text_of(&said["code"])),
+    }
 }
 
 fn connected_line(said: &Value) -> String {
@@ -299,6 +330,26 @@ mod tests {
         assert_eq!(next_after(4202, "overloaded", pause), Next::Return(pause));
         assert!(matches!(next_after(4301, "token_expired", pause), Next::Stay(_)));
         assert_eq!(next_after(1006, "", pause), Next::Return(pause));
+    }
+
+    #[test]
+    fn a_token_that_has_a_platform_says_it_and_any_other_needs_one() {
+        let token = |claims: &str| format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(claims));
+        let (with, without) = (token(r#"{"sub":"u1","plat":"ios"}"#), token(r#"{"sub":"u1"}"#));
+        assert_eq!(platform(None, Some(&with)), None);
+        assert_eq!(platform(Some("web"), Some(&with)), Some("web"), "the server says what is wrong with that");
+        assert_eq!(platform(None, Some(&without)), Some("cli"));
+        assert_eq!(platform(None, Some("no token")), Some("cli"));
+        assert_eq!(platform(None, None), Some("cli"));
+    }
+
+    #[test]
+    fn who_is_replaced_is_told_so_in_words() {
+        let reason = "another session of this platform took its place";
+        assert_eq!(kick_line(&json!({ "code": "replaced", "reason": reason })), format!("replaced: {reason}"));
+        assert_eq!(kick_line(&json!({ "code": "kicked", "reason": "bye" })), "kicked: bye");
+        let Next::Stay(why) = next_after(4001, reason, PAUSE_MIN) else { panic!("it came back") };
+        assert!(why.contains("nothing to come back for"), "{why}");
     }
 
     #[test]

@@ -86,8 +86,11 @@ properties![
     sessions::an_ack_from_the_future_is_a_bad_frame,
     sessions::a_frame_that_is_nonsense_or_out_of_turn_is_a_bad_frame,
     doors::an_event_stream_is_a_device_too,
+    doors::a_browser_that_reconnects_an_event_stream_gets_neither_a_gap_nor_a_repeat,
+    doors::an_event_id_that_was_never_given_is_not_resumed_and_says_why,
     doors::grpc_is_a_device_too,
     doors::the_command_line_is_a_device_too,
+    doors::the_command_line_shows_devices_and_no_token_whole,
 ];
 
 #[test]

@@ -56,7 +56,28 @@ pub fn the_command_line_is_a_device_too(site: &Site) {
     command(&["kick", "cli-user", "--reason", "bye"]);
     assert_eq!(device.frame("kick")["reason"], json!("bye"));
     assert!(command(&["platform", "set", "tty", "--sessions", "3", "--json"]).contains("\"many\":3"));
+    assert!(command(&["platform", "list"]).contains("tty"));
+    command(&["platform", "delete", "tty"]);
+    assert!(!command(&["platform", "list"]).contains("tty"));
     assert!(command(&["inbox", "cli-user"]).contains("nothing is stored"));
+}
+
+pub fn the_command_line_shows_devices_and_no_token_whole(site: &Site) {
+    let command = |arguments: &[&str]| {
+        let output = run(site.folder.path(), &[arguments, &["--server", &site.server.url]].concat());
+        assert!(output.status.success(), "{arguments:?}: {}", stderr_of(&output));
+        stdout_of(&output)
+    };
+    assert!(command(&["device", "list", "owner"]).contains("no devices"));
+    for (device, token) in [("phone", "a-long-token-of-some-phone"), ("watch", "short")] {
+        command(&["device", "put", "owner", device, "--platform", "android", "--provider", "fcm", "--token", token]);
+        for shown in [command(&["device", "list", "owner"]), command(&["device", "show", "owner", device, "--json"])] {
+            assert!(shown.contains(device) && shown.contains("android") && !shown.contains(token), "{shown}");
+        }
+    }
+    assert_eq!(command(&["device", "list", "owner", "--json"]).lines().count(), 2);
+    command(&["device", "delete", "owner", "watch"]);
+    assert!(!command(&["device", "list", "owner"]).contains("watch"));
 }
 
 pub fn an_event_stream_is_a_device_too(site: &Site) {
@@ -84,6 +105,75 @@ pub fn an_event_stream_is_a_device_too(site: &Site) {
     site.stores("streamed", 0);
     site.push_texts("streamed", ["live"]);
     assert_eq!(frames.next().unwrap()["message"]["payload"], json!("live"));
+}
+
+/// What an `EventSource` does: it asks for the same address again, and brings the last id that it saw.
+struct EventSource<'a> {
+    site: &'a Site,
+    path: &'a str,
+    last_id: String,
+    lines: Box<dyn Iterator<Item = String>>,
+}
+
+impl<'a> EventSource<'a> {
+    fn open(site: &'a Site, path: &'a str, last_id: &str) -> Self {
+        let mut stream = TcpStream::connect(site.server.address()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let header = if last_id.is_empty() { String::new() } else { format!("last-event-id: {last_id}\r\n") };
+        stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\n{header}\r\n").as_bytes()).unwrap();
+        let lines = Box::new(BufReader::new(stream).lines().map_while(Result::ok));
+        Self { site, path, last_id: last_id.to_owned(), lines }
+    }
+
+    /// The connection breaks, whatever was under way.
+    fn reconnect(self) -> Self {
+        let (site, path, last_id) = (self.site, self.path, self.last_id.clone());
+        drop(self);
+        Self::open(site, path, &last_id)
+    }
+
+    fn frame(&mut self) -> Value {
+        loop {
+            let line = self.lines.next().expect("the stream ended");
+            if let Some(id) = line.strip_prefix("id: ") {
+                self.last_id = id.to_owned();
+            } else if let Some(data) = line.strip_prefix("data: ") {
+                return serde_json::from_str(data).unwrap();
+            }
+        }
+    }
+
+    fn payloads(&mut self, count: usize) -> Vec<String> {
+        let mut payload = || self.frame()["message"]["payload"].as_str().unwrap().to_owned();
+        (0..count).map(|_| payload()).collect()
+    }
+}
+
+pub fn a_browser_that_reconnects_an_event_stream_gets_neither_a_gap_nor_a_repeat(site: &Site) {
+    let path = "/v1/connect/sse?uid=reconnecting&platform=web&device=d";
+    let mut browser = EventSource::open(site, path, "");
+    assert_eq!(browser.frame()["connected"]["resumed"], json!(false));
+    // It breaks before anything was sent, and goes on all the same.
+    let mut browser = browser.reconnect();
+    assert_eq!(browser.frame()["connected"]["resumed"], json!(true));
+    site.push_texts("reconnecting", ["one", "two", "three"]);
+    assert_eq!(browser.payloads(2), ["one", "two"]);
+    let mut browser = browser.reconnect();
+    let connected = browser.frame();
+    assert_eq!(connected["connected"]["resumed"], json!(true), "{connected}");
+    site.push_texts("reconnecting", ["four"]);
+    assert_eq!(browser.payloads(2), ["three", "four"]);
+}
+
+pub fn an_event_id_that_was_never_given_is_not_resumed_and_says_why(site: &Site) {
+    site.push_texts("strange-id", ["kept"]);
+    for id in ["17", "another:17", "nonsense"] {
+        let mut browser = EventSource::open(site, "/v1/connect/sse?uid=strange-id&platform=web", id);
+        let connected = browser.frame();
+        assert_eq!(connected["connected"]["resumed"], json!(false), "{connected}");
+        assert_eq!(connected["connected"]["why"], json!("other_epoch"), "{connected}");
+        assert_eq!(browser.payloads(1), ["kept"], "{id}");
+    }
 }
 
 pub fn grpc_is_a_device_too(site: &Site) {

@@ -31,7 +31,7 @@ const BUNDLE_ID_MAX_CHARS: usize = 255;
 /// Bytes of the keys of a Web Push subscription: a point on P-256, and a secret.
 const P256DH_BYTES: usize = 65;
 const AUTH_BYTES: usize = 16;
-/// How much of a token is shown: enough to tell two apart.
+/// How much of a token is shown: enough to tell two apart, and never more than half of it.
 const TOKEN_SHOWN_CHARS: usize = 12;
 
 const PROVIDERS: [(&str, Provider); 4] =
@@ -196,10 +196,8 @@ fn key(fields: &mut Fields, name: &'static str, bytes: usize) -> Result<String, 
 
 fn document_of(device: &Device) -> DeviceDocument {
     let provider = PROVIDERS.iter().find(|(_, provider)| *provider == device.provider).map_or("", |(word, _)| word);
-    let mut token: String = device.token.chars().take(TOKEN_SHOWN_CHARS).collect();
-    if token.len() < device.token.len() {
-        token.push('…');
-    }
+    let shown_chars = TOKEN_SHOWN_CHARS.min(device.token.chars().count() / 2);
+    let token = device.token.chars().take(shown_chars).chain(['…']).collect();
     DeviceDocument {
         device: device.device.clone(),
         platform: device.platform.to_string(),
