@@ -148,6 +148,8 @@ impl UserBox {
             let Some(at) = away.min_by_key(|(_, seat)| rank(seat)).map(|(at, _)| at) else { break };
             self.seats.remove(at);
         }
+        // Most users have one, and there are many users.
+        self.seats.reserve_exact(1);
         self.seats.push(Seat::new(platform.clone(), device, now));
         self.seats.len() - 1
     }

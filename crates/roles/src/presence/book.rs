@@ -158,7 +158,9 @@ impl Book {
         let Some(gateway) = self.gateway else { return };
         let count = self.gathered.len().min(NEWS_PER_PACKET_MAX);
         let rest = self.gathered.split_off(count);
-        let news = std::mem::replace(&mut self.gathered, rest);
+        let mut news = std::mem::replace(&mut self.gathered, rest);
+        // It is kept for a while.
+        news.shrink_to_fit();
         self.last += 1;
         self.last_at_ms = now_ms;
         let bytes = PACKET_BYTES + news.iter().map(bytes_of).sum::<usize>();

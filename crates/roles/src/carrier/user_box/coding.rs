@@ -106,6 +106,7 @@ fn read(rest: &mut &[u8]) -> Option<UserBox> {
             let from = take_number(rest)?;
             lost.push((from, from.checked_add(take_number(rest)?)?));
         }
+        found.seats.reserve_exact(1);
         found.seats.push(Seat { platform, device, cursor, floor, seen_at, lost });
     }
     let mut filters = Vec::new();
