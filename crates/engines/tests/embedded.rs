@@ -16,10 +16,12 @@ use whimbrel_engines::embedded::{
     EmbeddedLog, FileCatalogue, LsmProgress, LsmReceipts, LsmTimers, ReceiptSettings, TimerSettings, open_folder,
 };
 use whimbrel_model::ports::{Begun, Claim, ClaimKind, Entry, PortFuture, ProgressPlace, ProgressRow, Receipts};
-use whimbrel_model::record::{HEADER_FINGERPRINT, HEADER_ID, HEADER_IDEMPOTENCY_KEY, idempotency_header};
+use whimbrel_model::record::{
+    HEADER_ALSO_ID, HEADER_FINGERPRINT, HEADER_ID, HEADER_IDEMPOTENCY_KEY, idempotency_header,
+};
 use whimbrel_model::{
-    Clock, EventSink, Headers, HeldMessage, Hold, HoldId, HoldRecord, PartitionId, Retention, SubscriptionNumber,
-    SystemClock, Timestamp, TopicNumber, TopicSpec,
+    Clock, EventSink, Headers, HeldMessage, Hold, HoldId, HoldRecord, PartitionId, Record, Retention,
+    SubscriptionNumber, SystemClock, Timestamp, TopicNumber, TopicSpec,
 };
 use whimbrel_storage::Settings;
 
@@ -194,6 +196,31 @@ async fn a_claim_that_was_left_lapses_after_its_lease_with_every_place_it_went_t
     receipts.leave(&claim(1)).await.unwrap();
     let second = (claim(1).partition, 8);
     assert_eq!(receipts.begin(&claim(2), 9, at(130)).await, Ok(Begun::Lapsed { places: vec![first, second] }));
+}
+
+#[tokio::test]
+async fn a_record_with_two_names_gives_a_lost_store_the_answers_to_both() {
+    let store = Arc::new(tempfile::tempdir().unwrap());
+    let opened = open_log(store.clone().path(), store.clone());
+    let partition = PartitionId::new(TopicNumber(1), 0);
+    let (name, retention) = ("_push".to_owned(), Retention::default());
+    let spec = TopicSpec { number: partition.topic, name, partitions: 1, retention, replicas: None, min_insync: None };
+    opened.topics.create(&spec).await.unwrap();
+    let mut headers = Headers::builder();
+    headers.push(HEADER_ID, b"m-1").push(HEADER_IDEMPOTENCY_KEY, &idempotency_header("", ""));
+    headers.push(HEADER_FINGERPRINT, b"0000000000000007").push(HEADER_ALSO_ID, b"origin-1");
+    let (now, value) = (SystemClock.now(), Default::default());
+    let record = Record { key: None, value, headers: headers.take(), timestamp: now };
+    assert!(opened.log.append(vec![Entry { partition, record }]).await[0].is_ok());
+    let path = tempfile::tempdir().unwrap();
+    let log = opened.log.clone();
+    let receipts = LsmReceipts::open(path.path(), ReceiptSettings::default(), log, Box::new(Vec::new)).unwrap();
+    receipts.recover(&[partition]).await.unwrap();
+    for text in ["m-1", "origin-1"] {
+        let claim = Claim { kind: ClaimKind::Id, text: text.to_owned(), ..claim(0) };
+        let Ok(Begun::Earlier(answer)) = receipts.begin(&claim, 1, now).await else { panic!("{text} was answered") };
+        assert_eq!((answer.id.as_str(), answer.offset), ("m-1", 0), "{text}");
+    }
 }
 
 fn copy_folder(from: &Path, to: &Path) {

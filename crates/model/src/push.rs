@@ -96,6 +96,9 @@ pub struct PushMessage {
     /// The sender's own number for it: what comes by two ways with the same one is seen once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<PushOrigin>,
+    /// The id that its origin makes, where the sender brought an id of its own beside it: a second message under either is a repeat.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub also: Option<String>,
 }
 
 impl PushMessage {

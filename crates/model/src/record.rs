@@ -14,6 +14,8 @@ pub const HEADER_CONTENT_TYPE: &str = "content-type";
 pub const HEADER_IDEMPOTENCY_KEY: &str = "whimbrel-idempotency-key";
 /// The fingerprint of the publisher's body, beside the key or the brought id: 16 hexadecimal digits.
 pub const HEADER_FINGERPRINT: &str = "whimbrel-fingerprint";
+/// A second name that the message was published under and may be repeated under, beside its id: only pushes have one.
+pub const HEADER_ALSO_ID: &str = "whimbrel-also-id";
 
 /// The value of [`HEADER_IDEMPOTENCY_KEY`]: the owner, a zero byte, the key. An empty key says that the message's id is the
 /// publisher's own.

@@ -20,7 +20,9 @@ use whimbrel_model::hold::HEADER_DUE;
 use whimbrel_model::ports::{
     Answer, Begun, Claim, ClaimKind, Log, LogError, PortFuture, ReadLimits, Receipts, ReceiptsError,
 };
-use whimbrel_model::record::{HEADER_FINGERPRINT, HEADER_ID, HEADER_IDEMPOTENCY_KEY, split_idempotency_header};
+use whimbrel_model::record::{
+    HEADER_ALSO_ID, HEADER_FINGERPRINT, HEADER_ID, HEADER_IDEMPOTENCY_KEY, split_idempotency_header,
+};
 use whimbrel_model::{Clock, HoldRecord, PartitionId, StoredRecord, SystemClock, Timestamp};
 
 use super::slices::{self, Slices};
@@ -280,8 +282,11 @@ impl Inner {
             Some((owner, key)) => (ClaimKind::Key, owner, key),
             None => return Ok(()),
         };
-        let claim = Claim { owner: owner.to_owned(), kind, text: text.to_owned(), topic, partition, fingerprint };
-        self.keep(kind, text, claim_key(&claim), fingerprint, &answer)
+        for text in std::iter::once(text).chain(headers.get_str(HEADER_ALSO_ID)) {
+            let claim = Claim { owner: owner.to_owned(), kind, text: text.to_owned(), topic, partition, fingerprint };
+            self.keep(kind, text, claim_key(&claim), fingerprint, &answer)?;
+        }
+        Ok(())
     }
 
     fn note(&self, partition: PartitionId, offset: u64) -> Result<(), ReceiptsError> {

@@ -19,10 +19,14 @@ pub use coding::BadBox;
 
 /// Seats of one user; beyond, the one that was not seen for the longest time is forgotten.
 pub const SEATS_MAX: usize = 32;
-/// Ids of their senders' own that a box remembers, so that a repeat is seen as one.
-pub const IDS_REMEMBERED: usize = 16;
+/// Ids of their senders' own that a box remembers, so that a repeat is seen as one. A push that has an origin beside its id takes two.
+pub const IDS_REMEMBERED: usize = 32;
 /// Ranges that a seat has lost and was not told yet. What a newer message replaced is forgotten first.
 pub const LOST_MAX: usize = 64;
+
+/// The seat of a device that says no name, where there may be many: no device can have it as its name, and it is not the name of the one seat
+/// that a platform may have had before.
+const NAMELESS: &str = "\0";
 
 /// Messages for a user of whom no device was ever seen: as for a platform that nobody configured.
 const UNSEEN_BOUND: usize = whimbrel_model::people::MAX_STORED_DEFAULT as usize;
@@ -43,7 +47,7 @@ pub struct UserBox {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seat {
     pub platform: Platform,
-    /// Empty where the platform has one seat.
+    /// What [`seat_device`] says: empty where the platform has one seat.
     pub device: Box<str>,
     /// It has acknowledged everything up to here.
     pub cursor: u64,
@@ -106,6 +110,11 @@ impl Seat {
         Self { platform, device: device.into(), cursor: 0, floor: 0, seen_at: now, lost: Vec::new() }
     }
 
+    /// Its device's own name, where it has one.
+    pub fn device_name(&self) -> &str {
+        if *self.device == *NAMELESS { "" } else { &self.device }
+    }
+
     /// Whether the message of that slot still waits for this seat.
     pub fn waits_for(&self, slot: &Slot) -> bool {
         slot.seq > self.cursor.max(self.floor) && slot.is_for(&self.platform)
@@ -115,9 +124,13 @@ impl Seat {
 /// The device that a seat of a platform has: its own name only where there may be many.
 pub fn seat_device(settings: &PlatformSettings, device: &str) -> Box<str> {
     match settings.sessions {
-        SessionsRule::Many(_) => device.into(),
+        SessionsRule::Many(_) => among_many(device).into(),
         SessionsRule::Replace | SessionsRule::Reject => Box::default(),
     }
+}
+
+fn among_many(device: &str) -> &str {
+    if device.is_empty() { NAMELESS } else { device }
 }
 
 impl UserBox {
@@ -129,9 +142,48 @@ impl UserBox {
         self.seats.iter().position(|seat| seat.platform == *platform && *seat.device == *device)
     }
 
-    /// The seat of that name, made where it is not there. A new one has acknowledged nothing: it starts with what is still stored for it.
-    /// `is_taken` says which seats must stay.
-    pub fn seat_or_new(
+    /// The seat of a device that comes, and what nobody waits for any more then.
+    ///
+    /// Where the platform's rule has changed since, a seat is left that bears no name of the rule as it is now: the one seat of a platform
+    /// that may have many by now, or those of the devices of one that has one by now. Whoever comes and has no seat takes it over with all
+    /// that it waits for, rather its own. A platform that has one seat keeps no other. A new seat has acknowledged nothing: it starts with
+    /// what is still stored for it. `is_taken` says which seats must stay; of the others those not seen since `since` are forgotten.
+    pub fn seat_for(
+        &mut self,
+        platform: &Platform,
+        device: &str,
+        now: Timestamp,
+        since: Timestamp,
+        rules: &PlatformRules,
+        is_taken: impl Fn(&Seat) -> bool,
+    ) -> (usize, Vec<Slot>) {
+        let settings = rules(platform);
+        let name = seat_device(&settings, device);
+        let has_one = !matches!(settings.sessions, SessionsRule::Many(_));
+        let is_left = |seat: &Seat| {
+            seat.platform == *platform && seat.device.is_empty() != has_one && seat.device != name && !is_taken(seat)
+        };
+        let seats_before = self.seats.len();
+        if self.seat(platform, &name).is_none() {
+            let left = self.seats.iter().enumerate().filter(|(_, seat)| is_left(seat));
+            let heir =
+                left.min_by_key(|(_, seat)| (*seat.device != *among_many(device), seat.cursor)).map(|(at, _)| at);
+            if let Some(heir) = heir {
+                self.seats[heir].device.clone_from(&name);
+            }
+        }
+        let is_own = |seat: &Seat| seat.platform == *platform && seat.device == name;
+        self.seats
+            .retain(|seat| is_own(seat) || is_taken(seat) || (seat.seen_at >= since && !(has_one && is_left(seat))));
+        let seats_kept = self.seats.len();
+        let at = self.seat_or_new(platform, &name, now, is_taken);
+        // A seat that went, here or for the new one, may have been the last that waited.
+        let has_gone = seats_kept < seats_before || self.seats.len() == seats_kept && seats_kept == SEATS_MAX;
+        (at, if has_gone { self.settle(rules, u64::MAX) } else { Vec::new() })
+    }
+
+    /// The seat of that name, made where it is not there.
+    fn seat_or_new(
         &mut self,
         platform: &Platform,
         device: &str,
@@ -154,16 +206,19 @@ impl UserBox {
         self.seats.len() - 1
     }
 
-    /// Whether a message under that brought id was taken lately; remembers it otherwise.
-    pub fn is_repeat(&mut self, id: u64) -> bool {
-        if self.ids.contains(&id) {
-            return true;
+    /// Whether a message under one of these brought ids was taken lately. They are remembered in any case: what comes under another one
+    /// of them next is a repeat too.
+    pub fn is_repeat(&mut self, ids: impl Iterator<Item = u64> + Clone) -> bool {
+        let is_repeat = ids.clone().any(|id| self.ids.contains(&id));
+        for id in ids {
+            if !self.ids.contains(&id) {
+                if self.ids.len() >= IDS_REMEMBERED {
+                    self.ids.pop_front();
+                }
+                self.ids.push_back(id);
+            }
         }
-        if self.ids.len() >= IDS_REMEMBERED {
-            self.ids.pop_front();
-        }
-        self.ids.push_back(id);
-        false
+        is_repeat
     }
 
     /// Stores a message whose number is above all others. What must go for it (an older one under its collapse key, what is beyond a

@@ -4,6 +4,9 @@
 //! it is certain that nothing was written; after an unknown outcome it is left to lapse, and whoever comes next looks through the log
 //! for the record, which carries the claim, before anything is written again. This runs to its end also where the client went.
 //!
+//! A push may have two names, an id and its origin, and is claimed under both, always in that order. Whoever finds one of them taken
+//! gets that answer, and the other name is from then on one for it too.
+//!
 //! A message that is held under an id that its publisher brought is not appended here: the owner of its shard is asked to take it,
 //! since only the owner knows whether another hold has that id.
 
@@ -13,7 +16,9 @@ use std::sync::Arc;
 use crc_fast::{CrcAlgorithm, Digest};
 use futures_util::StreamExt;
 use whimbrel_model::ports::{Answer, Ask, Begun, Claim, ClaimKind, Entry, HoldsError, LogError, Told};
-use whimbrel_model::record::{HEADER_FINGERPRINT, HEADER_ID, HEADER_IDEMPOTENCY_KEY, idempotency_header};
+use whimbrel_model::record::{
+    HEADER_ALSO_ID, HEADER_FINGERPRINT, HEADER_ID, HEADER_IDEMPOTENCY_KEY, idempotency_header,
+};
 use whimbrel_model::{HeadersBuilder, Hold, HoldId, HoldRecord, PartitionId, StoredRecord, Timestamp};
 
 use super::accept::{
@@ -34,13 +39,13 @@ const ASKS_AT_ONCE: usize = 256;
 /// What becomes of one draft of the batch.
 enum Fate {
     /// It is appended: the next of the entries.
-    Append { expected: Expected, claim: Option<Claim> },
+    Append { expected: Expected, claims: Vec<Claim> },
     /// The owner of its shard is asked: the next of the questions.
-    Ask { id: HoldId, claim: Claim, end: u64 },
+    Ask { id: HoldId, claims: Vec<Claim>, end: u64 },
     /// It was published before.
     Earlier(Accepted),
-    /// It repeats another draft of the same batch.
-    SameAs(usize),
+    /// It repeats another draft of the same batch, with claims that the other has not.
+    SameAs { first: usize, claims: Vec<Claim> },
 }
 
 /// A claimed draft, ready to be written.
@@ -100,45 +105,91 @@ impl Claiming<'_> {
         let Some(brought) = draft.brought.take() else {
             let (expected, entry) = expect(self.door, self.pass, draft, &mut self.headers, self.now)?;
             self.entries.push(entry);
-            self.fates.push(Fate::Append { expected, claim: None });
+            self.fates.push(Fate::Append { expected, claims: Vec::new() });
             return Ok(());
         };
         let fingerprint = fingerprint(&draft, &brought);
-        if let Some((first, first_fingerprint)) = self.first_of.get(&brought.text) {
-            if *first_fingerprint != fingerprint {
-                return Err(different(&brought));
-            }
-            self.fates.push(Fate::SameAs(*first));
-            return Ok(());
+        let (known, new): (Vec<&str>, Vec<&str>) = brought.names().partition(|name| self.first_of.contains_key(*name));
+        let firsts: Vec<(usize, u64)> = known.into_iter().map(|name| self.first_of[name]).collect();
+        if firsts.iter().any(|(_, of_first)| *of_first != fingerprint) {
+            return Err(different(&brought.text));
         }
-        self.first_of.insert(brought.text.clone(), (index, fingerprint));
+        let first = firsts.into_iter().map(|(first, _)| first).min();
+        self.first_of.extend(new.iter().map(|name| ((*name).into(), (first.unwrap_or(index), fingerprint))));
         let (partition, ready) = self.make_ready(draft, &brought, fingerprint)?;
-        let claim = Claim {
+        let claim_of = |name: &str| Claim {
             owner: self.owner.to_owned(),
             kind: brought.kind,
-            text: brought.text.to_string(),
+            text: name.to_string(),
             topic: self.pass.number(),
             partition,
             fingerprint,
         };
+        let claims: Vec<Claim> = new.into_iter().map(claim_of).collect();
         let end = self.end_of(partition).await?;
-        match self.door.ports.receipts.begin(&claim, end, self.now).await? {
-            Begun::New => self.take(ready, claim, end),
-            Begun::Earlier(answer) => self.fates.push(Fate::Earlier(accepted_of(answer))),
-            Begun::Different => return Err(different(&brought)),
-            Begun::UnderWay => {
-                let detail = format!("the first publish under `{}` has not ended yet", brought.text);
-                return Err(Problem::new(Code::InProgress, detail));
-            }
-            Begun::Lapsed { places } => match self.look_at_places(&claim, places).await? {
-                Some(answer) => {
-                    self.finish(&claim, answer.clone()).await;
-                    self.fates.push(Fate::Earlier(accepted_of(answer)));
-                }
-                None => self.take(ready, claim, end),
-            },
+        let earlier = self.begin(&claims, end).await?;
+        match (first, earlier) {
+            (Some(first), None) => self.fates.push(Fate::SameAs { first, claims }),
+            // Whatever its other name has had before: in this batch it is that one.
+            (Some(first), Some(_)) => self.fates.push(Fate::SameAs { first, claims: Vec::new() }),
+            (None, Some(answer)) => self.fates.push(Fate::Earlier(accepted_of(answer))),
+            (None, None) => self.take(ready, claims, end),
         }
         Ok(())
+    }
+
+    /// Begins all claims of a message. Where it was published before under one of them, the others are finished with that answer; where
+    /// one stands in the way, none of them is begun.
+    async fn begin(&self, claims: &[Claim], end: u64) -> Result<Option<Answer>, Problem> {
+        let (mut begun, mut answer) = (Vec::with_capacity(claims.len()), None);
+        for claim in claims {
+            let problem = match self.door.ports.receipts.begin(claim, end, self.now).await {
+                Ok(Begun::New) => {
+                    begun.push((claim, Vec::new()));
+                    continue;
+                }
+                Ok(Begun::Lapsed { places }) => {
+                    begun.push((claim, places));
+                    continue;
+                }
+                Ok(Begun::Earlier(earlier)) => {
+                    answer.get_or_insert(earlier);
+                    continue;
+                }
+                Ok(Begun::Different) => different(&claim.text),
+                Ok(Begun::UnderWay) => {
+                    let detail = format!("the first publish under `{}` has not ended yet", claim.text);
+                    Problem::new(Code::InProgress, detail)
+                }
+                Err(error) => error.into(),
+            };
+            self.give_back(&begun).await;
+            return Err(problem);
+        }
+        for (claim, places) in &begun {
+            if answer.is_none() {
+                match self.look_at_places(claim, places).await {
+                    Ok(found) => answer = found,
+                    Err(problem) => {
+                        self.give_back(&begun).await;
+                        return Err(problem);
+                    }
+                }
+            }
+        }
+        if let Some(answer) = &answer {
+            for (claim, _) in &begun {
+                self.finish(claim, answer.clone()).await;
+            }
+        }
+        Ok(answer)
+    }
+
+    /// Claims as they were before they were begun: free, or with an outcome that is not known.
+    async fn give_back(&self, begun: &[(&Claim, Vec<(PartitionId, u64)>)]) {
+        for (claim, places) in begun {
+            if places.is_empty() { abandon(self.door, claim).await } else { leave(self.door, claim).await }
+        }
     }
 
     /// The message as it would be written, and the partition that its record goes to.
@@ -159,7 +210,8 @@ impl Claiming<'_> {
         };
         let owner_and_key = claim_header(self.owner, brought.kind, &brought.text);
         let fingerprint = format!("{fingerprint:016x}");
-        let more = [(HEADER_IDEMPOTENCY_KEY, &owner_and_key[..]), (HEADER_FINGERPRINT, fingerprint.as_bytes())];
+        let mut more = vec![(HEADER_IDEMPOTENCY_KEY, &owner_and_key[..]), (HEADER_FINGERPRINT, fingerprint.as_bytes())];
+        more.extend(brought.also.as_ref().map(|also| (HEADER_ALSO_ID, also.as_bytes())));
         let message = id.with_text(|id| compose(draft, id, &more, &mut self.headers));
         let Some(due) = due else {
             let expected = Expected { id, whither: Whither::Topic { partition: in_topic.index }, payload_bytes };
@@ -176,29 +228,25 @@ impl Claiming<'_> {
     }
 
     /// Takes what is ready among those that are written.
-    fn take(&mut self, ready: Ready, claim: Claim, end: u64) {
+    fn take(&mut self, ready: Ready, claims: Vec<Claim>, end: u64) {
         match ready {
             Ready::Append(expected, entry) => {
                 self.entries.push(entry);
-                self.fates.push(Fate::Append { expected, claim: Some(claim) });
+                self.fates.push(Fate::Append { expected, claims });
             }
             Ready::Ask(hold) => {
-                self.fates.push(Fate::Ask { id: hold.id.clone(), claim, end });
+                self.fates.push(Fate::Ask { id: hold.id.clone(), claims, end });
                 self.questions.push((hold.id.shard(self.door.holds.partitions()), Ask::Accept(hold)));
             }
         }
     }
 
-    /// Looks wherever a try may have gone. Where that cannot be found out, the claim is left as it was.
-    async fn look_at_places(&self, claim: &Claim, places: Vec<(PartitionId, u64)>) -> Result<Option<Answer>, Problem> {
+    /// Looks wherever a try may have gone.
+    async fn look_at_places(&self, claim: &Claim, places: &[(PartitionId, u64)]) -> Result<Option<Answer>, Problem> {
         for (partition, from) in places {
-            match look_for(self.door, claim, partition, from).await {
-                Ok(None) => {}
-                Ok(found) => return Ok(found),
-                Err(problem) => {
-                    leave(self.door, claim).await;
-                    return Err(problem);
-                }
+            let found = look_for(self.door, claim, *partition, *from).await?;
+            if found.is_some() {
+                return Ok(found);
             }
         }
         Ok(None)
@@ -216,8 +264,8 @@ impl Claiming<'_> {
     /// Nothing was written: every claim that was begun is free again.
     async fn give_up(self) {
         for fate in self.fates {
-            if let Fate::Append { claim: Some(claim), .. } | Fate::Ask { claim, .. } = fate {
-                abandon(self.door, &claim).await;
+            if let Fate::Append { claims, .. } | Fate::Ask { claims, .. } | Fate::SameAs { claims, .. } = fate {
+                abandon_all(self.door, &claims).await;
             }
         }
     }
@@ -235,14 +283,14 @@ impl Claiming<'_> {
         for fate in std::mem::take(&mut self.fates) {
             let answer = match fate {
                 Fate::Earlier(accepted) => Ok(accepted),
-                Fate::SameAs(first) => answers[first].clone(),
-                Fate::Append { expected, claim } => {
+                Fate::SameAs { first, claims } => self.settle_repeat(answers[first].clone(), claims).await,
+                Fate::Append { expected, claims } => {
                     let outcome = outcomes.next().expect("there is one outcome for each entry");
-                    self.settle_append(expected, claim, outcome).await
+                    self.settle_append(expected, claims, outcome).await
                 }
-                Fate::Ask { id, claim, end } => {
+                Fate::Ask { id, claims, end } => {
                     let told = told.next().expect("there is one answer for each question");
-                    self.settle_ask(id, claim, end, told).await
+                    self.settle_ask(id, claims, end, told).await
                 }
             };
             answers.push(answer);
@@ -251,62 +299,82 @@ impl Claiming<'_> {
         answers
     }
 
-    /// Ends the claim as its append ended.
+    /// Names that only a repeat within the batch had are names of the first from now on, where that was taken.
+    async fn settle_repeat(&self, first: Result<Accepted, Problem>, claims: Vec<Claim>) -> Result<Accepted, Problem> {
+        for claim in &claims {
+            let Ok(accepted) = &first else {
+                abandon(self.door, claim).await;
+                continue;
+            };
+            let end = self.ends.get(&claim.partition).copied().unwrap_or_default();
+            let (offset, due) = match accepted.standing {
+                Standing::InTopic { offset, .. } => (offset, None),
+                Standing::Held { due } => (end, Some(due)),
+            };
+            let (id, partition, answered_at) = (accepted.id.to_text(), claim.partition, self.now);
+            self.finish(claim, Answer { id, partition, offset, due, answered_at }).await;
+        }
+        first
+    }
+
+    /// Ends the claims as their append ended.
     async fn settle_append(
         &mut self,
         expected: Expected,
-        claim: Option<Claim>,
+        claims: Vec<Claim>,
         outcome: Result<u64, LogError>,
     ) -> Result<Accepted, Problem> {
         let accepted = expected.accepted(outcome.clone(), &self.pass.name, &mut self.taken);
-        let Some(claim) = claim else { return accepted };
-        match (&accepted, outcome) {
-            (Ok(accepted), Ok(offset)) => {
-                let due = match accepted.standing {
-                    Standing::InTopic { .. } => None,
-                    Standing::Held { due } => Some(due),
-                };
-                let id = accepted.id.to_text();
-                self.finish(&claim, Answer { id, partition: claim.partition, offset, due, answered_at: self.now })
-                    .await;
+        for claim in &claims {
+            match (&accepted, &outcome) {
+                (Ok(accepted), Ok(offset)) => {
+                    let due = match accepted.standing {
+                        Standing::InTopic { .. } => None,
+                        Standing::Held { due } => Some(due),
+                    };
+                    let (id, partition, offset) = (accepted.id.to_text(), claim.partition, *offset);
+                    self.finish(claim, Answer { id, partition, offset, due, answered_at: self.now }).await;
+                }
+                (_, Err(LogError::Unknown(_))) => leave(self.door, claim).await,
+                _ => abandon(self.door, claim).await,
             }
-            (_, Err(LogError::Unknown(_))) => leave(self.door, &claim).await,
-            _ => abandon(self.door, &claim).await,
         }
         accepted
     }
 
-    /// Ends the claim as the owner decided. Where the `held` record lies is only known to lie at `end` or behind.
+    /// Ends the claims as the owner decided. Where the `held` record lies is only known to lie at `end` or behind.
     async fn settle_ask(
         &mut self,
         id: HoldId,
-        claim: Claim,
+        claims: Vec<Claim>,
         end: u64,
         told: Result<Told, HoldsError>,
     ) -> Result<Accepted, Problem> {
         match told {
             Ok(Told::Held { due }) => {
                 self.taken.held += 1;
-                let (id, partition) = (id.to_string(), claim.partition);
-                let answer = Answer { id, partition, offset: end, due: Some(due), answered_at: self.now };
-                self.finish(&claim, answer.clone()).await;
-                Ok(accepted_of(answer))
+                let id = id.to_string();
+                for claim in &claims {
+                    let (id, partition, answered_at) = (id.clone(), claim.partition, self.now);
+                    self.finish(claim, Answer { id, partition, offset: end, due: Some(due), answered_at }).await;
+                }
+                Ok(Accepted { id: AcceptedId::Text(id.into()), standing: Standing::Held { due } })
             }
             Ok(Told::Taken) => {
-                abandon(self.door, &claim).await;
+                abandon_all(self.door, &claims).await;
                 Err(Problem::new(Code::IdTaken, "another message is or was held under this id; nothing was held now"))
             }
             Ok(other) => {
                 tracing::error!(?other, "an owner answered what it was not asked");
-                leave(self.door, &claim).await;
+                leave_all(self.door, &claims).await;
                 Err(Problem::new(Code::OutcomeUnknown, "the owner of the shard gave no answer that is understood"))
             }
             Err(error @ HoldsError::OutcomeUnknown(_)) => {
-                leave(self.door, &claim).await;
+                leave_all(self.door, &claims).await;
                 Err(error.into())
             }
             Err(error) => {
-                abandon(self.door, &claim).await;
+                abandon_all(self.door, &claims).await;
                 Err(error.into())
             }
         }
@@ -317,6 +385,18 @@ impl Claiming<'_> {
         if let Err(error) = self.door.ports.receipts.finish(claim, answer).await {
             tracing::warn!(%error, "a receipt could not be kept; a repeat will look for its message in the log");
         }
+    }
+}
+
+async fn leave_all(door: &Door, claims: &[Claim]) {
+    for claim in claims {
+        leave(door, claim).await;
+    }
+}
+
+async fn abandon_all(door: &Door, claims: &[Claim]) {
+    for claim in claims {
+        abandon(door, claim).await;
     }
 }
 
@@ -340,8 +420,8 @@ fn accepted_of(answer: Answer) -> Accepted {
     Accepted { id: AcceptedId::Text(answer.id.into()), standing }
 }
 
-fn different(brought: &Brought) -> Problem {
-    let detail = format!("another message was published under `{}` before; nothing was published now", brought.text);
+fn different(name: &str) -> Problem {
+    let detail = format!("another message was published under `{name}` before; nothing was published now");
     Problem::new(Code::DifferentBody, detail)
 }
 
@@ -379,8 +459,9 @@ async fn look_for(door: &Door, claim: &Claim, partition: PartitionId, from: u64)
 
 fn carries(stored: &StoredRecord, claim: &Claim, owner_and_key: &[u8]) -> bool {
     let headers = &stored.record.headers;
+    let is_named = |name| headers.get(name) == Some(claim.text.as_bytes());
     headers.get(HEADER_IDEMPOTENCY_KEY) == Some(owner_and_key)
-        && (claim.kind == ClaimKind::Key || headers.get(HEADER_ID) == Some(claim.text.as_bytes()))
+        && (claim.kind == ClaimKind::Key || is_named(HEADER_ID) || is_named(HEADER_ALSO_ID))
 }
 
 /// The answer that a record which carries the claim's header gives. A shard has the holds of all topics: only one for the claim's own
@@ -400,6 +481,7 @@ fn answer_in(door: &Door, claim: &Claim, partition: PartitionId, stored: &Stored
 /// What must be the same for two publishes to be the same. A CRC suffices: it tells a mistake from a repeat, and protects nothing
 /// from a publisher who would deceive himself. Lengths go in, so that nothing can move from one part to the next.
 ///
+/// By which of its names a push came is no part of it, since each of them alone makes it a repeat.
 /// When a message is due is no part of it: whoever repeats a publish with a delay computes another time. An id that came beside the
 /// key is, with the key itself: the same id under another key is another message.
 fn fingerprint(draft: &Draft, brought: &Brought) -> u64 {
@@ -413,7 +495,7 @@ fn fingerprint(draft: &Draft, brought: &Brought) -> u64 {
     part(draft.content_type.as_bytes());
     part(Some(draft.headers.encoded()));
     if let Some(push) = &draft.push {
-        part(Some(&push.rest));
+        part(Some(push.essence()));
         part(push.share.as_ref().map(|share| &share.uids_sum[..]));
     }
     if let Some(id) = &brought.id {
@@ -441,10 +523,10 @@ mod tests {
             later: None,
             push: None,
         };
-        let key = Brought { kind: ClaimKind::Key, text: "k".into(), id: None };
+        let key = Brought { kind: ClaimKind::Key, text: "k".into(), id: None, also: None };
         let push = |rest: &'static [u8], uids_sum: Option<[u8; 8]>| {
             let share = uids_sum.map(|uids_sum| PushShare { id: "m".into(), record_id: "m.p1".into(), uids_sum });
-            let push = PushPart { rest: Bytes::from_static(rest), share: share.map(Box::new) };
+            let push = PushPart { rest: Bytes::from_static(rest), names_bytes: 1, share: share.map(Box::new) };
             Draft { push: Some(push), ..draft.clone() }
         };
         let others = [
@@ -452,10 +534,11 @@ mod tests {
             Draft { key: Some(Bytes::new()), ..draft.clone() },
             Draft { content_type: ContentType::Json, ..draft.clone() },
             Draft { headers: Headers::builder().push("a", b"b").take(), ..draft.clone() },
-            push(b"a", None),
-            push(b"b", None),
-            push(b"a", Some([1; 8])),
+            push(b"a}", None),
+            push(b"b}", None),
+            push(b"a}", Some([1; 8])),
         ];
+        assert_eq!(fingerprint(&push(b"a)", None), &key), fingerprint(&others[4], &key), "by which names is no part");
         assert_ne!(fingerprint(&others[4], &key), fingerprint(&others[5], &key));
         assert_ne!(fingerprint(&others[4], &key), fingerprint(&others[6], &key), "other users are another push");
         let later = Draft { later: Some(Later::At(Timestamp::from_millis(1))), ..draft.clone() };

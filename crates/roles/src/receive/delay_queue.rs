@@ -13,7 +13,6 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
-use whimbrel_model::ports::ClaimKind;
 use whimbrel_model::subscription::{DeliveryRule, RetryPolicy};
 use whimbrel_model::{Headers, check_brought_id};
 
@@ -194,7 +193,7 @@ fn bounded(count: Option<u64>, name: &str, most: u64) -> Result<Option<u64>, Pro
 /// The task's id and its idempotency key, which differ: other doors would call that a contradiction.
 fn brought_of(task_id: &str, nonce: Option<&str>) -> Result<Brought, Problem> {
     check_brought_id(task_id)?;
-    let by_id = Brought { kind: ClaimKind::Id, text: task_id.into(), id: None };
+    let by_id = Brought::by_id(task_id.into(), None);
     let Some(nonce) = nonce.filter(|nonce| !nonce.is_empty()) else { return Ok(by_id) };
     let by_key = Brought::checked(None, Some(nonce))?;
     Ok(by_key.map_or(by_id, |by_key| Brought { id: Some(task_id.into()), ..by_key }))

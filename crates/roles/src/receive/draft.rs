@@ -36,6 +36,8 @@ pub(crate) struct Draft {
 pub(crate) struct PushPart {
     /// The task as JSON, from the end of its id on.
     pub(crate) rest: Bytes,
+    /// So many bytes at its end say only by which names it came: a repeat may come by one of them alone.
+    pub(crate) names_bytes: usize,
     /// Of a push whose users are of several partitions, and which is a record in each of them.
     pub(crate) share: Option<Box<PushShare>>,
 }
@@ -51,6 +53,11 @@ pub(crate) struct PushShare {
 }
 
 impl PushPart {
+    /// What must be the same for two pushes to be the same, beside their payload and their key.
+    pub(crate) fn essence(&self) -> &[u8] {
+        &self.rest[..self.rest.len().saturating_sub(self.names_bytes)]
+    }
+
     /// The id of the record, where it is made already.
     pub(crate) fn record_id(&self) -> Option<&str> {
         self.share.as_ref().map(|share| &*share.record_id)
@@ -153,9 +160,20 @@ pub(crate) struct Brought {
     pub(crate) text: Box<str>,
     /// The id that a message under an idempotency key shall have: only older systems bring both.
     pub(crate) id: Option<Box<str>>,
+    /// A second name under which the same message may come again: only a push has one.
+    pub(crate) also: Option<Box<str>>,
 }
 
 impl Brought {
+    pub(crate) fn by_id(id: Box<str>, also: Option<Box<str>>) -> Self {
+        Self { kind: ClaimKind::Id, text: id, id: None, also }
+    }
+
+    /// Everything that a repeat may come under.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&*self.text).chain(self.also.as_deref())
+    }
+
     /// Judges what was brought. Both are one thing where they say the same, and a contradiction otherwise.
     pub(crate) fn checked(id: Option<&str>, idempotency_key: Option<&str>) -> Result<Option<Self>, Problem> {
         if let Some(id) = id {
@@ -174,8 +192,8 @@ impl Brought {
                 Code::BadParameter,
                 "an id of your own makes a repeat safe by itself: send it or an idempotency key, not two different ones",
             )),
-            (Some(id), _) => Ok(Some(Self { kind: ClaimKind::Id, text: id.into(), id: None })),
-            (None, Some(key)) => Ok(Some(Self { kind: ClaimKind::Key, text: key.into(), id: None })),
+            (Some(id), _) => Ok(Some(Self::by_id(id.into(), None))),
+            (None, Some(key)) => Ok(Some(Self { kind: ClaimKind::Key, text: key.into(), id: None, also: None })),
             (None, None) => Ok(None),
         }
     }

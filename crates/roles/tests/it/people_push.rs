@@ -63,8 +63,12 @@ async fn a_push_is_one_record_of_its_users_partition() {
             notify: Some(Notify { title: Some("T".into()), body: Some("B".into()), data: Some("{\"x\":[1]}".into()) }),
             notify_after_ms: Some(10_000),
             origin: Some(PushOrigin { server: "shop \"1\"".into(), seq: 7 }),
+            also: message.also.clone(),
         }
     );
+    let of_origin = message.also.as_deref().unwrap();
+    assert!(of_origin.starts_with("origin-"), "{of_origin}");
+    assert_eq!(record.headers.get("whimbrel-also-id"), Some(of_origin.as_bytes()));
     assert_eq!((&record.value[..], record.key.as_deref()), (&b"{\"a\":1}"[..], Some(&b"u/1"[..])));
     assert_eq!(record.headers.get("content-type"), Some(&b"application/json"[..]));
     assert_eq!(record.headers.get("whimbrel-id"), Some(&b"m-1"[..]));
@@ -144,6 +148,100 @@ async fn an_origin_makes_the_same_id_in_every_data_centre() {
     let here = push(&House::new().await, "u1", body.clone()).await.ok(202);
     let there = push(&House::new().await, "u1", body).await.ok(202);
     assert_eq!(here["id"], there["id"]);
+}
+
+/// One push, as it may come: by both of its names, or by one.
+fn by_names(names: &[&str]) -> Value {
+    let mut body = json!({ "payload": "x" });
+    for name in names {
+        match *name {
+            "origin" => body["origin"] = json!({ "server": "a", "seq": 1 }),
+            id => body["id"] = json!(id),
+        }
+    }
+    body
+}
+
+#[tokio::test]
+async fn a_push_with_an_id_and_an_origin_is_repeated_under_either_of_them() {
+    for order in [[&["m-1", "origin"][..], &["m-1"], &["origin"]], [&["origin"], &["m-1", "origin"], &["m-1"]]] {
+        let house = House::new().await;
+        let first = push(&house, "u1", by_names(order[0])).await.ok(202);
+        for names in &order[1..] {
+            assert_eq!(push(&house, "u1", by_names(names)).await.ok(202), first, "{names:?} of {order:?}");
+        }
+        assert_eq!(records(&house).len(), 1, "{order:?}");
+        assert_eq!(house.world.receipts.under_way(), 0, "{order:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_push_to_many_with_an_id_and_an_origin_is_repeated_under_either_of_them() {
+    let house = House::new().await;
+    let uids: Vec<String> = (0..50).map(|number| format!("u{number}")).collect();
+    let to_all = |names: &[&str]| {
+        let mut body = by_names(names);
+        body["uids"] = json!(uids);
+        body
+    };
+    let first = push_many(&house, to_all(&["m-1", "origin"])).await.ok(202);
+    let count = records(&house).len();
+    for names in [&["origin"][..], &["m-1"]] {
+        assert_eq!(push_many(&house, to_all(names)).await.ok(202), first, "{names:?}");
+    }
+    assert_eq!(records(&house).len(), count);
+}
+
+#[tokio::test]
+async fn a_held_push_with_an_id_and_an_origin_is_repeated_under_either_of_them() {
+    let house = House::new().await;
+    let later = |names: &[&str]| {
+        let mut body = by_names(names);
+        body["delay"] = json!("1h");
+        body
+    };
+    let first = push(&house, "u1", later(&["m-1", "origin"])).await.ok(202);
+    for names in [&["origin"][..], &["m-1"]] {
+        assert_eq!(push(&house, "u1", later(names)).await.ok(202), first, "{names:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_push_whose_answer_was_lost_is_found_in_the_log_under_either_of_its_names() {
+    for name in ["m-1", "origin"] {
+        let house = House::new().await;
+        house.world.log.lose_answers(true);
+        push(&house, "u1", by_names(&["m-1", "origin"])).await.problem(504, "outcome_unknown");
+        house.world.log.lose_answers(false);
+        push(&house, "u1", by_names(&[name])).await.problem(409, "in_progress");
+        house.world.receipts.lapse_all();
+        assert_eq!(push(&house, "u1", by_names(&[name])).await.ok(202)["id"], "m-1", "{name}");
+        assert_eq!(records(&house).len(), 1, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_push_that_was_refused_for_one_of_its_names_leaves_the_other_free() {
+    let house = House::new().await;
+    push(&house, "u1", json!({ "payload": "other", "origin": { "server": "a", "seq": 1 } })).await.ok(202);
+    push(&house, "u1", by_names(&["m-1", "origin"])).await.problem(422, "different_body");
+    assert_eq!(house.world.receipts.under_way(), 0);
+    push(&house, "u1", json!({ "payload": "anything", "id": "m-1" })).await.ok(202);
+}
+
+#[tokio::test]
+async fn a_name_that_only_a_repeat_in_the_same_batch_had_is_one_for_the_first() {
+    let house = House::new().await;
+    let of = |names: &[&str]| {
+        let mut body = by_names(names);
+        body["uid"] = json!("u1");
+        body
+    };
+    let batch = json!([of(&["m-1"]), of(&["m-1", "origin"])]);
+    let answer = house.post("/v1/users/batch", batch.to_string()).await.ok(202);
+    assert_eq!(answer["messages"][0], answer["messages"][1]);
+    assert_eq!(push(&house, "u1", by_names(&["origin"])).await.ok(202), answer["messages"][0]);
+    assert_eq!((records(&house).len(), house.world.receipts.under_way()), (1, 0));
 }
 
 #[tokio::test]

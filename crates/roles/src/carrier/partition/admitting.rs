@@ -3,14 +3,14 @@
 
 use std::sync::Arc;
 
-use whimbrel_model::people::{CloseCode, GatewayId, PlatformSettings, Uid};
+use whimbrel_model::people::{CloseCode, GatewayId, Platform, PlatformSettings, Uid};
 use whimbrel_model::ports::{Admitted, Announced, Arrival, ToGateway};
+use whimbrel_model::push::expiry;
 use whimbrel_model::{SessionsRule, Timestamp};
 
-use std::collections::VecDeque;
-
-use super::super::user_box::{SEATS_MAX, seat_device};
-use super::{Live, Partition};
+use super::super::user_box::{SEATS_MAX, Seat, Slot, seat_device};
+use super::folding::millis;
+use super::{Live, Partition, User};
 
 pub(super) const REPLACED: &str = "another session of this platform took its place";
 const REJECTED: &str = "this platform has a session already, and lets no second one in";
@@ -32,22 +32,7 @@ impl Partition {
             self.news.entry(gateway).or_default().push(rejected);
             return self.release(uid.as_str());
         }
-        let mut live = Live {
-            gateway,
-            session,
-            platform,
-            device: seat_device,
-            arrived,
-            sent: 0,
-            unacked: VecDeque::new(),
-            unacked_bytes: 0,
-            since: now,
-            attempt: 0,
-            is_watched: false,
-            is_held: false,
-            reading: None,
-            is_behind: true,
-        };
+        let live = Live::new(gateway, session, platform, seat_device, arrived, now);
         self.make_way(&uid, &live, &settings);
         while let Some(user) = self.users.get_mut(uid.as_str())
             && user.lives.len() >= SEATS_MAX
@@ -60,17 +45,13 @@ impl Partition {
         }
         let rules = Arc::clone(&self.rules);
         let end = self.folded.max(self.began_at);
-        let own_epoch = self.epoch_of(&uid);
-        let Some(user) = self.users.get_mut(uid.as_str()) else { return };
-        let lives = &user.lives;
-        let seat =
-            user.state.seat_or_new(&live.platform, &live.device, now, |seat| lives.iter().any(|live| live.is_on(seat)));
-        user.state.seats[seat].seen_at = now;
+        let epoch = self.epoch_of(&uid);
+        let Some((user, seat, mut gone)) = self.take_seat(&uid, &live.platform, &device, now) else { return };
         let mut cursor = user.state.seats[seat].cursor;
         let (mut resumed, mut why) = (false, None);
-        let mut gone = user.state.expire(&*rules, now);
+        gone.extend(user.state.expire(&*rules, now));
         if let Some(resume) = resume {
-            if *resume.epoch != *own_epoch {
+            if *resume.epoch != *epoch {
                 why = Some("other_epoch");
             } else if resume.cursor > end {
                 // A number that nobody was given yet.
@@ -83,17 +64,41 @@ impl Partition {
             }
         }
         let head = user.state.head(&user.state.seats[seat]);
-        live.sent = cursor;
+        let admitted = Admitted { session, epoch, head, cursor, resumed, why };
+        self.news.entry(gateway).or_default().push(ToGateway::Admitted(Box::new(admitted)));
+        self.sit_down(&uid, Live { sent: cursor, ..live }, gone, now);
+    }
+
+    /// The seat of a newcomer, with its user and with what nobody waits for any more. Long forgotten ones go only when every gateway had
+    /// the time to say who sits on them.
+    fn take_seat(
+        &mut self,
+        uid: &Uid,
+        platform: &Platform,
+        device: &str,
+        now: Timestamp,
+    ) -> Option<(&mut User, usize, Vec<Slot>)> {
+        let knows_all = now >= expiry(self.began, millis(self.settings.announce_wait));
+        let since =
+            if knows_all { now.saturating_sub(self.settings.keep_seats) } else { Timestamp::from_millis(i64::MIN) };
+        let user = self.users.get_mut(uid.as_str())?;
+        let lives = &user.lives;
+        let is_taken = |seat: &Seat| lives.iter().any(|live| live.is_on(seat));
+        let (seat, gone) = user.state.seat_for(platform, device, now, since, &*self.rules, is_taken);
+        user.state.seats[seat].seen_at = now;
+        Some((user, seat, gone))
+    }
+
+    /// The session is in, and reads on from what it has.
+    fn sit_down(&mut self, uid: &Uid, live: Live, gone: Vec<Slot>, now: Timestamp) {
+        let Some(user) = self.users.get_mut(uid.as_str()) else { return };
         user.lives.reserve_exact(1);
         user.lives.push(live);
         let at = user.lives.len() - 1;
         user.is_dirty = true;
         self.unsaved.dirty.insert(uid.clone());
-        self.unsaved.drop_rows(&uid, gone);
-        let epoch = own_epoch;
-        let admitted = Admitted { session, epoch, head, cursor, resumed, why };
-        self.news.entry(gateway).or_default().push(ToGateway::Admitted(Box::new(admitted)));
-        self.read_on(&uid, at, now);
+        self.unsaved.drop_rows(uid, gone);
+        self.read_on(uid, at, now);
     }
 
     /// Whoever must leave for a newcomer is told so.
@@ -141,11 +146,11 @@ impl Partition {
             return self.release(uid.as_str());
         }
         let settings = (self.rules)(&platform);
-        let device = seat_device(&settings, &device);
+        let seat_name = seat_device(&settings, &device);
         let is_older = self.users.get(uid.as_str()).is_some_and(|user| {
             user.lives.iter().any(|live| {
                 live.platform == platform
-                    && live.device == device
+                    && live.device == seat_name
                     && !live.is(gateway, session)
                     && live.arrived > arrived
             })
@@ -155,42 +160,18 @@ impl Partition {
             self.news.entry(gateway).or_default().push(kick);
             return self.release(uid.as_str());
         }
-        let mut live = Live {
-            gateway,
-            session,
-            platform,
-            device,
-            arrived,
-            sent,
-            unacked: VecDeque::new(),
-            unacked_bytes: 0,
-            since: now,
-            attempt: 0,
-            is_watched: false,
-            is_held: false,
-            reading: None,
-            is_behind: true,
-        };
+        let mut live = Live::new(gateway, session, platform, seat_name, arrived, now);
+        live.sent = sent;
         self.make_way(&uid, &live, &settings);
         let rules = Arc::clone(&self.rules);
-        let Some(user) = self.users.get_mut(uid.as_str()) else { return };
-        let lives = &user.lives;
-        let seat =
-            user.state.seat_or_new(&live.platform, &live.device, now, |seat| lives.iter().any(|live| live.is_on(seat)));
-        user.state.seats[seat].seen_at = now;
-        let mut gone = user.state.acknowledge(seat, acked.min(sent), &*rules);
+        let Some((user, seat, mut gone)) = self.take_seat(&uid, &live.platform, &device, now) else { return };
+        gone.extend(user.state.acknowledge(seat, acked.min(sent), &*rules));
         gone.extend(user.state.expire(&*rules, now));
         let state = &user.state.seats[seat];
         for slot in user.state.slots.iter().filter(|slot| slot.seq <= sent && state.waits_for(slot)) {
             live.unacked.push_back((slot.seq, slot.bytes));
             live.unacked_bytes += slot.bytes as usize;
         }
-        user.lives.reserve_exact(1);
-        user.lives.push(live);
-        let at = user.lives.len() - 1;
-        user.is_dirty = true;
-        self.unsaved.dirty.insert(uid.clone());
-        self.unsaved.drop_rows(&uid, gone);
-        self.read_on(&uid, at, now);
+        self.sit_down(&uid, live, gone, now);
     }
 }

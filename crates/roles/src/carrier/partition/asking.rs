@@ -61,7 +61,7 @@ impl Partition {
                 .filter(|seat| platform.as_ref().is_none_or(|platform| seat.platform == *platform))
                 .map(|seat| SeatView {
                     platform: seat.platform.clone(),
-                    device: seat.device.clone(),
+                    device: seat.device_name().into(),
                     cursor: seat.cursor,
                     waiting: user.state.waiting(seat) as u64,
                     online: user.lives.iter().any(|live| live.is_on(seat)),

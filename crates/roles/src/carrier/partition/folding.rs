@@ -114,12 +114,13 @@ impl Partition {
             return;
         };
         if message.brought {
-            if user.state.is_repeat(hash_of(&message.id)) {
+            user.is_dirty = true;
+            self.unsaved.dirty.insert(uid.clone());
+            let names = std::iter::once(&message.id).chain(&message.also);
+            if user.state.is_repeat(names.map(|name| hash_of(name))) {
                 self.counts.repeats += 1;
                 return;
             }
-            user.is_dirty = true;
-            self.unsaved.dirty.insert(uid.clone());
         }
         let is_stored = message.store && is_kept(user, message, &|platform: &Platform| rules(platform).store);
         if is_stored {

@@ -1,11 +1,12 @@
 //! Reading on: a seat is sent what it has not been sent yet, in order, within its window. Live delivery, resuming after a reconnect and
 //! draining after an absence all end here.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use whimbrel_model::Timestamp;
-use whimbrel_model::people::{GatewayId, Uid};
+use whimbrel_model::people::{GatewayId, Platform, Uid};
 use whimbrel_model::ports::{At, Delivery, DeliveryPlace, InboxError, OutMessage, RowKey, ToGateway};
 use whimbrel_model::push::expiry;
 
@@ -16,6 +17,33 @@ use super::folding::row_key;
 use super::{Effect, Live, Partition, Purpose, RowsToken, Trouble, not_behind, unsaved_message};
 
 impl Live {
+    /// A session that was sent nothing yet. `device` is its seat's.
+    pub(super) fn new(
+        gateway: GatewayId,
+        session: u64,
+        platform: Platform,
+        device: Box<str>,
+        arrived: Timestamp,
+        now: Timestamp,
+    ) -> Self {
+        Self {
+            gateway,
+            session,
+            platform,
+            device,
+            arrived,
+            sent: 0,
+            unacked: VecDeque::new(),
+            unacked_bytes: 0,
+            since: now,
+            attempt: 0,
+            is_watched: false,
+            is_held: false,
+            reading: None,
+            is_behind: true,
+        }
+    }
+
     pub(super) fn is_on(&self, seat: &Seat) -> bool {
         self.platform == seat.platform && self.device == seat.device
     }

@@ -16,6 +16,8 @@ use super::super::settings::CarrierSettings;
 use super::super::user_box::PlatformRules;
 use super::{Effect, Input, Letter, Partition};
 
+mod changed_rules;
+mod repeats;
 mod time_and_bounds;
 
 const GATEWAY: GatewayId = GatewayId { node: 1, incarnation: 7 };
@@ -444,17 +446,6 @@ fn who_lost_something_is_told_before_what_comes_after_it() {
     assert_eq!(world.store.own.len(), 2);
     world.arrive(2, "u", "web", None);
     assert_eq!(world.told(2)[1..], ["lost 1 to 2", "c 3 after 2", "d 4 after 3"]);
-}
-
-#[test]
-fn a_repeat_under_a_brought_id_is_seen_once() {
-    let mut world = World::new();
-    world.arrive(1, "u", "web", None);
-    for _ in 0..2 {
-        world.push_message(PushMessage { brought: true, store: true, ..message(&["u"]) }, "a");
-    }
-    assert_eq!(world.told(1)[1..], ["a 1 after 0"]);
-    assert_eq!(world.core.counts.repeats, 1);
 }
 
 #[test]

@@ -155,8 +155,10 @@ fn what_is_past_its_time_goes_and_a_platforms_own_time_may_be_shorter() {
 #[test]
 fn a_repeat_is_known_for_a_while() {
     let mut user_box = UserBox::default();
-    assert!(!user_box.is_repeat(1) && user_box.is_repeat(1));
-    (2..40).for_each(|id| assert!(!user_box.is_repeat(id)));
+    let mut is_repeat = |ids: &[u64]| user_box.is_repeat(ids.iter().copied());
+    assert!(!is_repeat(&[1, 2]) && is_repeat(&[1]) && is_repeat(&[2]));
+    assert!(is_repeat(&[3, 2]) && is_repeat(&[3]), "what came with a name that is known is known by its other one too");
+    (4..80).for_each(|id| assert!(!is_repeat(&[id])));
     assert_eq!(user_box.ids.len(), IDS_REMEMBERED);
 }
 
@@ -177,6 +179,7 @@ fn only_platforms_that_may_have_many_have_a_seat_for_each_device() {
     assert_eq!(&*seat_device(&settings, "d1"), "");
     settings.sessions = SessionsRule::Many(3);
     assert_eq!(&*seat_device(&settings, "d1"), "d1");
+    assert!(!seat_device(&settings, "").is_empty(), "one that says no name has not the one seat either");
 }
 
 #[test]

@@ -13,7 +13,6 @@ use crc_fast::{CrcAlgorithm, Digest as Crc};
 use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 use whimbrel_model::people::{Platform, check_uid};
-use whimbrel_model::ports::ClaimKind;
 use whimbrel_model::push::{COLLAPSE_KEY_MAX_BYTES, NOTIFY_MAX_BYTES, UIDS_MAX};
 use whimbrel_model::{Headers, Timestamp, check_brought_id, format_duration, parse_duration};
 
@@ -123,6 +122,8 @@ pub(super) struct PushReader<'a> {
     kept: BytesMut,
     /// The end of the task that is being written: the same for all partitions of a push.
     tail: Vec<u8>,
+    /// So much of its end says only by which names the push came.
+    names_bytes: usize,
 }
 
 impl<'a> PushReader<'a> {
@@ -131,7 +132,7 @@ impl<'a> PushReader<'a> {
         let kept = BytesMut::with_capacity((2 * expected_bytes).min(door.settings.batch_bytes_max));
         let record_bytes_max = door.ports.log.largest_record(topic.number());
         let (now, ttl_max) = (door.ports.clock.now(), door.settings.push_ttl_max);
-        Self { door, topic, now, wrong, ttl_max, record_bytes_max, kept, tail: Vec::new() }
+        Self { door, topic, now, wrong, ttl_max, record_bytes_max, kept, tail: Vec::new(), names_bytes: 0 }
     }
 
     /// Reads one push that is written as JSON.
@@ -155,7 +156,7 @@ impl<'a> PushReader<'a> {
         let brought = self.brought_of(raw)?;
         let delay = raw.delay.as_ref().map(|delay| &*delay.0);
         let later = Later::checked(delay, None, self.now).map_err(|problem| problem.with("field", "delay"))?;
-        self.write_tail(raw)?;
+        self.write_tail(raw, brought.as_ref().and_then(|brought| brought.also.as_deref()))?;
         let plain = Draft { key: None, payload, content_type, headers: Headers::EMPTY, brought, later, push: None };
         self.spread(&uids, plain, into)
     }
@@ -206,7 +207,7 @@ impl<'a> PushReader<'a> {
         Ok(uids)
     }
 
-    /// What makes a repeat the same push: an id of the sender's own, or else its origin, which makes one.
+    /// What makes a repeat the same push: an id of the sender's own, its origin, which makes one, or each of both.
     fn brought_of(&self, raw: &RawPush<'_>) -> Result<Option<Brought>, Problem> {
         if let Some(origin) = &raw.origin {
             let server = &origin.server.0;
@@ -215,22 +216,21 @@ impl<'a> PushReader<'a> {
                 return Err(self.wrong("origin.server", what));
             }
         }
-        let text = match (&raw.id, &raw.origin) {
-            (Some(id), _) => {
-                check_brought_id(&id.0)?;
-                id.0.as_ref().into()
-            }
-            (None, Some(origin)) => id_of_origin(&origin.server.0, origin.seq),
-            (None, None) => return Ok(None),
-        };
-        Ok(Some(Brought { kind: ClaimKind::Id, text, id: None }))
+        let by_origin = raw.origin.as_ref().map(|origin| id_of_origin(&origin.server.0, origin.seq));
+        let Some(id) = &raw.id else { return Ok(by_origin.map(|id| Brought::by_id(id, None))) };
+        check_brought_id(&id.0)?;
+        let also = by_origin.filter(|by_origin| **by_origin != *id.0);
+        Ok(Some(Brought::by_id(id.0.as_ref().into(), also)))
     }
 
     /// Writes what of the task follows the users: the same for all partitions.
-    fn write_tail(&mut self, raw: &RawPush<'_>) -> Result<(), Problem> {
+    fn write_tail(&mut self, raw: &RawPush<'_>, also: Option<&str>) -> Result<(), Problem> {
         let mut tail = std::mem::take(&mut self.tail);
         tail.clear();
         let outcome = self.write_members(&mut tail, raw);
+        let before_names = tail.len();
+        write_names_of(&mut tail, raw, also);
+        self.names_bytes = tail.len() - before_names;
         self.tail = tail;
         outcome
     }
@@ -260,11 +260,6 @@ impl<'a> PushReader<'a> {
                 }
             }
         }
-        if let Some(origin) = &raw.origin {
-            write_text(tail, ",\"origin\":{\"server\":", &origin.server.0);
-            write!(tail, ",\"seq\":{}}}", origin.seq).expect("a buffer takes all");
-        }
-        tail.push(b'}');
         Ok(())
     }
 
@@ -338,7 +333,8 @@ impl<'a> PushReader<'a> {
         if let [(_, all)] = &groups[..] {
             let rest = self.rest_of(all, is_brought, plain.payload.len())?;
             let key = Some(self.keep(all[0].as_bytes()));
-            into.drafts.push(Draft { key, push: Some(PushPart { rest, share: None }), ..plain });
+            let push = Some(PushPart { rest, names_bytes: self.names_bytes, share: None });
+            into.drafts.push(Draft { key, push, ..plain });
             into.each.push(PushSize(1));
             return Ok(());
         }
@@ -354,10 +350,13 @@ impl<'a> PushReader<'a> {
             let rest = self.rest_of(members, is_brought, plain.payload.len())?;
             let key = Some(self.keep(members[0].as_bytes()));
             // The first has the id itself, so that whoever asks for it finds it; a dot is in no id that a sender can bring.
-            let record_id: Box<str> = if index == 0 { id.clone() } else { format!("{id}.p{partition}").into() };
-            let brought = is_brought.then(|| Brought { kind: ClaimKind::Id, text: record_id.clone(), id: None });
+            let of_record = |id: &str| if index == 0 { id.into() } else { format!("{id}.p{partition}").into() };
+            let record_id: Box<str> = of_record(&id);
+            let also = brought.as_ref().and_then(|brought| brought.also.as_deref()).map(of_record);
+            let brought = is_brought.then(|| Brought::by_id(record_id.clone(), also));
             let share = Some(Box::new(PushShare { id: id.clone(), record_id, uids_sum }));
-            into.drafts.push(Draft { key, brought, push: Some(PushPart { rest, share }), ..plain.clone() });
+            let push = Some(PushPart { rest, names_bytes: self.names_bytes, share });
+            into.drafts.push(Draft { key, brought, push, ..plain.clone() });
         }
         Ok(())
     }
@@ -434,6 +433,18 @@ fn sum_of(uids: &[&str]) -> [u8; 8] {
 fn write_text(out: &mut Vec<u8>, name: &str, text: &str) {
     out.extend_from_slice(name.as_bytes());
     serde_json::to_writer(out, text).expect("a buffer takes all");
+}
+
+/// Writes the end of a task: by which names it came.
+fn write_names_of(tail: &mut Vec<u8>, raw: &RawPush<'_>, also: Option<&str>) {
+    if let Some(origin) = &raw.origin {
+        write_text(tail, ",\"origin\":{\"server\":", &origin.server.0);
+        write!(tail, ",\"seq\":{}}}", origin.seq).expect("a buffer takes all");
+    }
+    if let Some(also) = also {
+        write_text(tail, ",\"also\":", also);
+    }
+    tail.push(b'}');
 }
 
 /// Names of platforms have nothing that JSON would escape.

@@ -1,0 +1,30 @@
+//! What comes twice is seen once.
+
+use whimbrel_model::push::PushMessage;
+
+use super::{World, message};
+
+#[test]
+fn a_repeat_under_a_brought_id_is_seen_once() {
+    let mut world = World::new();
+    world.arrive(1, "u", "web", None);
+    for _ in 0..2 {
+        world.push_message(PushMessage { brought: true, store: true, ..message(&["u"]) }, "a");
+    }
+    assert_eq!(world.told(1)[1..], ["a 1 after 0"]);
+    assert_eq!(world.core.counts.repeats, 1);
+}
+
+/// As two data centres bring it: each has accepted it by itself.
+#[test]
+fn a_message_with_two_names_is_seen_once_whichever_of_them_it_comes_by() {
+    let mut world = World::new();
+    world.arrive(1, "u", "web", None);
+    for (id, also) in [("m", Some("o")), ("o", None), ("m", None)] {
+        let also = also.map(str::to_owned);
+        let named = PushMessage { id: id.into(), also, brought: true, store: true, ..message(&["u"]) };
+        world.push_message(named, "a");
+    }
+    assert_eq!(world.told(1)[1..], ["a 1 after 0"]);
+    assert_eq!(world.core.counts.repeats, 2);
+}
