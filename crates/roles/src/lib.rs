@@ -3,7 +3,8 @@
 //! A role knows the ports of `whimbrel_model::ports` and never an engine; no role imports another. There are `receive`, the
 //! stateless door with the page for people; `center`, which owns holds and subscriptions; `worker`, which calls subscribers; `carrier`, which owns
 //! what is for people; `gateway`, which holds their connections; `presence`, which knows who is there; and `horn`, which wakes who is not. What
-//! they share is beside them: the registries of topics, subscriptions and platforms, the owners of shards, the links, figures, the writer of events.
+//! they share is beside them: the registries of topics, subscriptions and platforms, the owners of shards, the links, whether people
+//! can be reached, figures, the writer of events.
 
 pub mod admin;
 pub mod carrier;
@@ -19,6 +20,7 @@ pub mod owners;
 pub mod platforms;
 pub mod presence;
 pub mod protocol;
+pub mod reachability;
 pub mod receive;
 pub mod stats;
 pub mod subscriptions;

@@ -1,4 +1,5 @@
-//! `GET /`: a small page for people, until the console comes: what runs, topics with their rates, subscriptions and how they stand, a line to try.
+//! `GET /`: a small page for people, until the console comes: what runs, topics with their rates, subscriptions and how they stand, who is
+//! connected, a line to try.
 //!
 //! Rendered on the server, without a script or anything from elsewhere. Whatever it shows is escaped by the template. Where the
 //! server has keys, topics are shown to a request that carries one.
@@ -13,8 +14,8 @@ use http::HeaderValue;
 use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use tokio::time::Instant;
-use whimbrel_model::format_duration;
 use whimbrel_model::subscription::RunState;
+use whimbrel_model::{Timestamp, format_duration};
 
 use crate::receive::door::Door;
 use crate::receive::keys::Caller;
@@ -56,11 +57,16 @@ pub(crate) async fn page(State(door): State<Arc<Door>>, request: Request) -> Res
         });
     }
     let subscribed = subscriptions(&door, caller.as_ref()).await;
+    let reached = match &door.ports.reachability {
+        Some(reach) => Some(Reached { connections: reach.connections(), presence: reach.presence_as_of().await }),
+        None => None,
+    };
     let reasons = door.reasons_not_ready().await;
     let view = View {
         info: &door.settings.page,
         rows,
         subscribed,
+        reached,
         left_out: all.len().saturating_sub(TOPICS_SHOWN_MAX),
         reasons,
         needs_key: caller.is_none(),
@@ -118,6 +124,13 @@ struct Subscribed {
     dead: Option<u64>,
 }
 
+/// How people are reached from here.
+struct Reached {
+    connections: Option<usize>,
+    /// As of when it is known who is online; or why it is not.
+    presence: Result<Timestamp, String>,
+}
+
 struct Row {
     name: String,
     partitions: u32,
@@ -130,6 +143,7 @@ struct View<'a> {
     info: &'a PageInfo,
     rows: Vec<Row>,
     subscribed: Vec<Subscribed>,
+    reached: Option<Reached>,
     left_out: usize,
     reasons: Vec<String>,
     needs_key: bool,
@@ -150,7 +164,7 @@ impl View<'_> {
                 }
                 body {
                     header { h1 { "Whimbrel" } p { "Messages, delivered now, later, to services, and to people." } }
-                    main { (self.what_runs()) (self.topics()) (self.subscriptions()) (self.to_try()) }
+                    main { (self.what_runs()) (self.topics()) (self.subscriptions()) (self.people()) (self.to_try()) }
                     footer { a href="/openapi.json" { "API document" } " · " a href="/readyz" { "readiness" } " · " a href="/metrics" { "metrics" } }
                 }
             }
@@ -228,14 +242,35 @@ impl View<'_> {
         }
     }
 
+    fn people(&self) -> Markup {
+        html! {
+            @if let Some(reached) = &self.reached {
+                section {
+                    h2 { "People" }
+                    dl {
+                        @if let Some(connections) = reached.connections { dt { "Devices connected here" } dd { (connections) } }
+                        dt { "Presence" }
+                        @match &reached.presence {
+                            Ok(as_of) => dd class="well" { "fresh as of " (as_of) },
+                            Err(why) => dd class="ill" { (why) },
+                        }
+                    }
+                }
+            }
+        }
+    }
+
     fn to_try(&self) -> Markup {
         let address = &self.info.address;
         let key = if self.has_keys { " -H 'Authorization: Bearer <key>'" } else { "" };
         html! {
             section {
-                h2 { "A line to try" }
+                h2 { "Lines to try" }
                 pre { "curl" (key) " -d 'hello' '" (address) "/v1/topics/greetings/messages?key=me'" }
                 pre { "curl" (key) " -N '" (address) "/v1/topics/greetings/tail?offset=earliest'" }
+                @if self.reached.is_some() {
+                    pre { "curl" (key) " -d '{\"payload\":\"hello\"}' " (address) "/v1/users/alice/messages" }
+                }
             }
         }
     }
@@ -270,6 +305,7 @@ mod tests {
             info: &info,
             rows: vec![row],
             subscribed: vec![subscribed],
+            reached: Some(Reached { connections: Some(2), presence: Err(evil.into()) }),
             left_out: 0,
             reasons: vec![evil.into()],
             needs_key: false,

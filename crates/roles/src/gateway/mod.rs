@@ -39,6 +39,8 @@ use session::Session;
 use shared::Shared;
 use tokens::Tokens;
 
+use crate::reachability::Entrance;
+
 pub use figures::NAMES as METRIC_NAMES;
 pub use frames::Format;
 pub use settings::GatewaySettings;
@@ -150,6 +152,16 @@ impl Gateway {
 
     fn session(&self, number: u64) -> Option<Arc<Session>> {
         self.lanes().get(lane_of(number))?.get(number)
+    }
+}
+
+impl Entrance for Gateway {
+    fn has_joined(&self) -> bool {
+        self.shared.id().is_some()
+    }
+
+    fn connections(&self) -> usize {
+        self.shared.connections()
     }
 }
 

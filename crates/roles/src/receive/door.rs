@@ -94,6 +94,9 @@ impl Door {
             Ok(Err(error)) => reasons.push(error.to_string()),
             Err(_) => reasons.push("the log does not answer".to_owned()),
         }
+        if let Some(reachability) = &self.ports.reachability {
+            reasons.extend(reachability.reasons_not_ready().await);
+        }
         reasons
     }
 }

@@ -66,6 +66,7 @@ use whimbrel_model::{Clock, EVENTS_TOPIC};
 
 use crate::events::Events;
 use crate::platforms::Platforms;
+use crate::reachability::Reachability;
 use crate::stats::TopicStats;
 use crate::subscriptions::Subscriptions;
 use crate::topics::{Registry, TopicError};
@@ -73,6 +74,7 @@ use door::Door;
 
 pub use crate::figures::NAMES as METRIC_NAMES;
 pub use keys::{ApiKey, Scope, Secret};
+pub use operating::readiness;
 pub use problem::{Code, Problem};
 pub use settings::{PageInfo, ReceiveSettings};
 
@@ -97,6 +99,8 @@ pub struct Ports {
     pub carriers: Arc<dyn Carriers>,
     pub presence: Arc<dyn Presence>,
     pub devices: Arc<dyn Devices>,
+    /// Whether people can be reached from this process; `None` where nobody is to be.
+    pub reachability: Option<Arc<Reachability>>,
     /// Somebody else follows the catalogue with it.
     pub platforms: Arc<Platforms>,
     pub clock: Arc<dyn Clock>,

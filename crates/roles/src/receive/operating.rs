@@ -29,7 +29,11 @@ pub(super) async fn healthz() -> &'static str {
     ),
 )]
 pub(super) async fn readyz(State(door): State<Arc<Door>>) -> Response {
-    let reasons = door.reasons_not_ready().await;
+    readiness(door.reasons_not_ready().await)
+}
+
+/// How `/readyz` answers, for every process: also for one without this door.
+pub fn readiness(reasons: Vec<String>) -> Response {
     if reasons.is_empty() {
         return json_response(StatusCode::OK, r#"{"ready":true}"#);
     }

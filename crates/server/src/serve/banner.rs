@@ -61,6 +61,10 @@ pub fn render(config: &Config, address: SocketAddr, internal: Option<SocketAddr>
     line("console", &format!("{url}/"));
     line("try", &format!("curl {key}--data-binary 'hello' {url}/v1/topics/greetings/messages"));
     line("", &format!("curl {key}'{url}/v1/topics/greetings/messages?partition=0'"));
+    if config.roles.gateway && !config.clients.has_keys() {
+        line("a device", &format!("curl -N '{url}/v1/connect/sse?uid=alice&platform=terminal'"));
+    }
+    line("a push", &format!("curl {key}-d '{{\"payload\":\"hello\"}}' {url}/v1/users/alice/messages"));
     if config.keys.is_empty() {
         let open = if address.ip().is_loopback() {
             "no API keys: served to this machine only"

@@ -30,7 +30,8 @@ use whimbrel_model::{Clock, EVENTS_TOPIC, HOLDS_TOPIC, IdMint, SystemClock};
 use whimbrel_roles::center::{Center, CenterPorts};
 use whimbrel_roles::events::Events;
 use whimbrel_roles::owners::{Desk, DispatchDesk, Duties, Together, resignations};
-use whimbrel_roles::receive::{Ports, Receive};
+use whimbrel_roles::reachability::Reachability;
+use whimbrel_roles::receive::{Ports, Receive, readiness};
 use whimbrel_roles::topics::{Registry, RegistryPorts, SystemTopics, open_topics};
 
 use self::cluster::{Cluster, Ground, NoCenter, NobodyHere};
@@ -232,7 +233,7 @@ impl Server<'_> {
     ) -> Result<OpenDoor, Failure> {
         let Joined { registry, cluster, deliveries, people, reach } = joined;
         if !self.config.roles.receive {
-            return Ok(self.open_small_door(registry, cluster.node));
+            return Ok(self.open_small_door(registry, cluster.node, Arc::clone(&reach.reachability)));
         }
         let ports = Ports {
             log: Arc::clone(&self.engines.log),
@@ -244,6 +245,7 @@ impl Server<'_> {
             carriers: Arc::clone(&reach.carriers),
             presence: Arc::clone(&reach.presence),
             devices: Arc::clone(&self.engines.devices),
+            reachability: Some(Arc::clone(&reach.reachability)),
             platforms: Arc::clone(&people.platforms),
             clock: Arc::clone(&self.clock),
         };
@@ -261,8 +263,8 @@ impl Server<'_> {
         Ok(OpenDoor::Whole(Box::new(receive.map_err(cannot_start)?)))
     }
 
-    /// A process without the role `receive` answers whether it lives, and writes its own events.
-    fn open_small_door(&self, registry: &Registry, node: u16) -> OpenDoor {
+    /// A process without the role `receive` answers whether it lives and is ready, and writes its own events.
+    fn open_small_door(&self, registry: &Registry, node: u16, reachability: Arc<Reachability>) -> OpenDoor {
         let events_topic = registry.get(EVENTS_TOPIC);
         let writer = events_topic.map(|topic| {
             let (log, events, ends) = (Arc::clone(&self.engines.log), Arc::clone(&self.events), self.shutdown.clone());
@@ -271,7 +273,7 @@ impl Server<'_> {
             let mint = Arc::new(IdMint::new(node, start));
             tokio::spawn(async move { events.run(log, mint, topic.partition(0), ends).await })
         });
-        OpenDoor::Small { writer }
+        OpenDoor::Small { writer, reachability }
     }
 }
 
@@ -311,15 +313,17 @@ impl Owners {
 /// What clients find at the public port.
 enum OpenDoor {
     Whole(Box<Receive>),
-    Small { writer: Option<JoinHandle<()>> },
+    Small { writer: Option<JoinHandle<()>>, reachability: Arc<Reachability> },
 }
 
 impl OpenDoor {
     fn router(&self) -> Router {
         match self {
             Self::Whole(receive) => receive.router(),
-            Self::Small { .. } => {
-                Router::new().route("/healthz", get(|| async { "ok" })).route("/readyz", get(|| async { "ok" }))
+            Self::Small { reachability, .. } => {
+                let reachability = Arc::clone(reachability);
+                let readyz = async move || readiness(reachability.reasons_not_ready().await);
+                Router::new().route("/healthz", get(|| async { "ok" })).route("/readyz", get(readyz))
             }
         }
     }
@@ -327,7 +331,7 @@ impl OpenDoor {
     async fn close(self) {
         match self {
             Self::Whole(receive) => receive.close().await,
-            Self::Small { writer } => {
+            Self::Small { writer, .. } => {
                 if let Some(Err(error)) = futures_util::future::OptionFuture::from(writer).await {
                     tracing::error!(%error, "the writer of events ended badly");
                 }

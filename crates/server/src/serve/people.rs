@@ -23,6 +23,7 @@ use whimbrel_roles::platforms::Platforms;
 use whimbrel_roles::presence::{
     NoEvents, PresenceEvent, PresenceEvents, PresencePeers, PresenceTopic, Station, StationParts, presence_service,
 };
+use whimbrel_roles::reachability::{ReachParts, Reachability};
 use whimbrel_roles::topics::Registry;
 use whimbrel_roles::worker::{CallDesks, Worker};
 
@@ -63,6 +64,7 @@ pub struct Reach {
     pub carriers: Arc<dyn Carriers>,
     pub presence: Arc<dyn Presence>,
     pub gateway: Option<Arc<Gateway>>,
+    pub reachability: Arc<Reachability>,
 }
 
 impl People {
@@ -192,7 +194,15 @@ impl People {
         self.background.push(tokio::spawn(Arc::clone(&links).run(desk(), self.ends.clone())));
         let (station, seen) = (Arc::clone(&self.station), sight.clone());
         self.background.push(tokio::spawn(async move { station.run(seen).await }));
-        Reach { carriers: links, presence: self.station.reader(), gateway }
+        let (roles, presence) = (&parts.config.roles, self.station.reader());
+        let reachability = Reachability::new(ReachParts {
+            carriers: links.clone(),
+            presence: presence.clone(),
+            entrance: gateway.clone().map(|gateway| gateway as _),
+            needs_owners: roles.carrier || roles.gateway,
+            needs_presence: roles.presence || roles.gateway,
+        });
+        Reach { carriers: links, presence, gateway, reachability: Arc::new(reachability) }
     }
 
     /// In front of the workers: notices go to the horn, of this process or of another.

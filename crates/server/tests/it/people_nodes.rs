@@ -8,6 +8,7 @@ use super::device::{Device, Hello};
 use super::hold_nodes::{NEEDED, Shared};
 use super::server::{Server, converse, eventually};
 use super::services::{free_address, skip};
+use super::serving::get;
 
 /// Enough that both of two nodes own some of their partitions.
 const USERS: usize = 24;
@@ -106,7 +107,12 @@ fn roles_that_run_apart_reach_people_together() {
     };
     let door = node(0, "receive,center");
     let gateway = node(1, "gateway");
+    // Nobody owns an inbox yet, and nobody writes presence: it says so, and a door without a part in that is ready.
+    let answer = get(&gateway, "/readyz");
+    assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("have no owner yet"), "{answer}");
+    eventually("the door is ready", || get(&door, "/readyz").starts_with("HTTP/1.1 200"));
     let _carrier = node(2, "carrier,presence,horn,worker");
+    eventually("the gateway is ready", || get(&gateway, "/readyz").starts_with("HTTP/1.1 200"));
     let mut device = Device::connect(&gateway, &Hello::of(&uid(0), "web"));
     push(&door.client(), 0, "hello");
     assert_eq!(device.take(1), ["hello"]);

@@ -63,14 +63,23 @@ impl Server {
     }
 
     fn wait_for_banner(&mut self) {
-        let stdout = self.stdout.as_mut().unwrap();
         // The one line or the other ends it: a process that takes no requests has nothing to try.
+        let stdout = self.stdout.as_mut().unwrap();
         while !["\n  try ", "\n  serves "].iter().any(|line| self.banner.contains(line)) {
             let read = stdout.read_line(&mut self.banner).unwrap();
             assert!(read > 0, "the server ended before its banner: {}", self.banner);
         }
         let address = self.banner.lines().find_map(|line| line.trim().strip_prefix("address")).unwrap();
         self.url = address.trim().to_owned();
+    }
+
+    /// Reads on in the banner until that line has begun.
+    pub fn read_banner_until(&mut self, line: &str) {
+        let stdout = self.stdout.as_mut().unwrap();
+        while !self.banner.contains(line) {
+            let read = stdout.read_line(&mut self.banner).unwrap();
+            assert!(read > 0, "the server ended within its banner: {}", self.banner);
+        }
     }
 
     pub fn client(&self) -> Client {

@@ -1,8 +1,8 @@
 //! A server's life: what it answers, what a restart keeps, how it ends.
 
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use whimbrel_client::{Accepted, NewMessage, Published, ReadFrom};
 
@@ -15,7 +15,7 @@ fn published(accepted: Accepted) -> Published {
     }
 }
 
-fn get(server: &Server, path: &str) -> String {
+pub fn get(server: &Server, path: &str) -> String {
     let mut stream = TcpStream::connect(server.address()).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
@@ -35,16 +35,38 @@ fn the_lines_that_the_banner_says_to_try_do_what_they_say() {
 }
 
 #[test]
+fn the_device_and_the_push_of_the_banner_meet() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut server = Server::start(folder.path(), &[]);
+    server.read_banner_until("\n  keys ");
+    let line = |name: &str| server.banner.lines().find_map(|line| line.trim().strip_prefix(name)).unwrap().to_owned();
+    let mut device = Command::new("sh");
+    let mut device =
+        device.args(["-c", &format!("exec {} -sS", line("a device").trim())]).stdout(Stdio::piped()).spawn();
+    let device = device.as_mut().expect("curl is needed for this test");
+    let mut frames = BufReader::new(device.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert!(frames.any(|line| line.contains("\"connected\"")));
+    let pushed = Command::new("sh").args(["-c", &format!("{} -sS", line("a push").trim())]).output().unwrap();
+    assert!(pushed.status.success(), "{pushed:?}");
+    assert!(frames.any(|line| line.contains("\"payload\":\"hello\"")));
+    device.kill().unwrap();
+    device.wait().unwrap();
+}
+
+#[test]
 fn what_operators_ask_for_is_answered() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), &[]);
     converse(async { server.client().publish("orders", &NewMessage::text("x")).await.unwrap() });
+    eventually("it is ready", || get(&server, "/readyz").starts_with("HTTP/1.1 200"));
     for (path, word) in [
         ("/healthz", "ok"),
-        ("/readyz", ""),
+        ("/readyz", "{\"ready\":true}"),
         ("/metrics", "whimbrel_published_messages_total{topic=\"orders\"} 1"),
         ("/openapi.json", "\"openapi\""),
         ("/", "<html"),
+        ("/", "<dt>Devices connected here</dt><dd>0</dd>"),
+        ("/", "fresh as of 20"),
     ] {
         let answer = get(&server, path);
         assert!(answer.starts_with("HTTP/1.1 200") && answer.contains(word), "{path}: {answer}");

@@ -126,6 +126,7 @@ impl World {
             carriers: self.carriers.clone(),
             presence: self.presence.clone(),
             devices: self.devices.clone(),
+            reachability: None,
             platforms: Arc::new(platforms),
             clock: self.clock.clone(),
         }
