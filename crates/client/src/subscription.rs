@@ -137,6 +137,8 @@ pub struct ReplayRange {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeadLetterInfo {
     pub id: String,
+    /// Empty where it is a push.
+    #[serde(default)]
     pub topic: String,
     pub partition: u32,
     pub offset: u64,

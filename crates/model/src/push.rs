@@ -162,11 +162,21 @@ pub struct Notice {
     pub platforms: Option<Vec<Platform>>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub except_platforms: Vec<Platform>,
+    /// Of platforms with a seat for each device: those that acknowledged.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub except_devices: Vec<NoticeDevice>,
     pub notify: Notify,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub collapse_key: Option<String>,
     /// After this it is of no use.
     pub expires_at_ms: i64,
+}
+
+/// A device of a user, by the name that it connects and is registered with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NoticeDevice {
+    pub platform: Platform,
+    pub device: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

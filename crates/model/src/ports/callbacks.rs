@@ -57,6 +57,22 @@ pub enum CallOutcome {
         why: CallFailure,
         detail: String,
     },
+    /// What was called is a part of Whimbrel itself: it says in words why it did not take the message, and whether to ask it again.
+    NotTaken {
+        reason: String,
+        again: Again,
+    },
+}
+
+/// Whether a message that was not taken is to be tried again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Again {
+    /// No repeat can mend it.
+    Never,
+    /// As the subscription tries again, and not before that time is over. It says nothing about other messages.
+    Later(Option<Duration>),
+    /// As the subscription tries again. Other messages would fare no better now.
+    LaterForAll,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

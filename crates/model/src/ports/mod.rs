@@ -17,7 +17,7 @@ pub mod receipts;
 pub mod sessions;
 pub mod timers;
 
-pub use callbacks::{Call, CallFailure, CallOutcome, CallTarget, Callbacks, Called};
+pub use callbacks::{Again, Call, CallFailure, CallOutcome, CallTarget, Callbacks, Called};
 pub use carriers::{
     Admitted, Announced, Arrival, CarrierDesk, Carriers, Delivery, DeliveryPlace, FromCarrier, GatewayDesk, Gateways,
     InboxMessage, InboxView, NoCarrier, OutMessage, PeopleAsk, PeopleError, PeopleTold, Resume, SeatView, ToCarrier,

@@ -52,12 +52,12 @@ impl Apns {
     pub(super) async fn send(&self, letter: &Letter<'_>, deadline: Instant) -> Judged {
         let token = match self.token(letter.now, None) {
             Ok(token) => token,
-            Err(bad) => return Fate::refused(bad.to_string()).into(),
+            Err(bad) => return Fate::misconfigured(bad.to_string()).into(),
         };
         let answer = match self.ask(letter, &token, deadline).await {
             Ok(answer) if reason(&answer) == EXPIRED_TOKEN => match self.token(letter.now, Some(&token)) {
                 Ok(renewed) => self.ask(letter, &renewed, deadline).await,
-                Err(bad) => Err(Fate::refused(bad.to_string()).into()),
+                Err(bad) => Err(Fate::misconfigured(bad.to_string()).into()),
             },
             answered => answered,
         };
@@ -150,20 +150,25 @@ fn reason(answer: &Answer) -> String {
     serde_json::from_slice::<Said>(&answer.body).map(|said| said.reason).unwrap_or_default()
 }
 
-/// What an answer of APNs means.
+/// What an answer of APNs means. One without a reason of Apple's is somebody else's, such as a proxy's or that of a wrong `url`: it makes
+/// nobody forget a device or give a notice up.
 fn judge(answer: &Answer) -> Judged {
     let (status, reason) = (answer.status, reason(answer));
     let said = format!("APNs answered {status} {reason}");
     match (status, &*reason) {
         (200, _) => Fate::Sent.into(),
-        (410, _) | (400, "BadDeviceToken" | "MissingDeviceToken") | (_, "Unregistered" | "ExpiredToken") => {
+        (400 | 410, "BadDeviceToken" | "MissingDeviceToken" | "Unregistered" | "ExpiredToken") => {
             Fate::gone(said).into()
         }
         // The new token was called expired too: our clock is not Apple's, and somebody will set it.
         (_, EXPIRED_TOKEN) => Fate::later(said, answer.retry_after()).into(),
-        // Too many for this one device.
-        (429, "TooManyRequests") => Fate::later(said, answer.retry_after()).into(),
+        // Too many for this one device; a connection that was slow.
+        (429, "TooManyRequests") | (400, "IdleTimeout") => Fate::later(said, answer.retry_after()).into(),
         (429 | 500..=599, _) => Judged::everybody_later(said, answer.retry_after()),
-        _ => Fate::refused(said).into(),
+        (400, "" | "BadTopic" | "MissingTopic" | "TopicDisallowed") => Fate::misconfigured(said).into(),
+        // The notice itself, or a device of another app.
+        (400 | 413, _) => Fate::refused(said).into(),
+        // A key, a team, a certificate, a URL.
+        _ => Fate::misconfigured(said).into(),
     }
 }

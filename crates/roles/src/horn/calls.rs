@@ -3,16 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use whimbrel_model::ports::{Call, CallFailure, CallOutcome, Callbacks, Called, PortFuture};
+use whimbrel_model::ports::{Again, Call, CallFailure, CallOutcome, Callbacks, Called, PortFuture};
 use whimbrel_model::push::{HORN_URL, Notice};
 
 use super::elsewhere::HornsElsewhere;
 use super::{Horn, NotifyError};
-
-/// What a record is answered with that is no notice: it will be a dead letter.
-const UNPROCESSABLE: u16 = 422;
-/// The registry of devices does not answer: everybody waits.
-const UNAVAILABLE: u16 = 503;
 
 impl Callbacks for Horn {
     fn call(&self, call: Call) -> PortFuture<'_, Called> {
@@ -23,15 +18,11 @@ impl Callbacks for Horn {
                 Ok(notice) => self.notify(notice).await,
                 Err(error) => Err(NotifyError::Garbled(error.to_string())),
             };
-            let failed = |status, error: NotifyError| CallOutcome::Answered {
-                status,
-                retry_after: None,
-                answer: error.to_string().into(),
-            };
+            let not_taken = |error: NotifyError, again| CallOutcome::NotTaken { reason: error.to_string(), again };
             let outcome = match notified {
                 Ok(notified) => notified.call_outcome(),
-                Err(error @ NotifyError::Garbled(_)) => failed(UNPROCESSABLE, error),
-                Err(error @ NotifyError::Devices(_)) => failed(UNAVAILABLE, error),
+                Err(error @ NotifyError::Garbled(_)) => not_taken(error, Again::Never),
+                Err(error @ NotifyError::Devices(_)) => not_taken(error, Again::LaterForAll),
             };
             Called { outcome, took: began.elapsed() }
         })

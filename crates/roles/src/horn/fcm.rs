@@ -156,6 +156,9 @@ fn judge(answer: &Answer) -> Judged {
             Judged::everybody_later(said, Some(answer.retry_after().unwrap_or(QUOTA_PAUSE)))
         }
         (500..=599, _) | (_, "UNAVAILABLE" | "INTERNAL") => Judged::everybody_later(said, answer.retry_after()),
-        _ => Fate::refused(said).into(),
+        // The notice itself, or a device of another project.
+        (400, "INVALID_ARGUMENT") | (413, _) | (_, "SENDER_ID_MISMATCH") => Fate::refused(said).into(),
+        // A service account, what it may do, a URL.
+        _ => Fate::misconfigured(said).into(),
     }
 }

@@ -16,12 +16,12 @@ pub const NOTICE_SECONDS: &str = "whimbrel_notice_seconds";
 
 /// Every name above with what it means.
 pub const NAMES: &[(&str, &str)] = &[
-    (NOTICES, "Notices that ended, by outcome: sent, nobody, later, refused, expired"),
+    (NOTICES, "Notices that ended, by outcome: sent, nobody, later, misconfigured, refused, expired"),
     (NOTICE_DEVICES, "Devices of notices, by provider and outcome"),
     (NOTICE_SECONDS, "Seconds that a provider took for one device"),
 ];
 
-const FATES: [&str; 6] = ["sent", "already_sent", "gone", "not_configured", "refused", "later"];
+const FATES: [&str; 7] = ["sent", "already_sent", "gone", "not_configured", "misconfigured", "refused", "later"];
 
 pub(super) struct HornFigures {
     notices: [Counter; Sum::ALL.len()],

@@ -60,7 +60,7 @@ impl GoogleTokens {
             return Ok(Arc::clone(&known.text));
         }
         *kept = None;
-        let request = self.request(now).map_err(|bad| Judged::from(Fate::refused(bad.to_string())))?;
+        let request = self.request(now).map_err(|bad| Judged::from(Fate::misconfigured(bad.to_string())))?;
         let answer = self.client.ask(request, deadline).await.map_err(Judged::from)?;
         let Granted { access_token, expires_in } = granted(&answer)?;
         let good_for = expires_in.saturating_sub(GOOGLE_TOKEN_MARGIN.as_secs()).saturating_mul(1000);
@@ -99,6 +99,7 @@ fn granted(answer: &Answer) -> Result<Granted, Judged> {
     match status {
         200 => serde_json::from_slice(&answer.body).map_err(|_| Fate::later(said(), None).into()),
         429 | 500..=599 => Err(Judged::everybody_later(said(), answer.retry_after())),
-        _ => Err(Fate::refused(said()).into()),
+        // A key that was revoked, an account that is gone, a clock that is wrong.
+        _ => Err(Fate::misconfigured(said()).into()),
     }
 }

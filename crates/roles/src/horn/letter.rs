@@ -126,6 +126,7 @@ mod tests {
             uid: "u1".into(),
             platforms: None,
             except_platforms: Vec::new(),
+            except_devices: Vec::new(),
             notify: Notify { title: None, body: None, data: Some(r#"{"n":1}"#.into()) },
             collapse_key: collapse_key.map(str::to_owned),
             expires_at_ms: 5_999,

@@ -10,6 +10,10 @@ pub(super) const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 pub(super) const ANSWER_BYTES_MAX: usize = 16 << 10;
 /// Bytes of a provider's reason that an outcome shows.
 pub(super) const REASON_BYTES_MAX: usize = 200;
+/// Bytes of what is said about a notice that no device has, for all its devices together.
+pub(super) const NOTICE_REASON_BYTES_MAX: usize = 1_000;
+/// How often one provider's trouble of one kind is an event.
+pub(super) const COMPLAIN_EVERY: Duration = Duration::from_secs(60);
 /// Connections to one place that wait for the next notice, and for how long.
 pub(super) const IDLE_CONNECTIONS_MAX: usize = 16;
 pub(super) const IDLE_CONNECTION_FOR: Duration = Duration::from_secs(30);

@@ -5,13 +5,15 @@
 //! remembers is bounded and may be lost: who has got which notice, and which providers asked to be left alone.
 //!
 //! It judges a provider's errors by kind: what is no device any more is taken out of the registry, where it still has the same token;
-//! who asks to wait is left alone; what will not be better by itself is told with the provider's own reason.
+//! who asks to wait is left alone; a setting that a provider does not like may be mended, and is tried again; what no repeat can mend is
+//! told with the provider's own reason.
 //!
 //! In the order of a notice: [`calls`], [`letter`], one of [`apns`], [`fcm`], [`webpush`], [`plain_http`] over the [`client`].
 
 mod apns;
 mod calls;
 mod client;
+mod complaints;
 mod elsewhere;
 mod encryption;
 mod fcm;
@@ -34,11 +36,12 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use whimbrel_model::people::{Platform, Uid};
 use whimbrel_model::ports::{Device, Devices, DevicesError, Provider};
-use whimbrel_model::push::Notice;
-use whimbrel_model::{Clock, Timestamp};
+use whimbrel_model::push::{Notice, NoticeDevice};
+use whimbrel_model::{Clock, EventSink, Timestamp};
 
 use apns::Apns;
 use client::{Client, Speaks};
+use complaints::Complaints;
 use fcm::Fcm;
 use figures::HornFigures;
 use judged::Judged;
@@ -52,7 +55,7 @@ use webpush::{WebPush, origin_of};
 pub use calls::HornCallbacks;
 pub use elsewhere::{HORN_ROLE, HornsElsewhere};
 pub use figures::NAMES as METRIC_NAMES;
-pub use outcome::{DeviceOutcome, Fate, Notified, Sum};
+pub use outcome::{DeviceOutcome, Fate, Notified, Sum, remedy};
 pub use settings::{
     APNS_URL, ApnsSettings, FCM_URL, FcmSettings, HornError, HornSettings, HttpSettings, ServiceAccount,
     WebPushSettings,
@@ -66,6 +69,8 @@ pub struct HornParts {
     pub devices: Arc<dyn Devices>,
     pub is_woken: IsWoken,
     pub clock: Arc<dyn Clock>,
+    /// Where an operator is told that somebody cannot be woken.
+    pub events: EventSink,
 }
 
 /// Wakes devices.
@@ -78,6 +83,7 @@ pub struct Horn {
     timeout: Duration,
     pauses: Mutex<Pauses>,
     remembered: Mutex<Remembered>,
+    complaints: Mutex<Complaints>,
     figures: HornFigures,
 }
 
@@ -101,8 +107,9 @@ impl Horn {
         let guarded = client(Speaks::Either, Some(guard))?;
         let webpush = webpush.map(|webpush| WebPush::new(webpush, guarded.clone())).transpose()?;
         let http = http.map(|http| PlainHttp::new(&http, guarded)).transpose()?;
-        let (pauses, remembered, figures) = (Mutex::default(), Mutex::default(), HornFigures::new());
-        Ok(Self { parts, apns, fcm, webpush, http, timeout, pauses, remembered, figures })
+        let (pauses, remembered, complaints) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let figures = HornFigures::new();
+        Ok(Self { parts, apns, fcm, webpush, http, timeout, pauses, remembered, complaints, figures })
     }
 
     /// Wakes the user's devices that the notice is for, all at the same time.
@@ -115,7 +122,7 @@ impl Horn {
         } else {
             let uid = Uid::new(&notice.uid).map_err(|bad| NotifyError::Garbled(bad.to_string()))?;
             let devices = self.parts.devices.of(&uid).await?;
-            let wanted = devices.iter().filter(|device| is_for(notice, &device.platform));
+            let wanted = devices.iter().filter(|device| is_for(notice, device));
             let woken = wanted.filter(|device| (self.parts.is_woken)(&device.platform));
             Notified::Devices(join_all(woken.map(|device| self.wake(&uid, notice, device, now))).await)
         };
@@ -129,11 +136,11 @@ impl Horn {
         match &fate {
             Fate::Sent => lock(&self.remembered).put(letter.name),
             Fate::Gone { reason } => self.forget(uid, device, reason).await,
-            Fate::Refused { reason } => {
-                // Told to people by the dead letter and by the figures: a wrong key would fill the journal.
-                tracing::debug!(provider = provider_word(device.provider), reason, "a notice was refused");
+            Fate::Misconfigured { .. } | Fate::Refused { .. } | Fate::NotConfigured => {
+                let complaint = lock(&self.complaints).about(device.provider, &fate, now);
+                complaint.into_iter().for_each(|event| (self.parts.events)(event));
             }
-            Fate::AlreadySent | Fate::NotConfigured | Fate::Later { .. } => {}
+            Fate::AlreadySent | Fate::Later { .. } => {}
         }
         self.figures.device(device.provider, &fate);
         let Device { device, platform, provider, .. } = device.clone();
@@ -196,9 +203,11 @@ fn place_of(device: &Device) -> Option<String> {
     }
 }
 
-fn is_for(notice: &Notice, platform: &Platform) -> bool {
+fn is_for(notice: &Notice, device: &Device) -> bool {
+    let platform = &device.platform;
     let wanted = notice.platforms.as_ref().is_none_or(|wanted| wanted.contains(platform));
-    wanted && !notice.except_platforms.contains(platform)
+    let has_it = |other: &NoticeDevice| other.platform == *platform && other.device == device.device;
+    wanted && !notice.except_platforms.contains(platform) && !notice.except_devices.iter().any(has_it)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -1,20 +1,20 @@
 //! How a notice went, device by device, and what that means for the call that brought it. Pure.
 //!
-//! - A notice is done when every device that should have it has it, is gone, or is of a provider that is not configured; one that nobody
-//!   can be woken by is done too, and counted. It is no error to have nobody.
-//! - A device whose provider is out of reach or asks to wait makes the notice come back later, for that device alone. The answer is 424:
-//!   it says that this notice failed and nothing about the others, so that one provider's trouble never stops another's notices.
-//! - A refusal (a wrong key, a foreign app) makes the notice come back too where no device was woken, and at the end a dead letter with
-//!   the provider's reason: most such refusals are a setting that an operator mends, and then redrives. Where another device has it the
-//!   refusal is only counted.
+//! - A notice is done when every device that should have it has it or is gone; one that nobody is registered for is done too, and
+//!   counted. It is no error to have nobody.
+//! - A device whose provider is out of reach or asks to wait makes the notice come back later, for that device alone. It says that this
+//!   notice failed and nothing about the others, so that one provider's trouble never stops another's notices.
+//! - Where no device was woken, what providers object to decides. A setting that is wrong (a key, a URL) is tried again as an outage is:
+//!   somebody may mend it meanwhile. What no repeat can mend (the notice itself, the device's registration, a provider without settings)
+//!   is a dead letter at once, with the provider's own reason.
+//! - Where another device has it, such objections are counted and told by an event, and no more.
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use whimbrel_model::people::Platform;
-use whimbrel_model::ports::{ANSWER_KEPT_BYTES, CallOutcome, Provider};
+use whimbrel_model::ports::{Again, CallOutcome, Provider};
 
-use super::limits::REASON_BYTES_MAX;
+use super::limits::{NOTICE_REASON_BYTES_MAX, REASON_BYTES_MAX};
 
 /// What became of one device's notice.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,7 +28,11 @@ pub enum Fate {
     },
     /// Its provider has no settings here.
     NotConfigured,
-    /// It will not be better by itself.
+    /// The provider does not like the settings that it is called with: a repeat may find them mended.
+    Misconfigured {
+        reason: String,
+    },
+    /// No repeat can mend it.
     Refused {
         reason: String,
     },
@@ -45,6 +49,7 @@ impl Fate {
             Self::AlreadySent => "already_sent",
             Self::Gone { .. } => "gone",
             Self::NotConfigured => "not_configured",
+            Self::Misconfigured { .. } => "misconfigured",
             Self::Refused { .. } => "refused",
             Self::Later { .. } => "later",
         }
@@ -52,6 +57,10 @@ impl Fate {
 
     pub(super) fn gone(reason: impl Into<String>) -> Self {
         Self::Gone { reason: shortened(reason.into()) }
+    }
+
+    pub(super) fn misconfigured(reason: impl Into<String>) -> Self {
+        Self::Misconfigured { reason: shortened(reason.into()) }
     }
 
     pub(super) fn refused(reason: impl Into<String>) -> Self {
@@ -62,11 +71,9 @@ impl Fate {
         Self::Later { reason: shortened(reason.into()), retry_after }
     }
 
-    fn reason(&self) -> &str {
-        match self {
-            Self::Gone { reason } | Self::Refused { reason } | Self::Later { reason, .. } => reason,
-            Self::Sent | Self::AlreadySent | Self::NotConfigured => "",
-        }
+    /// Whether the device will never have the notice, as far as this attempt tells.
+    fn is_final(&self) -> bool {
+        matches!(self, Self::Refused { .. } | Self::NotConfigured)
     }
 }
 
@@ -95,28 +102,30 @@ pub enum Sum {
     Sent,
     /// There is no device that could have it.
     Nobody,
+    /// Nobody has it: a setting is wrong, and may be mended.
+    Misconfigured,
+    /// Nobody has it, and nobody will by a repeat.
     Refused,
     Later,
 }
 
 impl Sum {
-    pub const ALL: [Self; 5] = [Self::Expired, Self::Sent, Self::Nobody, Self::Refused, Self::Later];
+    pub const ALL: [Self; 6] =
+        [Self::Expired, Self::Sent, Self::Nobody, Self::Misconfigured, Self::Refused, Self::Later];
 
     pub fn word(self) -> &'static str {
         match self {
             Self::Expired => "expired",
             Self::Sent => "sent",
             Self::Nobody => "nobody",
+            Self::Misconfigured => "misconfigured",
             Self::Refused => "refused",
             Self::Later => "later",
         }
     }
 }
 
-/// This notice failed because of a provider: it says nothing about other notices.
-const FAILED_DEPENDENCY: u16 = 424;
-/// No device can be given it as it is.
-const UNPROCESSABLE: u16 = 422;
+/// What a notice that is done with is answered with.
 const DONE: u16 = 204;
 
 impl Notified {
@@ -127,7 +136,9 @@ impl Notified {
             Sum::Later
         } else if any(|fate| matches!(fate, Fate::Sent | Fate::AlreadySent)) {
             Sum::Sent
-        } else if any(|fate| matches!(fate, Fate::Refused { .. })) {
+        } else if any(|fate| matches!(fate, Fate::Misconfigured { .. })) {
+            Sum::Misconfigured
+        } else if any(Fate::is_final) {
             Sum::Refused
         } else {
             Sum::Nobody
@@ -136,13 +147,15 @@ impl Notified {
 
     /// What the dispatcher is told.
     pub fn call_outcome(&self) -> CallOutcome {
-        let (status, retry_after) = match self.sum() {
-            Sum::Expired | Sum::Sent | Sum::Nobody => (DONE, None),
-            Sum::Refused => (UNPROCESSABLE, None),
-            Sum::Later => (FAILED_DEPENDENCY, self.retry_after()),
+        let again = match self.sum() {
+            Sum::Expired | Sum::Sent | Sum::Nobody => {
+                return CallOutcome::Answered { status: DONE, retry_after: None, answer: Default::default() };
+            }
+            Sum::Misconfigured => Again::Later(None),
+            Sum::Refused => Again::Never,
+            Sum::Later => Again::Later(self.retry_after()),
         };
-        let answer = if status == DONE { Bytes::new() } else { self.reasons() };
-        CallOutcome::Answered { status, retry_after, answer }
+        CallOutcome::NotTaken { reason: self.reasons(), again }
     }
 
     /// The shortest that a provider asked for, so that no device waits for another's provider; one that is asked too early is passed over
@@ -162,24 +175,35 @@ impl Notified {
         shortest
     }
 
-    /// For people who look at a dead letter: what each device that has no notice was refused for.
-    fn reasons(&self) -> Bytes {
-        let Self::Devices(devices) = self else { return Bytes::new() };
-        let mut text = String::new();
-        let without = |device: &&DeviceOutcome| !matches!(device.fate, Fate::Sent | Fate::AlreadySent);
-        for device in devices.iter().filter(without) {
-            if !text.is_empty() {
-                text.push_str("; ");
-            }
-            let provider = provider_word(device.provider);
-            text.push_str(&format!("{} ({provider}) {}", device.device, device.fate.word()));
-            if !device.fate.reason().is_empty() {
-                text.push_str(": ");
-                text.push_str(device.fate.reason());
-            }
-        }
-        text.truncate(text.floor_char_boundary(ANSWER_KEPT_BYTES));
-        text.into()
+    /// For people who look at the subscription or at a dead letter: why each device has no notice.
+    fn reasons(&self) -> String {
+        let Self::Devices(devices) = self else { return String::new() };
+        let told = devices.iter().filter_map(|device| {
+            let why = match &device.fate {
+                Fate::Sent | Fate::AlreadySent => return None,
+                Fate::Gone { reason } => format!("gone: {reason}"),
+                Fate::NotConfigured => {
+                    format!("has no settings: {} where the role horn runs, and redrive", remedy(device.provider))
+                }
+                Fate::Misconfigured { reason } => format!("refused until somebody mends it: {reason}"),
+                Fate::Refused { reason } => format!("refused for good: {reason}"),
+                Fate::Later { reason, .. } => format!("not now: {reason}"),
+            };
+            Some(format!("{} ({}) {why}", device.device, provider_word(device.provider)))
+        });
+        let mut text = told.collect::<Vec<_>>().join("; ");
+        text.truncate(text.floor_char_boundary(NOTICE_REASON_BYTES_MAX));
+        text
+    }
+}
+
+/// What is to be set so that a provider can be called.
+pub fn remedy(provider: Provider) -> &'static str {
+    match provider {
+        Provider::Apns => "set horn.apns.key_file, key_id, team_id and topic",
+        Provider::Fcm => "set horn.fcm.service_account",
+        Provider::Webpush => "set horn.webpush.key_file and subject",
+        Provider::Http => "let plain HTTP be called",
     }
 }
 
@@ -217,26 +241,33 @@ mod tests {
         Fate::later("busy", seconds.map(Duration::from_secs))
     }
 
-    fn status(notified: &Notified) -> u16 {
+    fn is_done(notified: &Notified) -> bool {
+        matches!(notified.call_outcome(), CallOutcome::Answered { status: 204, .. })
+    }
+
+    fn not_taken(notified: &Notified) -> (String, Again) {
         match notified.call_outcome() {
-            CallOutcome::Answered { status, .. } => status,
-            failed @ CallOutcome::Failed { .. } => panic!("{failed:?}"),
+            CallOutcome::NotTaken { reason, again } => (reason, again),
+            other => panic!("{other:?}"),
         }
     }
 
     #[test]
     fn a_notice_with_nobody_to_wake_is_done() {
-        for fates in [&[][..], &[Fate::gone("x")], &[Fate::NotConfigured], &[Fate::gone("x"), Fate::NotConfigured]] {
-            assert_eq!((notified(fates).sum(), status(&notified(fates))), (Sum::Nobody, 204));
+        for fates in [&[][..], &[Fate::gone("x")]] {
+            let notified = notified(fates);
+            assert!(notified.sum() == Sum::Nobody && is_done(&notified));
         }
-        assert_eq!((Notified::Expired.sum(), status(&Notified::Expired)), (Sum::Expired, 204));
+        assert!(Notified::Expired.sum() == Sum::Expired && is_done(&Notified::Expired));
     }
 
     #[test]
     fn a_notice_that_somebody_has_and_nobody_waits_for_is_done() {
-        for other in [Fate::gone("x"), Fate::refused("x"), Fate::NotConfigured, Fate::AlreadySent] {
+        let others =
+            [Fate::gone("x"), Fate::refused("x"), Fate::misconfigured("x"), Fate::NotConfigured, Fate::AlreadySent];
+        for other in others {
             let notified = notified(&[Fate::Sent, other]);
-            assert_eq!((notified.sum(), status(&notified)), (Sum::Sent, 204));
+            assert!(notified.sum() == Sum::Sent && is_done(&notified));
         }
     }
 
@@ -244,30 +275,38 @@ mod tests {
     fn one_device_that_waits_brings_the_notice_back_and_blames_no_other_notice() {
         let notified = notified(&[Fate::Sent, Fate::refused("x"), later(Some(7)), later(Some(3))]);
         assert_eq!(notified.sum(), Sum::Later);
-        let CallOutcome::Answered { status, retry_after, answer } = notified.call_outcome() else { panic!() };
-        assert_eq!((status, retry_after), (424, Some(Duration::from_secs(3))));
-        let text = "d1 (apns) refused: x; d2 (apns) later: busy; d3 (apns) later: busy";
-        assert_eq!(answer, text.as_bytes());
+        let text = "d1 (apns) refused for good: x; d2 (apns) not now: busy; d3 (apns) not now: busy";
+        assert_eq!(not_taken(&notified), (text.to_owned(), Again::Later(Some(Duration::from_secs(3)))));
     }
 
     #[test]
     fn who_was_not_asked_to_wait_does_not() {
-        let outcome = notified(&[later(Some(7)), later(None)]).call_outcome();
-        assert!(matches!(outcome, CallOutcome::Answered { status: 424, retry_after: None, .. }));
+        assert_eq!(not_taken(&notified(&[later(Some(7)), later(None)])).1, Again::Later(None));
     }
 
     #[test]
-    fn a_refusal_with_nobody_woken_is_a_failure_with_its_reason() {
-        let outcome = notified(&[Fate::refused("BadTopic"), Fate::gone("Unregistered")]).call_outcome();
-        let CallOutcome::Answered { status, answer, .. } = outcome else { panic!() };
-        assert_eq!(status, 422);
-        assert_eq!(answer, &b"d0 (apns) refused: BadTopic; d1 (apns) gone: Unregistered"[..]);
+    fn a_refusal_with_nobody_woken_is_never_tried_again_and_says_why() {
+        let notified = notified(&[Fate::refused("BadPriority"), Fate::gone("Unregistered")]);
+        let text = "d0 (apns) refused for good: BadPriority; d1 (apns) gone: Unregistered";
+        assert_eq!((notified.sum(), not_taken(&notified)), (Sum::Refused, (text.to_owned(), Again::Never)));
     }
 
     #[test]
-    fn reasons_fit_into_what_is_kept_of_an_answer() {
-        let many = vec![Fate::refused("ü".repeat(500)); 32];
-        let CallOutcome::Answered { answer, .. } = notified(&many).call_outcome() else { panic!() };
-        assert!(answer.len() <= ANSWER_KEPT_BYTES && std::str::from_utf8(&answer).is_ok());
+    fn a_setting_that_may_be_mended_is_tried_again() {
+        let notified =
+            notified(&[Fate::misconfigured("InvalidProviderToken"), Fate::refused("x"), Fate::NotConfigured]);
+        assert_eq!((notified.sum(), not_taken(&notified).1), (Sum::Misconfigured, Again::Later(None)));
+    }
+
+    #[test]
+    fn a_provider_without_settings_says_which_ones_are_missing() {
+        let (reason, again) = not_taken(&notified(&[Fate::NotConfigured]));
+        assert!(reason.contains("horn.apns.key_file") && again == Again::Never, "{reason}");
+    }
+
+    #[test]
+    fn reasons_are_bounded() {
+        let (reason, _) = not_taken(&notified(&vec![Fate::refused("ü".repeat(500)); 32]));
+        assert!(reason.len() <= NOTICE_REASON_BYTES_MAX);
     }
 }

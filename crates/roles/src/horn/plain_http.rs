@@ -71,6 +71,9 @@ fn judge(answer: &Answer) -> Judged {
         200..=299 => Fate::Sent.into(),
         410 => Fate::gone(said).into(),
         408 | 425 | 429 | 500..=599 => Fate::later(said, answer.retry_after()).into(),
-        _ => Fate::refused(said).into(),
+        // It does not like what it was sent.
+        400 | 411 | 413..=415 | 422 | 431 => Fate::refused(said).into(),
+        // Nobody is there, or wants another key: a deployment away from working. Redirects are not followed.
+        _ => Fate::misconfigured(said).into(),
     }
 }

@@ -116,7 +116,7 @@ impl WebPush {
         }
         let expires = now.as_millis().div_euclid(1000) + VAPID_TOKEN_VALID.as_secs() as i64;
         let claims = json!({ "aud": origin, "exp": expires, "sub": self.subject });
-        let text: Arc<str> = self.key.token(None, &claims).map_err(|bad| Fate::refused(bad.to_string()))?.into();
+        let text: Arc<str> = self.key.token(None, &claims).map_err(|bad| Fate::misconfigured(bad.to_string()))?.into();
         if tokens.len() >= VAPID_TOKENS_MAX {
             tokens.clear();
         }
@@ -152,9 +152,11 @@ fn judge(answer: &Answer) -> Judged {
         200..=299 => Fate::Sent.into(),
         404 | 410 => Fate::gone(said).into(),
         429 | 500..=599 => Judged::everybody_later(said, answer.retry_after()),
-        408 => Fate::later(said, None).into(),
-        // 413: it is larger than this service takes; 401, 403: the subscription was made for another key.
-        _ => Fate::refused(said).into(),
+        408 | 425 => Fate::later(said, None).into(),
+        // It is larger than this service takes, or not what it wants.
+        400 | 411 | 413..=415 | 422 | 431 => Fate::refused(said).into(),
+        // 401, 403: the subscription was made for another key. Others: this is no push service, or not yet.
+        _ => Fate::misconfigured(said).into(),
     }
 }
 

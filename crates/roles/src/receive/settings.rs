@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use whimbrel_model::limits;
 use whimbrel_model::people::TTL_DEFAULT;
+use whimbrel_model::ports::Provider;
 
 use super::keys::ApiKey;
 use crate::worker::AddressGuard;
@@ -52,6 +53,8 @@ pub struct ReceiveSettings {
     pub keys: Vec<ApiKey>,
     /// Where callbacks may go, as far as it can be told when a subscription is made.
     pub guard: Arc<AddressGuard>,
+    /// Providers of notices that the horn of this process has no settings for; none where it has no horn, and another's may.
+    pub mute_providers: Vec<Provider>,
     /// What the page at `/` says of this process.
     pub page: PageInfo,
     /// Cancelled when the server ends: tails and waiting reads end then, and the background tasks.
@@ -88,6 +91,7 @@ impl Default for ReceiveSettings {
             node: 0,
             keys: Vec::new(),
             guard: Arc::default(),
+            mute_providers: Vec::new(),
             page: PageInfo::default(),
             shutdown: CancellationToken::new(),
         }

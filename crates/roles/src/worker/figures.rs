@@ -61,6 +61,8 @@ impl WorkerFigures {
                     self.failed[index].increment(1);
                 }
             }
+            // No callback of a worker ends so.
+            CallOutcome::NotTaken { .. } => {}
         }
     }
 }

@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use whimbrel_model::ports::{Call, CallFailure, CallOutcome, CallTarget, Called};
+use whimbrel_model::ports::{Again, Call, CallFailure, CallOutcome, CallTarget, Called};
 use whimbrel_model::{Headers, Record, Timestamp};
 
 use super::strategy::Load;
 use crate::owners::wire::protocol::call_response::Outcome;
-use crate::owners::wire::protocol::{Answered, CallFailed, CallRequest, CallResponse, LoadResponse};
+use crate::owners::wire::protocol::not_taken::Again as AgainWord;
+use crate::owners::wire::protocol::{Answered, CallFailed, CallRequest, CallResponse, LoadResponse, NotTaken};
 
 /// What came is nothing that a process of ours sends.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -77,10 +78,17 @@ pub(super) fn from_request(
 pub(super) fn to_response(called: Called) -> CallResponse {
     let outcome = match called.outcome {
         CallOutcome::Answered { status, retry_after, answer } => {
-            let retry_after_ms = retry_after.map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
-            Outcome::Answered(Answered { status: status.into(), retry_after_ms, answer })
+            Outcome::Answered(Answered { status: status.into(), retry_after_ms: retry_after.map(millis), answer })
         }
         CallOutcome::Failed { why, detail } => Outcome::Failed(CallFailed { why: why.word().to_owned(), detail }),
+        CallOutcome::NotTaken { reason, again } => {
+            let (again, retry_after_ms) = match again {
+                Again::Never => (AgainWord::Never, None),
+                Again::Later(wait) => (AgainWord::Later, wait.map(millis)),
+                Again::LaterForAll => (AgainWord::LaterForAll, None),
+            };
+            Outcome::NotTaken(NotTaken { reason, again: again.into(), retry_after_ms })
+        }
     };
     let took_us = u64::try_from(called.took.as_micros()).unwrap_or(u64::MAX);
     CallResponse { took_us, outcome: Some(outcome) }
@@ -97,8 +105,21 @@ pub(super) fn from_response(response: CallResponse) -> Result<Called, Garbled> {
             let why = FAILURES.into_iter().find(|failure| failure.word() == why).ok_or(Garbled("a failure"))?;
             CallOutcome::Failed { why, detail }
         }
+        Outcome::NotTaken(NotTaken { reason, again, retry_after_ms }) => {
+            let again = match AgainWord::try_from(again) {
+                Ok(AgainWord::Never) => Again::Never,
+                Ok(AgainWord::Later) => Again::Later(retry_after_ms.map(Duration::from_millis)),
+                Ok(AgainWord::LaterForAll) => Again::LaterForAll,
+                Ok(AgainWord::Unspecified) | Err(_) => return Err(Garbled("whether to try again")),
+            };
+            CallOutcome::NotTaken { reason, again }
+        }
     };
     Ok(Called { outcome, took: Duration::from_micros(response.took_us) })
+}
+
+fn millis(wait: Duration) -> u64 {
+    u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)
 }
 
 pub(super) fn to_load(load: Load) -> LoadResponse {
@@ -168,7 +189,10 @@ mod tests {
     fn every_outcome_arrives_as_it_was_told() {
         let answered = |retry_after| CallOutcome::Answered { status: 599, retry_after, answer: "no".into() };
         let failed = FAILURES.map(|why| CallOutcome::Failed { why, detail: "because".to_owned() });
-        for outcome in failed.into_iter().chain([answered(None), answered(Some(Duration::from_secs(3)))]) {
+        let waits = [Again::Never, Again::Later(None), Again::Later(Some(Duration::from_secs(3))), Again::LaterForAll];
+        let not_taken = waits.map(|again| CallOutcome::NotTaken { reason: "because".to_owned(), again });
+        let answered = [answered(None), answered(Some(Duration::from_secs(3)))];
+        for outcome in failed.into_iter().chain(answered).chain(not_taken) {
             let called = Called { outcome, took: Duration::from_micros(1_234) };
             let bytes = to_response(called.clone()).encode_to_vec();
             assert_eq!(from_response(CallResponse::decode(&bytes[..]).unwrap()), Ok(called));
@@ -185,5 +209,9 @@ mod tests {
         assert!(from_response(CallResponse { took_us: 0, outcome: None }).is_err());
         let failed = CallFailed { why: "whim".to_owned(), detail: String::new() };
         assert!(from_response(CallResponse { took_us: 0, outcome: Some(Outcome::Failed(failed)) }).is_err());
+        for again in [0, 9] {
+            let not_taken = NotTaken { reason: String::new(), again, retry_after_ms: None };
+            assert!(from_response(CallResponse { took_us: 0, outcome: Some(Outcome::NotTaken(not_taken)) }).is_err());
+        }
     }
 }

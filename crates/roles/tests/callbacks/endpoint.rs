@@ -139,13 +139,13 @@ pub fn own_call(method: &str, url: String, payload: &'static [u8]) -> Call {
 pub fn status_of(outcome: &CallOutcome) -> u16 {
     match outcome {
         CallOutcome::Answered { status, .. } => *status,
-        CallOutcome::Failed { why, detail } => panic!("{why:?}: {detail}"),
+        failed => panic!("{failed:?}"),
     }
 }
 
 pub fn failure_of(outcome: &CallOutcome) -> CallFailure {
     match outcome {
-        CallOutcome::Answered { status, .. } => panic!("{status}"),
         CallOutcome::Failed { why, .. } => *why,
+        other => panic!("{other:?}"),
     }
 }

@@ -96,6 +96,7 @@ fn told(outcome: &CallOutcome) -> String {
     match outcome {
         CallOutcome::Answered { status, .. } => status.to_string(),
         CallOutcome::Failed { why, .. } => why.word().to_owned(),
+        CallOutcome::NotTaken { reason, .. } => reason.clone(),
     }
 }
 

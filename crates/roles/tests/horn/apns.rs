@@ -237,21 +237,45 @@ async fn trouble_on_apples_side_is_later() {
 }
 
 #[tokio::test]
-async fn what_will_not_be_better_by_itself_is_refused_with_apples_reason() {
+async fn what_no_repeat_can_mend_is_refused_with_apples_reason() {
     let kinds = [
         (400, "DeviceTokenNotForTopic"),
-        (400, "BadTopic"),
         (400, "BadExpirationDate"),
-        (403, "InvalidProviderToken"),
-        (403, "BadCertificate"),
-        (404, "BadPath"),
-        (405, "MethodNotAllowed"),
+        (400, "BadCollapseId"),
+        (400, "PayloadEmpty"),
+        (400, "SomethingNew"),
         (413, "PayloadTooLarge"),
     ];
     for (status, reason) in kinds {
         let (fate, bench, _provider) = fate_after(move || answer(status, &said(reason))).await;
         assert!(matches!(&fate, Fate::Refused { .. }) && reason_of(&fate).contains(reason), "{fate:?}");
         assert!(bench.devices.has("u1", "phone"), "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn a_setting_that_somebody_may_mend_is_told_apart_with_apples_reason() {
+    let kinds = [
+        (400, "BadTopic"),
+        (400, "TopicDisallowed"),
+        (403, "InvalidProviderToken"),
+        (403, "BadCertificate"),
+        (404, "BadPath"),
+        (405, "MethodNotAllowed"),
+    ];
+    for (status, reason) in kinds {
+        let (fate, bench, _provider) = fate_after(move || answer(status, &said(reason))).await;
+        assert!(matches!(&fate, Fate::Misconfigured { .. }) && reason_of(&fate).contains(reason), "{fate:?}");
+        assert!(bench.devices.has("u1", "phone"), "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_not_apples_forgets_no_device_and_gives_no_notice_up() {
+    for (status, body) in [(410, ""), (410, "<html>gone</html>"), (400, "{"), (302, ""), (404, "nginx")] {
+        let (fate, bench, _provider) = fate_after(move || answer(status, body)).await;
+        assert!(matches!(fate, Fate::Misconfigured { .. } | Fate::Later { .. }), "{status}: {fate:?}");
+        assert!(bench.devices.has("u1", "phone"), "{status}");
     }
 }
 
@@ -283,7 +307,8 @@ async fn a_key_that_is_none_is_told_at_the_start() {
     settings.apns.as_mut().unwrap().key_pem = "no key".to_owned();
     let clock = std::sync::Arc::new(whimbrel_model::SystemClock);
     let devices = std::sync::Arc::new(crate::registry::MemoryDevices::default());
-    let parts = HornParts { devices, is_woken: std::sync::Arc::new(|_| true), clock };
+    let (is_woken, events) = (std::sync::Arc::new(|_: &_| true), std::sync::Arc::new(|_| {}));
+    let parts = HornParts { devices, is_woken, clock, events };
     let error = Horn::new(settings, parts).err().unwrap();
     assert!(matches!(error, HornError::Key { provider: "apns", .. }), "{error}");
 }

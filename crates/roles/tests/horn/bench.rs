@@ -1,13 +1,13 @@
 //! A horn with a registry and a clock that the tests hold, and what they give it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use whimbrel_model::people::Platform;
 use whimbrel_model::ports::{Device, Provider};
 use whimbrel_model::push::{Notice, Notify};
-use whimbrel_model::{Clock, Timestamp};
+use whimbrel_model::{Clock, Event, Timestamp};
 use whimbrel_roles::horn::{Fate, Horn, HornParts, HornSettings, Notified};
 
 use crate::registry::MemoryDevices;
@@ -26,6 +26,7 @@ impl Clock for HeldClock {
 pub struct Bench {
     pub horn: Arc<Horn>,
     pub devices: Arc<MemoryDevices>,
+    pub events: Arc<Mutex<Vec<Event>>>,
     clock: Arc<HeldClock>,
 }
 
@@ -33,12 +34,15 @@ impl Bench {
     /// Devices of the platform `quiet` are not woken.
     pub fn new(settings: HornSettings) -> Self {
         let (devices, clock) = (Arc::new(MemoryDevices::default()), Arc::new(HeldClock(AtomicI64::new(NOW_MS))));
+        let events: Arc<Mutex<Vec<Event>>> = Arc::default();
+        let sink = Arc::clone(&events);
         let parts = HornParts {
             devices: Arc::clone(&devices) as _,
             is_woken: Arc::new(|platform: &Platform| platform.as_str() != "quiet"),
             clock: Arc::clone(&clock) as _,
+            events: Arc::new(move |event| sink.lock().unwrap().push(event)),
         };
-        Self { horn: Arc::new(Horn::new(settings, parts).unwrap()), devices, clock }
+        Self { horn: Arc::new(Horn::new(settings, parts).unwrap()), devices, events, clock }
     }
 
     pub fn pass(&self, time: Duration) {
@@ -89,6 +93,7 @@ pub fn notice(id: &str) -> Notice {
         uid: "u1".to_owned(),
         platforms: None,
         except_platforms: Vec::new(),
+        except_devices: Vec::new(),
         notify: Notify {
             title: Some("Dinner".to_owned()),
             body: Some("It is ready".to_owned()),
@@ -107,7 +112,10 @@ pub fn silent_notice(id: &str) -> Notice {
 
 pub fn reason_of(fate: &Fate) -> &str {
     match fate {
-        Fate::Gone { reason } | Fate::Refused { reason } | Fate::Later { reason, .. } => reason,
+        Fate::Gone { reason }
+        | Fate::Misconfigured { reason }
+        | Fate::Refused { reason }
+        | Fate::Later { reason, .. } => reason,
         Fate::Sent | Fate::AlreadySent | Fate::NotConfigured => "",
     }
 }

@@ -195,7 +195,7 @@ async fn a_device_that_fcm_knows_no_more_is_taken_out_of_the_registry() {
 async fn a_404_that_is_not_fcms_own_forgets_no_device() {
     let google = Google::start(|_| answer(404, "<html>no such page</html>")).await;
     let bench = google.bench();
-    assert!(matches!(bench.only_fate(&notice("m1")).await, Fate::Refused { .. }));
+    assert!(matches!(bench.only_fate(&notice("m1")).await, Fate::Misconfigured { .. }));
     assert!(bench.devices.has("u1", "phone"));
 }
 
@@ -234,27 +234,29 @@ async fn trouble_on_googles_side_is_later() {
 }
 
 #[tokio::test]
-async fn what_will_not_be_better_by_itself_is_refused_with_fcms_code() {
+async fn a_refusal_tells_fcms_code_and_whether_somebody_may_mend_it() {
     let kinds = [
-        (403, "PERMISSION_DENIED", "SENDER_ID_MISMATCH"),
-        (400, "INVALID_ARGUMENT", "INVALID_ARGUMENT"),
-        (401, "UNAUTHENTICATED", "THIRD_PARTY_AUTH_ERROR"),
+        (403, "PERMISSION_DENIED", "SENDER_ID_MISMATCH", "refused"),
+        (400, "INVALID_ARGUMENT", "INVALID_ARGUMENT", "refused"),
+        (401, "UNAUTHENTICATED", "THIRD_PARTY_AUTH_ERROR", "misconfigured"),
+        (403, "PERMISSION_DENIED", "PERMISSION_DENIED", "misconfigured"),
+        (400, "FAILED_PRECONDITION", "FAILED_PRECONDITION", "misconfigured"),
     ];
-    for (status, general, own) in kinds {
+    for (status, general, own, word) in kinds {
         let google = Google::start(move |_| answer(status, &error(status, general, Some(own)))).await;
         let bench = google.bench();
         let fate = bench.only_fate(&notice("m1")).await;
-        assert!(matches!(&fate, Fate::Refused { .. }) && reason_of(&fate).contains(own), "{fate:?}");
+        assert!(fate.word() == word && reason_of(&fate).contains(own), "{fate:?}");
         assert!(bench.devices.has("u1", "phone"));
         assert_eq!(google.messages().len(), 1);
     }
 }
 
 #[tokio::test]
-async fn an_account_that_google_does_not_know_is_refused_and_a_silent_google_is_later() {
+async fn an_account_that_google_does_not_know_may_be_mended_and_a_silent_google_is_later() {
     let refusing = || answer(400, r#"{"error":"invalid_grant"}"#);
     let fate = Google::start_granting(accepted, refusing).await.bench().only_fate(&notice("m1")).await;
-    assert!(matches!(&fate, Fate::Refused { .. }) && reason_of(&fate).contains("invalid_grant"), "{fate:?}");
+    assert!(matches!(&fate, Fate::Misconfigured { .. }) && reason_of(&fate).contains("invalid_grant"), "{fate:?}");
     for broken in [answer(503, ""), answer(200, "no token")] {
         let broken = Arc::new(broken);
         let google = Google::start_granting(accepted, move || Answer::clone(&broken)).await;

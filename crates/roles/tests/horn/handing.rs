@@ -6,14 +6,14 @@ use bytes::Bytes;
 use tokio::net::TcpListener;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
-use whimbrel_model::ports::{Call, CallFailure, CallOutcome, Callbacks, Member, Node, Provider as By};
+use whimbrel_model::ports::{Again, Call, CallFailure, CallOutcome, Callbacks, Member, Node, Provider as By};
 use whimbrel_model::push::Notice;
 use whimbrel_roles::horn::{HornCallbacks, HornSettings, HornsElsewhere};
 use whimbrel_roles::owners::{PeerSettings, Peers};
 use whimbrel_roles::worker::{CallDesks, workers_service};
 
 use crate::bench::{Bench, device, notice, settings};
-use crate::notices::{Others, answered, call_of, call_to};
+use crate::notices::{Others, call_of, call_to, not_taken, status_of};
 use crate::provider::{Provider, answer};
 
 /// A process with these desks; its address.
@@ -56,13 +56,13 @@ fn of_user(uid: &str) -> Call {
 
 #[tokio::test]
 async fn a_notice_reaches_the_horn_of_another_process() {
-    let provider = Provider::start(|_| answer(403, "")).await;
+    let provider = Provider::start(|_| answer(413, "")).await;
     let bench = plain();
     bench.devices.add("u1", device("pager", By::Http, &provider.url));
     let address = process(horn(&bench)).await;
     let callbacks = seeing(&[("a", "worker", "127.0.0.1:1"), ("b", "horn", &address)]);
-    let (status, _, reasons) = answered(&callbacks.call(of_user("u1")).await);
-    assert_eq!((status, &*reasons), (422, "pager (http) refused: the device's URL answered 403"));
+    let reason = "pager (http) refused for good: the device's URL answered 413";
+    assert_eq!(not_taken(&callbacks.call(of_user("u1")).await), (reason, Again::Never));
     assert_eq!(provider.asked().len(), 1);
 }
 
@@ -81,7 +81,7 @@ async fn a_users_notices_go_to_the_same_horn_which_remembers_whom_it_woke() {
     let callbacks = seeing(&others);
     for _ in 0..2 {
         for number in 0..20 {
-            assert_eq!(answered(&callbacks.call(of_user(&format!("u{number}"))).await).0, 204);
+            assert_eq!(status_of(&callbacks.call(of_user(&format!("u{number}"))).await), 204);
         }
     }
     assert_eq!(provider.asked().len(), 20, "nobody was woken twice");
@@ -94,7 +94,7 @@ async fn a_horn_that_is_not_there_is_passed_over() {
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
     let callbacks = seeing(&[("a", "horn", &closed), ("b", "horn", &address)]);
     for number in 0..10 {
-        assert_eq!(answered(&callbacks.call(of_user(&format!("u{number}"))).await).0, 204);
+        assert_eq!(status_of(&callbacks.call(of_user(&format!("u{number}"))).await), 204);
     }
 }
 

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use whimbrel_model::ports::{
-    Call, CallFailure, CallOutcome, CallTarget, Callbacks, Called, Device, PortFuture, Provider as By,
+    Again, Call, CallFailure, CallOutcome, CallTarget, Callbacks, Called, Device, PortFuture, Provider as By,
 };
-use whimbrel_model::push::{HORN_URL, Notice};
+use whimbrel_model::push::{HORN_URL, Notice, NoticeDevice};
 use whimbrel_model::subscription::{Endpoint, Envelope};
 use whimbrel_model::{Headers, Record, Timestamp};
 use whimbrel_roles::horn::{Fate, HornCallbacks, HornSettings, Notified, Sum};
@@ -53,12 +53,17 @@ pub fn call_of(notice: &Notice) -> Call {
     call_to(HORN_URL, serde_json::to_vec(notice).unwrap())
 }
 
-pub fn answered(called: &Called) -> (u16, Option<Duration>, String) {
+pub fn status_of(called: &Called) -> u16 {
     match &called.outcome {
-        CallOutcome::Answered { status, retry_after, answer } => {
-            (*status, *retry_after, String::from_utf8(answer.to_vec()).unwrap())
-        }
-        failed @ CallOutcome::Failed { .. } => panic!("{failed:?}"),
+        CallOutcome::Answered { status, .. } => *status,
+        other => panic!("{other:?}"),
+    }
+}
+
+pub fn not_taken(called: &Called) -> (&str, Again) {
+    match &called.outcome {
+        CallOutcome::NotTaken { reason, again } => (reason, *again),
+        other => panic!("{other:?}"),
     }
 }
 
@@ -79,6 +84,9 @@ async fn only_devices_of_the_wanted_platforms_that_are_woken_at_all_get_it() {
     let wanted = Some(vec![platform("web"), platform("quiet")]);
     assert_eq!(names(Notice { platforms: wanted, ..notice("m2") }).await, ["web"]);
     assert_eq!(names(Notice { except_platforms: vec![platform("web")], ..notice("m3") }).await, ["ios"]);
+    let acknowledged = |on: &str, device: &str| NoticeDevice { platform: platform(on), device: device.to_owned() };
+    let except_devices = vec![acknowledged("web", "web"), acknowledged("web", "ios"), acknowledged("ios", "another")];
+    assert_eq!(names(Notice { except_devices, ..notice("m4") }).await, ["ios"]);
 }
 
 #[tokio::test]
@@ -88,7 +96,7 @@ async fn a_notice_that_is_of_no_use_any_more_wakes_nobody() {
     bench.devices.add("u1", device("pager", By::Http, &provider.url));
     let over = Notice { expires_at_ms: NOW_MS, ..notice("m1") };
     assert_eq!(bench.horn.notify(&over).await.unwrap(), Notified::Expired);
-    assert_eq!(answered(&bench.horn.call(call_of(&over)).await).0, 204, "it is done with");
+    assert_eq!(status_of(&bench.horn.call(call_of(&over)).await), 204, "it is done with");
     assert!(provider.asked().is_empty());
 }
 
@@ -96,7 +104,7 @@ async fn a_notice_that_is_of_no_use_any_more_wakes_nobody() {
 async fn a_user_without_devices_is_no_error() {
     let bench = Bench::new(plain());
     assert_eq!(bench.horn.notify(&notice("m1")).await.unwrap().sum(), Sum::Nobody);
-    assert_eq!(answered(&bench.horn.call(call_of(&notice("m1"))).await), (204, None, String::new()));
+    assert_eq!(status_of(&bench.horn.call(call_of(&notice("m1"))).await), 204);
 }
 
 #[tokio::test]
@@ -107,7 +115,20 @@ async fn a_device_of_a_provider_that_is_not_configured_is_told_and_holds_nothing
     bench.devices.add("u1", device("phone", By::Apns, "ab12"));
     let fates = bench.fates(&notice("m1")).await;
     assert_eq!(fates, [("pager".to_owned(), Fate::Sent), ("phone".to_owned(), Fate::NotConfigured)]);
-    assert_eq!(answered(&bench.horn.call(call_of(&notice("m1"))).await).0, 204);
+    assert_eq!(status_of(&bench.horn.call(call_of(&notice("m1"))).await), 204);
+    let kinds: Vec<_> = bench.events.lock().unwrap().iter().map(|event| event.kind).collect();
+    assert_eq!(kinds, ["provider_not_configured"], "it is told once for a while");
+}
+
+#[tokio::test]
+async fn where_nobody_else_is_woken_a_provider_that_is_not_configured_says_what_to_set_and_is_not_asked_again() {
+    let bench = Bench::new(plain());
+    for (by, setting) in [(By::Apns, "horn.apns.key_file"), (By::Fcm, "horn.fcm.service_account")] {
+        bench.devices.add("u1", device("phone", by, "ab12"));
+        let called = bench.horn.call(call_of(&notice("m1"))).await;
+        let (reason, again) = not_taken(&called);
+        assert!(reason.contains(setting) && again == Again::Never, "{reason}");
+    }
 }
 
 #[tokio::test]
@@ -122,11 +143,11 @@ async fn a_repeat_wakes_only_those_that_have_not_been_woken() {
     let bench = Bench::new(plain());
     bench.devices.add("u1", device("a", By::Http, &format!("{}/a", provider.url)));
     bench.devices.add("u1", device("b", By::Http, &format!("{}/b", provider.url)));
-    let (status, retry_after, reasons) = answered(&bench.horn.call(call_of(&notice("m1"))).await);
-    assert_eq!((status, retry_after), (424, Some(Duration::from_secs(9))));
-    assert_eq!(reasons, "b (http) later: the device's URL answered 503");
+    let called = bench.horn.call(call_of(&notice("m1"))).await;
+    let later = Again::Later(Some(Duration::from_secs(9)));
+    assert_eq!(not_taken(&called), ("b (http) not now: the device's URL answered 503", later));
     is_up.store(true, Ordering::SeqCst);
-    assert_eq!(answered(&bench.horn.call(call_of(&notice("m1"))).await).0, 204);
+    assert_eq!(status_of(&bench.horn.call(call_of(&notice("m1"))).await), 204);
     let paths: Vec<_> = provider.asked().into_iter().map(|asked| asked.path).collect();
     assert_eq!(paths.iter().filter(|path| *path == "/a").count(), 1, "{paths:?}");
     assert_eq!(paths.iter().filter(|path| *path == "/b").count(), 2, "{paths:?}");
@@ -144,25 +165,31 @@ async fn the_same_message_wakes_the_devices_of_another_user() {
 }
 
 #[tokio::test]
-async fn a_refusal_with_nobody_woken_says_why() {
-    let provider = Provider::start(|_| answer(403, "")).await;
-    let bench = Bench::new(plain());
-    bench.devices.add("u1", device("pager", By::Http, &provider.url));
-    let (status, _, reasons) = answered(&bench.horn.call(call_of(&notice("m1"))).await);
-    assert_eq!((status, &*reasons), (422, "pager (http) refused: the device's URL answered 403"));
+async fn a_refusal_with_nobody_woken_says_why_and_whether_to_ask_again() {
+    let kinds = [
+        (400, "pager (http) refused for good: the device's URL answered 400", Again::Never),
+        (403, "pager (http) refused until somebody mends it: the device's URL answered 403", Again::Later(None)),
+    ];
+    for (status, reason, again) in kinds {
+        let provider = Provider::start(move |_| answer(status, "")).await;
+        let bench = Bench::new(plain());
+        bench.devices.add("u1", device("pager", By::Http, &provider.url));
+        assert_eq!(not_taken(&bench.horn.call(call_of(&notice("m1"))).await), (reason, again));
+    }
 }
 
 #[tokio::test]
-async fn what_is_no_notice_is_unprocessable_and_a_registry_that_is_down_stops_everybody() {
+async fn what_is_no_notice_is_never_asked_for_again_and_a_registry_that_is_down_stops_everybody() {
     let bench = Bench::new(plain());
     for value in [&b""[..], b"{", b"{\"v\":1}"] {
-        let (status, _, why) = answered(&bench.horn.call(call_to(HORN_URL, value.to_vec())).await);
-        assert!(status == 422 && why.contains("cannot be read"), "{status} {why}");
+        let called = bench.horn.call(call_to(HORN_URL, value.to_vec())).await;
+        let (why, again) = not_taken(&called);
+        assert!(again == Again::Never && why.contains("cannot be read"), "{why}");
     }
     let nobody = Notice { uid: String::new(), ..notice("m1") };
-    assert_eq!(answered(&bench.horn.call(call_of(&nobody)).await).0, 422);
+    assert_eq!(not_taken(&bench.horn.call(call_of(&nobody)).await).1, Again::Never);
     bench.devices.is_down.store(true, Ordering::SeqCst);
-    assert_eq!(answered(&bench.horn.call(call_of(&notice("m1"))).await).0, 503);
+    assert_eq!(not_taken(&bench.horn.call(call_of(&notice("m1"))).await).1, Again::LaterForAll);
 }
 
 #[tokio::test]
@@ -194,9 +221,9 @@ async fn notices_go_to_the_horn_and_all_other_calls_past_it() {
     let bench = Bench::new(plain());
     let others = Arc::new(Others::default());
     let callbacks = HornCallbacks { horn: Some(bench.horn), elsewhere: None, others: Arc::clone(&others) as _ };
-    assert_eq!(answered(&callbacks.call(call_of(&notice("m1"))).await).0, 204);
+    assert_eq!(status_of(&callbacks.call(call_of(&notice("m1"))).await), 204);
     assert_eq!(others.calls.load(Ordering::SeqCst), 0);
-    assert_eq!(answered(&callbacks.call(call_to("http://127.0.0.1:1/", Vec::new())).await).0, 299);
+    assert_eq!(status_of(&callbacks.call(call_to("http://127.0.0.1:1/", Vec::new())).await), 299);
     assert_eq!(others.calls.load(Ordering::SeqCst), 1);
 }
 

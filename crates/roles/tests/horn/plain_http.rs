@@ -64,8 +64,11 @@ async fn answers_are_judged_by_kind() {
         (429, "later"),
         (408, "later"),
         (400, "refused"),
-        (404, "refused"),
-        (302, "refused"),
+        (413, "refused"),
+        (422, "refused"),
+        (401, "misconfigured"),
+        (404, "misconfigured"),
+        (302, "misconfigured"),
     ] {
         let provider = Provider::start(move |_| answer(status, "")).await;
         let bench = bench(plain(Vec::new()), &provider.url);

@@ -195,10 +195,12 @@ async fn a_subscription_that_ended_is_taken_out_of_the_registry() {
 }
 
 #[tokio::test]
-async fn what_will_not_be_better_by_itself_is_refused_with_the_services_words() {
-    for status in [400, 401, 403, 413] {
+async fn a_refusal_tells_the_services_words_and_whether_somebody_may_mend_it() {
+    let kinds =
+        [(400, "refused"), (413, "refused"), (401, "misconfigured"), (403, "misconfigured"), (302, "misconfigured")];
+    for (status, word) in kinds {
         let (fate, bench, _provider) = fate_after(move || answer(status, "BadJwtToken")).await;
-        assert!(matches!(&fate, Fate::Refused { .. }), "{fate:?}");
+        assert_eq!(fate.word(), word, "{fate:?}");
         assert!(reason_of(&fate).contains(&status.to_string()) && reason_of(&fate).contains("BadJwtToken"));
         assert!(bench.devices.has("u1", "laptop"));
     }

@@ -177,6 +177,9 @@ pub fn device(args: DeviceArgs) -> Result<ExitCode, Failure> {
                     print_json(&answer)?;
                 } else {
                     print_line(&format!("notices for {uid} go to {device} through {}", info.provider))?;
+                    if let Some(warning) = answer.get("warning").and_then(Value::as_str) {
+                        print_line(&format!("warning: {warning}"))?;
+                    }
                 }
                 Ok(ExitCode::SUCCESS)
             })

@@ -253,7 +253,8 @@ pub const PEOPLE: &[Setting] = &[
     ),
     setting(
         "horn.timeout",
-        duration(Duration::from_millis(100), MINUTE),
+        // Below the time that a whole notice has: a dispatcher of another process would not hear of those that take longer.
+        duration(Duration::from_millis(100), Duration::from_secs(25)),
         Text("10s"),
         "How long a notice to one device may take, whatever service it goes to.",
     ),

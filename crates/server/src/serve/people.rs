@@ -97,6 +97,7 @@ impl People {
                 devices: Arc::clone(&engines.devices),
                 is_woken: Arc::new(move |platform: &_| woken.get(platform).notify),
                 clock: Arc::clone(clock),
+                events: events.clone(),
             };
             Some(Arc::new(Horn::new(people_wiring::horn_settings(config)?, parts).map_err(cannot_start)?))
         } else {

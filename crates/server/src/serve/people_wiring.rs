@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use whimbrel_model::ports::Provider;
 use whimbrel_model::subscription::SigningSecret;
 use whimbrel_roles::carrier::CarrierSettings;
 use whimbrel_roles::gateway::GatewaySettings;
@@ -81,6 +82,18 @@ pub fn presence_settings(config: &Config) -> PresenceSettings {
         sweep_per_second: presence.sweep_per_second,
         ..PresenceSettings::default()
     }
+}
+
+/// Providers that the horn of this process has no settings for.
+pub fn mute_providers(config: &Config) -> Vec<Provider> {
+    let horn = &config.horn;
+    let providers = [
+        (Provider::Apns, horn.apns.is_some()),
+        (Provider::Fcm, horn.fcm.is_some()),
+        (Provider::Webpush, horn.webpush.is_some()),
+    ];
+    let mute = providers.into_iter().filter(|(_, has_settings)| config.roles.horn && !has_settings);
+    mute.map(|(provider, _)| provider).collect()
 }
 
 /// What the horn takes.

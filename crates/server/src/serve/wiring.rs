@@ -303,6 +303,7 @@ pub fn receive_settings(
         node,
         keys: config.keys.iter().map(api_key).collect(),
         guard: Arc::new(guard),
+        mute_providers: super::people_wiring::mute_providers(config),
         page: PageInfo {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             data_folder: config.data.display().to_string(),
@@ -356,7 +357,11 @@ mod tests {
     fn the_defaults_of_the_configuration_are_those_of_receive() {
         let guard = address_guard(&defaults()).unwrap();
         let ours = receive_settings(&defaults(), 0, String::new(), Vec::new(), guard, &CancellationToken::new());
-        let theirs = ReceiveSettings { page: ours.page.clone(), shutdown: ours.shutdown.clone(), ..Default::default() };
+        // The horn is here, and nobody's keys are.
+        let mute_providers = ours.mute_providers.clone();
+        assert_eq!(mute_providers.len(), 3);
+        let (page, shutdown) = (ours.page.clone(), ours.shutdown.clone());
+        let theirs = ReceiveSettings { page, shutdown, mute_providers, ..Default::default() };
         assert_eq!(format!("{ours:?}"), format!("{theirs:?}"));
     }
 

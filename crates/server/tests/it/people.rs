@@ -6,6 +6,7 @@ use whimbrel_client::{Kick, NewPush, PlatformInfo};
 use super::deliver::Site;
 use super::people_doors as doors;
 use super::people_inbox as inbox;
+use super::people_notices as notices;
 use super::people_sessions as sessions;
 use super::server::{converse, eventually};
 use super::services::{OwnKafka, OwnRedis, skip};
@@ -85,6 +86,11 @@ properties![
     sessions::presence_knows_who_is_there_and_who_went,
     sessions::an_ack_from_the_future_is_a_bad_frame,
     sessions::a_frame_that_is_nonsense_or_out_of_turn_is_a_bad_frame,
+    notices::a_notice_that_is_refused_for_good_is_dead_at_once_and_reaches_its_provider_when_redriven,
+    notices::a_notice_that_a_provider_has_no_time_for_comes_back_and_an_operator_reads_why_in_words,
+    notices::a_device_whose_provider_has_no_keys_is_told_when_it_is_registered_and_when_it_should_be_woken,
+    notices::where_a_platform_has_many_devices_only_those_that_did_not_acknowledge_are_woken,
+    notices::an_acknowledgement_of_a_platforms_one_seat_is_enough,
     doors::an_event_stream_is_a_device_too,
     doors::a_browser_that_reconnects_an_event_stream_gets_neither_a_gap_nor_a_repeat,
     doors::an_event_id_that_was_never_given_is_not_resumed_and_says_why,

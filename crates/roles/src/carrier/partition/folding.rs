@@ -7,12 +7,12 @@ use foldhash::quality::FixedState;
 use whimbrel_model::people::{CloseCode, Uid};
 use whimbrel_model::ports::{Delivery, DeliveryPlace, OutMessage, RowKey, ToGateway};
 use whimbrel_model::push::{
-    Notice, NoticeDue, Notify, PUSH_FORMAT, PushKick, PushMessage, PushRetry, PushTask, expiry, seq_of,
+    Notice, NoticeDevice, NoticeDue, Notify, PUSH_FORMAT, PushKick, PushMessage, PushRetry, PushTask, expiry, seq_of,
 };
 use whimbrel_model::record::HEADER_CONTENT_TYPE;
-use whimbrel_model::{Platform, Record, SessionId, Timestamp};
+use whimbrel_model::{Platform, Record, SessionId, SessionsRule, Timestamp};
 
-use super::super::user_box::{Filter, Seat, Slot};
+use super::super::user_box::{Filter, PlatformRules, Seat, Slot};
 use super::{Letter, Partition, User};
 
 /// Hashes of ids and collapse keys are written to stores: they must be the same everywhere and always.
@@ -208,6 +208,7 @@ impl Partition {
             uid: String::new(),
             platforms: message.platforms.clone(),
             except_platforms: message.except_platforms.clone(),
+            except_devices: Vec::new(),
             notify: notify.clone(),
             collapse_key: message.collapse_key.clone(),
             expires_at_ms: expires_at.as_millis(),
@@ -232,26 +233,12 @@ impl Partition {
         self.letters.push(Letter::Hold { id, uid: first, task, due: expiry(now, after) });
     }
 
-    /// Whoever has not acknowledged by now is woken, on the platforms that have not.
+    /// Whoever has not acknowledged by now is woken.
     fn fold_notice_due(&mut self, due: NoticeDue, now: Timestamp) {
         if due.notice.expires_at_ms > now.as_millis() {
             for uid in &due.uids {
                 let Some(user) = self.users.get(uid.as_str()) else { continue };
-                let has_it = |platform: &Platform| {
-                    let mut seats = user.state.seats.iter().filter(|seat| seat.platform == *platform).peekable();
-                    seats.peek().is_some() && seats.all(|seat| seat.cursor >= due.seq)
-                };
-                let mut notice = Notice { uid: uid.clone(), ..due.notice.clone() };
-                match &mut notice.platforms {
-                    Some(platforms) => platforms.retain(|platform| !has_it(platform)),
-                    None => {
-                        let mut acked: Vec<Platform> =
-                            user.state.seats.iter().map(|seat| seat.platform.clone()).filter(has_it).collect();
-                        acked.dedup();
-                        notice.except_platforms.extend(acked);
-                    }
-                }
-                if notice.platforms.as_ref().is_none_or(|platforms| !platforms.is_empty()) {
+                if let Some(notice) = notice_for(uid, user, &due, &*self.rules) {
                     self.counts.notices += 1;
                     self.letters.push(Letter::Notice(notice));
                 }
@@ -326,6 +313,29 @@ impl Partition {
 struct Waking {
     now: Vec<Uid>,
     later: Vec<Uid>,
+}
+
+/// The notice for those of a user who have not acknowledged: the platforms that have not, and where a platform has a seat for each device,
+/// the devices that have not. One that was registered and never connected is among them.
+fn notice_for(uid: &str, user: &User, due: &NoticeDue, rules: &PlatformRules) -> Option<Notice> {
+    let acknowledged = || user.state.seats.iter().filter(|seat| seat.cursor >= due.seq);
+    let is_many = |platform: &Platform| matches!(rules(platform).sessions, SessionsRule::Many(_));
+    // One seat speaks for its platform, whatever seats are left of a time when there were many.
+    let has_it = |platform: &Platform| !is_many(platform) && acknowledged().any(|seat| seat.platform == *platform);
+    let mut notice = Notice { uid: uid.to_owned(), ..due.notice.clone() };
+    match &mut notice.platforms {
+        Some(platforms) => platforms.retain(|platform| !has_it(platform)),
+        None => {
+            let platforms = acknowledged().map(|seat| &seat.platform).filter(|platform| has_it(platform));
+            notice.except_platforms.extend(platforms.cloned());
+            notice.except_platforms.dedup();
+        }
+    }
+    let devices = acknowledged().filter(|seat| is_many(&seat.platform) && !seat.device_name().is_empty());
+    let named =
+        devices.map(|seat| NoticeDevice { platform: seat.platform.clone(), device: seat.device_name().to_owned() });
+    notice.except_devices = named.collect();
+    notice.platforms.as_ref().is_none_or(|platforms| !platforms.is_empty()).then_some(notice)
 }
 
 /// Whether anybody keeps it: a platform that it names, or one of the user's; one that nobody knows yet would.

@@ -477,6 +477,25 @@ fn a_notice_is_asked_for_at_once_where_nobody_is_there_and_later_where_nobody_an
 }
 
 #[test]
+fn where_a_platform_has_many_devices_those_that_acknowledged_are_not_woken() {
+    let mut world = World::with(PlatformSettings { sessions: SessionsRule::Many(3), ..PlatformSettings::default() });
+    for session in 1..=2 {
+        world.arrive(session, "u", "web", None);
+    }
+    let notify = Some(Notify { title: Some("t".into()), ..Notify::default() });
+    for (platforms, seq) in [(None, 1), (Some(vec![Platform::new("web").unwrap()]), 3)] {
+        let message = PushMessage { store: true, notify: notify.clone(), platforms, ..message(&["u"]) };
+        world.push_message(message, "a");
+        let Some(Letter::Hold { task, .. }) = world.letters.pop() else { panic!("the notice is held") };
+        world.ack(1, "u", seq);
+        world.append(&task, "");
+        let Some(Letter::Notice(notice)) = world.letters.pop() else { panic!("one has not acknowledged") };
+        let devices: Vec<&str> = notice.except_devices.iter().map(|each| each.device.as_str()).collect();
+        assert_eq!((notice.except_platforms.len(), devices), (0, vec!["d1"]));
+    }
+}
+
+#[test]
 fn an_inbox_is_shown_as_it_was_accepted_when_it_was_asked_for() {
     let mut world = World::new();
     world.push(&["u"], "a");

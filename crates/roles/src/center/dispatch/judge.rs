@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use whimbrel_model::SubscriptionSpec;
-use whimbrel_model::ports::{CallFailure, CallOutcome};
+use whimbrel_model::ports::{Again, CallFailure, CallOutcome};
 use whimbrel_model::subscription::Gone;
 
 /// A judged answer.
@@ -34,6 +34,8 @@ pub struct Failure {
     pub endpoint: bool,
     /// Everybody is asked to wait, not only this message.
     pub throttled: bool,
+    /// No repeat can mend it: whatever retries are left are left out.
+    pub is_final: bool,
 }
 
 pub fn judge(spec: &SubscriptionSpec, outcome: CallOutcome) -> Verdict {
@@ -57,6 +59,7 @@ pub fn judge(spec: &SubscriptionSpec, outcome: CallOutcome) -> Verdict {
                 strain: matches!(status, 429 | 502 | 503 | 504),
                 endpoint: status >= 500 || matches!(status, 401 | 403 | 404 | 408 | 429),
                 throttled: status == 429,
+                is_final: false,
             })
         }
         CallOutcome::Failed { why: CallFailure::NoWorker, detail } => Verdict::NotTried { why: detail },
@@ -68,6 +71,20 @@ pub fn judge(spec: &SubscriptionSpec, outcome: CallOutcome) -> Verdict {
             strain: matches!(why, CallFailure::Timeout | CallFailure::Connect),
             endpoint: why != CallFailure::BadTarget,
             throttled: false,
+            is_final: false,
+        }),
+        CallOutcome::NotTaken { reason, again } => Verdict::Failure(Failure {
+            status: None,
+            reason,
+            answer: Bytes::new(),
+            retry_after: match again {
+                Again::Later(wait) => wait,
+                Again::Never | Again::LaterForAll => None,
+            },
+            strain: again == Again::LaterForAll,
+            endpoint: again == Again::LaterForAll,
+            throttled: false,
+            is_final: again == Again::Never,
         }),
     }
 }
@@ -114,5 +131,21 @@ mod tests {
         assert!(failure(timeout).strain);
         let no_worker = CallOutcome::Failed { why: CallFailure::NoWorker, detail: "none".to_owned() };
         assert!(matches!(judge(&spec(), no_worker), Verdict::NotTried { .. }));
+    }
+
+    #[test]
+    fn what_a_part_of_the_system_did_not_take_says_so_in_words_and_whether_to_ask_again() {
+        let failure = |again| match judge(&spec(), CallOutcome::NotTaken { reason: "no keys".to_owned(), again }) {
+            Verdict::Failure(failure) => failure,
+            other => panic!("{other:?}"),
+        };
+        let wait = Some(Duration::from_secs(3));
+        for again in [Again::Never, Again::Later(wait), Again::LaterForAll] {
+            let failure = failure(again);
+            assert_eq!((failure.status, failure.reason.as_str()), (None, "no keys"));
+            assert_eq!(failure.is_final, again == Again::Never);
+            assert_eq!(failure.endpoint, again == Again::LaterForAll, "{again:?}");
+            assert_eq!(failure.retry_after, wait.filter(|_| again == Again::Later(wait)));
+        }
     }
 }

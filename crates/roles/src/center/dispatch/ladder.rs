@@ -35,9 +35,17 @@ impl Ladder<'_> {
             let wait = wait.saturating_add(random % jitter);
             return Step::RetryAt(later(now, Duration::from_millis(wait).max(asked)));
         }
+        self.end(now, retry_after)
+    }
+
+    /// What comes when no retry is left, or none can mend it.
+    pub fn end(&self, now: Timestamp, retry_after: Option<Duration>) -> Step {
         match self.on_exhausted {
             OnExhausted::DeadLetter => Step::DeadLetter,
-            OnExhausted::Block => Step::RetryAt(later(now, self.blocked_sleep.max(asked))),
+            OnExhausted::Block => {
+                let asked = retry_after.unwrap_or_default().min(RETRY_AFTER_MAX);
+                Step::RetryAt(later(now, self.blocked_sleep.max(asked)))
+            }
             OnExhausted::Drop => Step::Drop,
         }
     }

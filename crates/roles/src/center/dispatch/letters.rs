@@ -200,6 +200,7 @@ mod tests {
             strain: false,
             endpoint: true,
             throttled: false,
+            is_final: false,
         };
         let origin = buried(parcel.origin("billing", 6), "answered 500", Some(&failure), Timestamp::from_millis(5));
         let (_, found) = Parcel::of_letter(&parcel.letter(&origin, Timestamp::from_millis(5))).unwrap();

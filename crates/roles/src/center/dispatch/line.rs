@@ -77,7 +77,12 @@ impl<B: Clone> Line<B> {
             on_exhausted: rules.on_exhausted,
             blocked_sleep: rules.blocked_sleep,
         };
-        match ladder.after(attempts, now, failure.retry_after, random) {
+        let step = if failure.is_final {
+            ladder.end(now, failure.retry_after)
+        } else {
+            ladder.after(attempts, now, failure.retry_after, random)
+        };
+        match step {
             Step::RetryAt(until) if rules.in_place => {
                 self.window.park(ticket, until, true);
                 Next::Parked(until)

@@ -22,6 +22,7 @@ use super::super::subscription_body::check_url;
 use super::super::subscriptions::to_json;
 use super::documents::{DeviceBody, DeviceDocument, DeviceList};
 use super::{fields_of, last_in_path, uid_in_path};
+use crate::horn::remedy;
 
 /// Characters of a device token of Apple's, which has no fixed length.
 const APNS_TOKEN_CHARS: std::ops::RangeInclusive<usize> = 32..=400;
@@ -39,7 +40,8 @@ const PROVIDERS: [(&str, Provider); 4] =
 
 /// Register a device
 ///
-/// In the place of the one of the same name. A user has at most 32.
+/// In the place of the one of the same name. A user has at most 32. Where the horn of this process has no settings for the provider, the
+/// answer has a `warning`.
 #[utoipa::path(
     put, path = "/v1/users/{uid}/devices/{device}", tag = "people", operation_id = "put_device",
     params(("uid" = String, Path, description = "The user"), ("device" = String, Path, description = "1 to 128 bytes, the name that the device connects with")),
@@ -55,7 +57,7 @@ pub(in super::super) async fn put_device(State(door): State<Arc<Door>>, request:
     door.keys.caller(&parts.headers)?.require(Scope::Push)?;
     let (uid, name) = named(parts.uri.path())?;
     let device = device_of(name, fields_of(&door, &parts, body).await?, &door.settings)?;
-    let shown = to_json(&document_of(&device));
+    let shown = to_json(&document_of(&device, &door.settings));
     door.ports.devices.put(&uid, device).await?;
     Ok(json_response(StatusCode::OK, shown))
 }
@@ -76,7 +78,7 @@ pub(in super::super) async fn get_device(State(door): State<Arc<Door>>, request:
     Query::parse(request.uri().query())?.end()?;
     let devices = door.ports.devices.of(&uid).await?;
     let found = devices.iter().find(|device| device.device == name).ok_or_else(|| unknown(&uid, &name))?;
-    Ok(json_response(StatusCode::OK, to_json(&document_of(found))))
+    Ok(json_response(StatusCode::OK, to_json(&document_of(found, &door.settings))))
 }
 
 /// Remove a device
@@ -119,7 +121,8 @@ pub(in super::super) async fn list_devices(
     door.keys.caller(request.headers())?.require(Scope::Push)?;
     let uid = uid_in_path(request.uri().path())?;
     Query::parse(request.uri().query())?.end()?;
-    let devices = door.ports.devices.of(&uid).await?.iter().map(document_of).collect();
+    let devices = door.ports.devices.of(&uid).await?;
+    let devices = devices.iter().map(|device| document_of(device, &door.settings)).collect();
     Ok(json_response(StatusCode::OK, to_json(&DeviceList { devices })))
 }
 
@@ -194,7 +197,7 @@ fn key(fields: &mut Fields, name: &'static str, bytes: usize) -> Result<String, 
     }
 }
 
-fn document_of(device: &Device) -> DeviceDocument {
+fn document_of(device: &Device, settings: &ReceiveSettings) -> DeviceDocument {
     let provider = PROVIDERS.iter().find(|(_, provider)| *provider == device.provider).map_or("", |(word, _)| word);
     let shown_chars = TOKEN_SHOWN_CHARS.min(device.token.chars().count() / 2);
     let token = device.token.chars().take(shown_chars).chain(['…']).collect();
@@ -204,5 +207,14 @@ fn document_of(device: &Device) -> DeviceDocument {
         provider: provider.to_owned(),
         token,
         topic: device.topic.clone(),
+        warning: settings.mute_providers.contains(&device.provider).then(|| warning(provider, device.provider)),
     }
+}
+
+/// No error: the settings may come before the first notice does.
+fn warning(word: &str, provider: Provider) -> String {
+    format!(
+        "notices for it will be dead letters: {word} has no settings here; {} where the role horn runs",
+        remedy(provider)
+    )
 }

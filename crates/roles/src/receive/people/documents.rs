@@ -261,6 +261,9 @@ pub struct DeviceDocument {
     pub token: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub topic: Option<String>,
+    /// Why no notice can reach it, as far as this process knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
 }
 
 #[derive(Debug, Serialize, Deserialize, ToSchema)]

@@ -236,6 +236,7 @@ impl Runner {
             // There is no endpoint to spare.
             endpoint: false,
             throttled: false,
+            is_final: false,
         };
         self.failed(outgoing, failure, took, now);
     }

@@ -1,0 +1,118 @@
+//! Pushes that could not be handled, with the real binary: they are listed, they hold nobody up, and can be pushed anew.
+//!
+//! A push dies when its record cannot be understood, as one of a later version that was put back to an earlier one. Both sides of that
+//! are written into the log of a server that does not run: the record that this version does not know, and the dead letter that
+//! another version made of one that this version knows.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde_json::json;
+use tempfile::TempDir;
+use whimbrel_client::PeopleLetters;
+use whimbrel_engines::embedded::{LogSettings, NotebookSettings, ReceiptSettings, TimerSettings};
+use whimbrel_engines::resolve::{CoordinationEngine, EngineSettings, LogEngine, StateEngine, resolve};
+use whimbrel_model::ports::Entry;
+use whimbrel_model::push::{HEADER_PUSH, PUSH_DEAD_TOPIC, PushDead, PushMessage, PushTask};
+use whimbrel_model::record::HEADER_ID;
+use whimbrel_model::{Headers, HeadersBuilder, PUSH_TOPIC, Record, SystemClock, Timestamp};
+use whimbrel_roles::topics::{Registry, RegistryPorts, TopicDefaults};
+
+use super::deliver::Site;
+use super::device::{Device, Hello};
+use super::server::{Server, converse, eventually};
+
+/// Writes a record into a topic of a data folder that no server has open, where records of that key are.
+fn write(folder: &Path, topic: &str, record: Record) {
+    let data = folder.join("whimbrel-data");
+    converse(async move {
+        let settings = EngineSettings {
+            data,
+            log: LogEngine::Embedded(LogSettings::default()),
+            coordination: CoordinationEngine::InProcess,
+            receipts: ReceiptSettings::default(),
+            receipts_engine: StateEngine::Embedded,
+            timers: TimerSettings::default(),
+            timers_engine: StateEngine::Embedded,
+            progress_engine: StateEngine::Embedded,
+            inbox_engine: StateEngine::Embedded,
+            sessions_engine: StateEngine::Embedded,
+            devices_engine: StateEngine::Embedded,
+            notebook: NotebookSettings::default(),
+        };
+        let engines = resolve(settings, Arc::new(|_| {})).await.unwrap();
+        let ports = RegistryPorts {
+            log: Arc::clone(&engines.log),
+            log_topics: Arc::clone(&engines.log_topics),
+            catalogue: Arc::clone(&engines.catalogue),
+            clock: Arc::new(SystemClock),
+            events: Arc::new(|_| {}),
+        };
+        let registry = Registry::open(ports, TopicDefaults::default()).await.unwrap();
+        let partition = registry.get(topic).unwrap().place(record.key.as_deref());
+        for outcome in engines.log.append(vec![Entry { partition, record }]).await {
+            outcome.unwrap();
+        }
+        engines.close().await;
+    });
+}
+
+/// A server whose log has that record in that topic.
+fn site_with(topic: &str, record: Record) -> Site {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(Server::start(folder.path(), &[]).end().success());
+    write(folder.path(), topic, record);
+    started(folder)
+}
+
+fn started(folder: TempDir) -> Site {
+    Site { server: Server::start(folder.path(), &[]), folder }
+}
+
+fn push_of(uid: &str, mut headers: HeadersBuilder, id: &str, text: &'static str) -> Record {
+    let headers = headers.push(HEADER_ID, id.as_bytes()).push("content-type", b"text/plain").take();
+    let key = Some(Bytes::copy_from_slice(uid.as_bytes()));
+    Record { key, value: Bytes::from_static(text.as_bytes()), headers, timestamp: Timestamp::from_millis(1) }
+}
+
+#[test]
+fn a_push_that_cannot_be_handled_is_listed_once_and_holds_nobody_up() {
+    let mut later = Headers::builder();
+    later.push(HEADER_PUSH, br#"{"v":9,"task":"sing","uids":["u1"]}"#);
+    let site = site_with(PUSH_TOPIC, push_of("u1", later, "m1", "la"));
+    let mut device = Device::connect(&site.server, &Hello::of("u1", "web"));
+    site.push_texts("u1", ["next"]);
+    assert_eq!(device.take(1), ["next"]);
+
+    let letter = site.dies(PeopleLetters::Push, "m1");
+    assert!(letter.reason.as_deref().is_some_and(|reason| reason.contains("version 9")), "{letter:?}");
+    assert_eq!(letter.more["uids"], json!(["u1"]));
+    let died_at = letter.more["dead_offset"].as_u64();
+    site.redrives(PeopleLetters::Push, "m1");
+    let again = || site.dead(PeopleLetters::Push, "m1").and_then(|letter| letter.more["dead_offset"].as_u64());
+    eventually("it died again, since this version still does not know it", || again() > died_at);
+    let letters = converse(site.client().people_dead_letters(PeopleLetters::Push, None)).unwrap().dead_letters;
+    assert_eq!(letters.len(), 1, "{letters:?}");
+}
+
+#[test]
+fn a_dead_push_reaches_its_device_when_it_is_redriven() {
+    let message = PushMessage { id: "m1".into(), uids: vec!["u1".into()], store: true, ..PushMessage::default() };
+    let push = push_of("u1", PushTask::Message(message).headers(), "m1", "at last");
+    let dead = PushDead { reason: "no room".into(), died_at_ms: 2, partition: 0, offset: 0 };
+    let site = site_with(PUSH_DEAD_TOPIC, dead.to_record(&push));
+    let letter = site.dies(PeopleLetters::Push, "m1");
+    assert_eq!((letter.reason.as_deref(), letter.partition, letter.offset), (Some("no room"), 0, 0));
+
+    let mut device = Device::connect(&site.server, &Hello::of("u1", "web"));
+    site.redrives(PeopleLetters::Push, "m1");
+    let message = device.message();
+    assert_eq!(
+        (&message["payload"], &message["id"], &message["stored"]),
+        (&json!("at last"), &json!("m1"), &json!(true))
+    );
+    assert!(site.dead(PeopleLetters::Push, "m1").is_none(), "it is listed no more");
+    let again = converse(site.client().redrive_people(PeopleLetters::Push, &["m1".to_owned()])).unwrap();
+    assert_eq!(again, json!({ "redriven": 0, "unknown": ["m1"] }));
+}

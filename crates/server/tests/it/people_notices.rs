@@ -1,0 +1,129 @@
+//! Waking who is away, and what becomes of notices that nobody takes: each property on a site, with a provider of the test's own.
+
+use serde_json::{Value, json};
+use whimbrel_client::{DeadLetterInfo, DeviceInfo, NewPush, Notify, PeopleLetters, PlatformInfo};
+
+use super::deliver::Site;
+use super::device::{Device, Hello};
+use super::receiver::{Receiver, Reply, reply};
+use super::server::{converse, eventually, run, stderr_of, stdout_of};
+
+const NOTICES: &str = "_notices";
+
+impl Site {
+    /// Registers a device that is woken by a POST to that URL, and answers with what was said.
+    pub fn wakes(&self, uid: &str, device: &str, platform: &str, url: String) -> Value {
+        let info =
+            DeviceInfo { platform: platform.into(), provider: "http".into(), token: url, ..DeviceInfo::default() };
+        converse(self.client().put_device(uid, device, &info)).unwrap()
+    }
+
+    /// Pushes something that wakes whoever has not acknowledged it after that time.
+    pub fn push_waking(&self, uid: &str, text: &str, after: &str) -> String {
+        let notify = Some(Notify { title: Some(format!("about {text}")), ..Notify::default() });
+        self.push(uid, &NewPush { notify, notify_after: Some(after.into()), ..NewPush::text(text) })
+    }
+
+    pub fn dead(&self, of: PeopleLetters, id: &str) -> Option<DeadLetterInfo> {
+        let letters = converse(self.client().people_dead_letters(of, None)).unwrap().dead_letters;
+        letters.into_iter().find(|letter| letter.id == id)
+    }
+
+    /// Waits until that message is a dead letter.
+    pub fn dies(&self, of: PeopleLetters, id: &str) -> DeadLetterInfo {
+        eventually(&format!("{id} is a dead letter"), || self.dead(of, id).is_some());
+        self.dead(of, id).unwrap()
+    }
+
+    pub fn redrives(&self, of: PeopleLetters, id: &str) {
+        let told = converse(self.client().redrive_people(of, &[id.to_owned()])).unwrap();
+        assert_eq!(told, json!({ "redriven": 1, "unknown": [] }));
+    }
+}
+
+pub fn a_notice_that_is_refused_for_good_is_dead_at_once_and_reaches_its_provider_when_redriven(site: &Site) {
+    let provider = Receiver::answering(|_| Reply { body: "no such field", ..reply(400) });
+    assert_eq!(site.wakes("refused", "phone", "ios", provider.url("/notice"))["warning"], Value::Null);
+    let id = site.push_waking("refused", "a", "50ms");
+    let letter = site.dies(PeopleLetters::Notices, &id);
+    let reason = letter.reason.unwrap_or_default();
+    assert_eq!((letter.attempts, letter.last_status, letter.key.as_deref()), (1, None, Some("refused")), "{reason}");
+    assert!(reason.contains("phone (http)") && reason.contains("answered 400"), "{reason}");
+    assert_eq!(provider.count(), 1, "nothing is tried again that no repeat can mend");
+
+    provider.answer_with(|_| reply(200));
+    site.redrives(PeopleLetters::Notices, &id);
+    let woken: Value = serde_json::from_str(provider.wait_for(2)[1].text()).unwrap();
+    let said = json!({ "id": id, "uid": "refused", "device": "phone", "platform": "ios", "title": "about a" });
+    for (name, value) in said.as_object().unwrap() {
+        assert_eq!(&woken[name], value, "{woken}");
+    }
+    eventually("no dead letter of it is left", || site.dead(PeopleLetters::Notices, &id).is_none());
+}
+
+pub fn a_notice_that_a_provider_has_no_time_for_comes_back_and_an_operator_reads_why_in_words(site: &Site) {
+    let provider = Receiver::answering(|_| reply(503));
+    site.wakes("busy", "pager", "ios", provider.url("/busy"));
+    site.push_waking("busy", "a", "50ms");
+    provider.wait_for(1);
+    let last_error = || site.show(NOTICES).more.get("last_error").cloned().unwrap_or_default();
+    eventually("the trouble is shown", || last_error()["reason"].as_str().unwrap_or_default().contains("pager (http)"));
+    let error = last_error();
+    assert!(error["status"].is_null() && error["reason"].as_str().unwrap().contains("URL answered 503"), "{error}");
+    let shown = stdout_of(&run(site.folder.path(), &["sub", "show", NOTICES, "--server", &site.server.url]));
+    assert!(shown.contains("pager (http)") && !shown.contains("answered 424"), "{shown}");
+    provider.answer_with(|_| reply(200));
+    provider.wait_for(2);
+}
+
+pub fn a_device_whose_provider_has_no_keys_is_told_when_it_is_registered_and_when_it_should_be_woken(site: &Site) {
+    let token = "00fc13adff785122b4ad28809a3420982341241421348097878e577c991de8f0";
+    let server = ["--server", &site.server.url];
+    let put = ["device", "put", "keyless", "phone", "--platform", "ios", "--provider", "apns", "--token", token];
+    let told = run(site.folder.path(), &[&put[..], &server].concat());
+    let said = stdout_of(&told) + &stderr_of(&told);
+    assert!(told.status.success() && said.contains("horn.apns.key_file"), "{said}");
+
+    let id = site.push_waking("keyless", "a", "50ms");
+    let reason = site.dies(PeopleLetters::Notices, &id).reason.unwrap_or_default();
+    assert!(reason.contains("phone (apns)") && reason.contains("horn.apns.key_file"), "{reason}");
+    let read = ["read", "_events", "--from", "earliest", "--limit", "1000", "--json"];
+    let events = || stdout_of(&run(site.folder.path(), &[&read[..], &server].concat()));
+    eventually("an event says what to configure", || events().contains("provider_not_configured"));
+}
+
+pub fn where_a_platform_has_many_devices_only_those_that_did_not_acknowledge_are_woken(site: &Site) {
+    site.platform("several", &PlatformInfo { sessions: Some(json!({ "many": 3 })), ..PlatformInfo::default() });
+    let provider = Receiver::willing();
+    let hello = |device: &str| Hello::of("both", "several").device(device);
+    let mut prompt = Device::connect(&site.server, &hello("prompt"));
+    let mut slow = Device::connect(&site.server, &hello("slow"));
+    for device in ["prompt", "slow", "never-seen"] {
+        site.wakes("both", device, "several", provider.url(&format!("/{device}")));
+    }
+    site.push_waking("both", "a", "1s");
+    assert_eq!(prompt.take(1), ["a"]);
+    assert_eq!(slow.message()["payload"], json!("a"));
+    let paths = || {
+        let mut paths: Vec<String> = provider.all().into_iter().map(|got| got.path).collect();
+        paths.sort();
+        paths
+    };
+    provider.wait_for(2);
+    // A notice is done with when all its devices are.
+    site.caught_up(NOTICES);
+    assert_eq!(paths(), ["/never-seen", "/slow"]);
+}
+
+pub fn an_acknowledgement_of_a_platforms_one_seat_is_enough(site: &Site) {
+    let provider = Receiver::willing();
+    let mut web = Device::connect(&site.server, &Hello::of("one-seat", "web").device("laptop"));
+    site.wakes("one-seat", "laptop", "web", provider.url("/web"));
+    site.wakes("one-seat", "phone", "ios", provider.url("/ios"));
+    site.push_waking("one-seat", "a", "1s");
+    assert_eq!(web.take(1), ["a"]);
+    provider.wait_for(1);
+    site.caught_up(NOTICES);
+    let paths: Vec<String> = provider.all().into_iter().map(|got| got.path).collect();
+    assert_eq!(paths, ["/ios"]);
+}
