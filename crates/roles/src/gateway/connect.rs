@@ -13,8 +13,9 @@ use axum::body::Body;
 use axum::extract::{ConnectInfo, Request, State};
 use axum::response::{IntoResponse, Response};
 use futures_util::task::AtomicWaker;
-use http::header::{CONNECTION, FORWARDED, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
-use http::{Extensions, HeaderMap, HeaderValue, StatusCode};
+use http::header::{CONNECTION, FORWARDED, HOST, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
+use http::uri::Authority;
+use http::{Extensions, HeaderMap, HeaderValue, StatusCode, Uri};
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use hyper_util::server::conn::auto::upgrade::downcast;
@@ -47,8 +48,8 @@ fn begin(gateway: &Arc<Gateway>, mut request: Request) -> Result<Response, Refus
         Some(PROTO_SUBPROTOCOL) => Format::SocketProto,
         _ => Format::SocketJson,
     };
-    let is_forwarded = is_forwarded(request.headers());
-    let is_local = is_local(request.headers(), request.extensions());
+    let is_forwarded = is_forwarded(request.headers(), request.uri());
+    let is_local = is_local(request.headers(), request.uri(), request.extensions());
     let upgrade = hyper::upgrade::on(&mut request);
     let gateway = Arc::clone(gateway);
     tokio::spawn(async move {
@@ -72,17 +73,31 @@ fn begin(gateway: &Arc<Gateway>, mut request: Request) -> Result<Response, Refus
 }
 
 /// Whether the request came from this machine itself, and not through a proxy on it.
-pub(super) fn is_local(headers: &HeaderMap, extensions: &Extensions) -> bool {
+pub(super) fn is_local(headers: &HeaderMap, uri: &Uri, extensions: &Extensions) -> bool {
     let peer = extensions.get::<ConnectInfo<SocketAddr>>();
-    !is_forwarded(headers) && peer.is_some_and(|ConnectInfo(peer)| is_loopback(peer))
+    !is_forwarded(headers, uri) && peer.is_some_and(|ConnectInfo(peer)| is_loopback(peer))
 }
 
 fn is_loopback(peer: &SocketAddr) -> bool {
     peer.ip().to_canonical().is_loopback()
 }
 
-fn is_forwarded(headers: &HeaderMap) -> bool {
-    headers.contains_key(FORWARDED) || headers.contains_key("x-forwarded-for") || headers.contains_key("x-real-ip")
+/// Whether somebody passed it on from elsewhere: a proxy, which says so or leaves the name that it was asked under; or the browser of a page
+/// whose name was made to lead to this machine (DNS rebinding), which says no origin where it only reads.
+fn is_forwarded(headers: &HeaderMap, uri: &Uri) -> bool {
+    let host = headers.get(HOST).and_then(|host| host.to_str().ok()?.parse().ok());
+    let host: Option<Authority> = uri.authority().cloned().or(host);
+    host.is_some_and(|host| is_public_name(host.host()))
+        || headers.contains_key(FORWARDED)
+        || headers.contains_key("x-forwarded-for")
+        || headers.contains_key("x-real-ip")
+}
+
+/// A name that somebody elsewhere can have: those of one machine alone have no dot.
+fn is_public_name(host: &str) -> bool {
+    let name = host.trim_end_matches('.').to_ascii_lowercase();
+    let is_address = host.starts_with('[') || name.parse::<std::net::Ipv4Addr>().is_ok();
+    !is_address && name.contains('.') && !name.ends_with(".localhost")
 }
 
 fn open(gateway: &Arc<Gateway>, upgraded: Upgraded, format: Format, place: Place, is_local: bool, is_forwarded: bool) {
@@ -177,5 +192,20 @@ async fn carry(session: Arc<Session>, upgraded: Upgraded) {
     tokio::select! {
         () = reading => {}
         () = writing => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_somebody_elsewhere_can_have_is_not_this_machine_s() {
+        for own in ["localhost", "LOCALHOST", "app.localhost", "mybox", "127.0.0.1", "[::1]", "x"] {
+            assert!(!is_public_name(own), "{own}");
+        }
+        for public in ["evil.example", "evil.example.", "127.0.0.1.evil.example", "localhost.evil.example"] {
+            assert!(is_public_name(public), "{public}");
+        }
     }
 }

@@ -49,7 +49,7 @@ pub(super) async fn connect(
 
 fn begin(gateway: &Arc<Gateway>, asked: Asked, request: &Request) -> Result<Response, Refusal> {
     let headers = request.headers();
-    let is_local = is_local(headers, request.extensions());
+    let is_local = is_local(headers, request.uri(), request.extensions());
     // A browser that comes back says what it saw last, and its address still says where it began.
     let last_seen = headers.get("last-event-id").filter(|id| !id.is_empty());
     let last_seen = last_seen.map(|id| Mark::resume(id.to_str().unwrap_or_default()));
@@ -107,7 +107,7 @@ pub(super) async fn ack(State(gateway): State<Arc<Gateway>>, request: Request) -
 
 async fn take_ack(gateway: &Arc<Gateway>, request: Request) -> Result<(), Refusal> {
     let (parts, body) = request.into_parts();
-    let is_local = is_local(&parts.headers, &parts.extensions);
+    let is_local = is_local(&parts.headers, &parts.uri, &parts.extensions);
     let bad = |why: String| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "bad_json", why);
     let body =
         tokio::time::timeout(gateway.shared.settings.handshake_wait, Limited::new(body, ACK_MAX_BYTES).collect());

@@ -29,7 +29,7 @@ pub(super) const PATH: &str = "/whimbrel.v1.Gateway/{*method}";
 const LENGTH_BYTES: usize = 4;
 
 pub(super) async fn serve(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
-    let is_local = is_local(request.headers(), request.extensions());
+    let is_local = is_local(request.headers(), request.uri(), request.extensions());
     let largest = gateway.shared.settings.frame_bytes_max;
     let mut service = GatewayServer::new(Devices { gateway, is_local }).max_decoding_message_size(largest);
     let Ok(response) = service.call(request).await;

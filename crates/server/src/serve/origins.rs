@@ -5,7 +5,8 @@
 //! a server that takes this machine at its word.
 //!
 //! The `Host` of a request is never asked: a name of somebody else's that was made to lead to this machine (DNS rebinding) would be in both.
-//! What is not a browser sends no origin, and is not judged here; nor is reading, whose answers browsers keep from pages of elsewhere.
+//! An image or a script of a page is fetched without an origin; that it is of another site browsers say too (`Sec-Fetch-Site`). What is not a
+//! browser says neither, and is not judged here; nor is reading, whose answers browsers keep from pages of elsewhere.
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use axum::extract::Request;
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse as _, Response};
 use http::header::{ACCESS_CONTROL_ALLOW_ORIGIN, ORIGIN, VARY};
-use http::{HeaderValue, Method};
+use http::{HeaderMap, HeaderValue, Method};
 use whimbrel_roles::receive::{Code, Problem};
 
 /// Pages that may.
@@ -38,6 +39,18 @@ impl Origins {
         }
     }
 
+    /// What a browser says of where a request is from, where one does.
+    fn judge(&self, headers: &HeaderMap) -> Judged {
+        match headers.get(ORIGIN) {
+            Some(origin) if self.allow(origin.to_str().unwrap_or_default()) => Judged::Page(origin.clone()),
+            Some(origin) => Judged::Foreign(format!("`{}`", origin.to_str().unwrap_or_default())),
+            None if *self != Self::All && headers.get("sec-fetch-site").is_some_and(|site| site == "cross-site") => {
+                Judged::Foreign("another site".to_owned())
+            }
+            None => Judged::NoPage,
+        }
+    }
+
     pub fn allow(&self, origin: &str) -> bool {
         match self {
             Self::All => true,
@@ -45,6 +58,14 @@ impl Origins {
             Self::These(these) => these.contains(&origin.to_ascii_lowercase()),
         }
     }
+}
+
+enum Judged {
+    /// One that may, from there.
+    Page(HeaderValue),
+    /// One that may not, in words.
+    Foreign(String),
+    NoPage,
 }
 
 /// A page from a file, or one in a sandbox, is from `null`: it may be anybody's, and is not local.
@@ -78,17 +99,21 @@ fn guarded(router: Router, origins: Origins, is_judged: fn(&Method) -> bool, wha
     router.layer(from_fn(move |request: Request, next: Next| {
         let origins = Arc::clone(&origins);
         async move {
-            let Some(origin) = request.headers().get(ORIGIN).filter(|_| is_judged(request.method())).cloned() else {
+            if !is_judged(request.method()) {
                 return next.run(request).await;
-            };
-            let text = origin.to_str().unwrap_or_default();
-            if !origins.allow(text) {
-                let detail = format!("pages of `{text}` may not {what}; `gateway.origins` names those that may");
-                return Problem::new(Code::OriginNotAllowed, detail).into_response();
             }
-            let mut response = next.run(request).await;
-            readable(&mut response, origin);
-            response
+            match origins.judge(request.headers()) {
+                Judged::NoPage => next.run(request).await,
+                Judged::Page(origin) => {
+                    let mut response = next.run(request).await;
+                    readable(&mut response, origin);
+                    response
+                }
+                Judged::Foreign(place) => {
+                    let detail = format!("pages of {place} may not {what}; `gateway.origins` names those that may");
+                    Problem::new(Code::OriginNotAllowed, detail).into_response()
+                }
+            }
         }
     }))
 }

@@ -135,6 +135,35 @@ fn without_keys_a_page_of_elsewhere_changes_nothing() {
 }
 
 #[test]
+fn a_page_of_elsewhere_connects_as_nobody_however_it_asks() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &[]);
+    let ask = |headers: &str| {
+        let mut stream = TcpStream::connect(server.address()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let path = "/v1/connect/sse?uid=alice&platform=web";
+        write!(stream, "GET {path} HTTP/1.1\r\n{headers}\r\n\r\n").unwrap();
+        let mut status = String::new();
+        BufReader::new(stream).read_line(&mut status).unwrap();
+        status
+    };
+    let address = server.address();
+    for (headers, status) in [
+        (format!("host: {address}\r\norigin: https://evil.example"), "403"),
+        // An image of a page: no origin is said.
+        (format!("host: {address}\r\nsec-fetch-site: cross-site\r\nsec-fetch-mode: no-cors"), "403"),
+        // A page whose name leads to this machine reads what it takes for its own server.
+        ("host: evil.example:7600".to_owned(), "401"),
+        (format!("host: {address}"), "200"),
+        (format!("host: {address}\r\nsec-fetch-site: none"), "200"),
+        (format!("host: {address}\r\norigin: http://localhost:8000\r\nsec-fetch-site: cross-site"), "200"),
+    ] {
+        let answered = ask(&headers);
+        assert!(answered.contains(status), "{headers}: {answered}");
+    }
+}
+
+#[test]
 fn a_page_that_may_connect_may_push_and_with_keys_the_key_decides() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), &["--set", "gateway.origins=null,https://shop.example"]);
