@@ -95,6 +95,12 @@ impl Apns {
         if payload.len() > APNS_PAYLOAD_BYTES_MAX {
             return Err(Fate::refused(format!("PayloadTooLarge: {} bytes", payload.len())));
         }
+        let topic = letter.device.topic.as_deref().unwrap_or(&self.settings.topic);
+        if topic.is_empty() {
+            return Err(Fate::misconfigured(
+                "it has no topic: set horn.apns.topic, or register the device with its own",
+            ));
+        }
         let (push_type, priority) =
             if letter.is_shown() { ("alert", PRIORITY_AT_ONCE) } else { ("background", PRIORITY_WHEN_FIT) };
         let expires = letter.notice.expires_at_ms.div_euclid(1000).max(1);
@@ -105,7 +111,7 @@ impl Apns {
             .uri(format!("{}/3/device/{device_token}", self.settings.base_url.trim_end_matches('/')))
             .header(AUTHORIZATION, authorization)
             .header(CONTENT_TYPE, "application/json")
-            .header("apns-topic", letter.device.topic.as_deref().unwrap_or(&self.settings.topic))
+            .header("apns-topic", topic)
             .header("apns-push-type", push_type)
             .header("apns-priority", priority)
             .header("apns-expiration", expires)

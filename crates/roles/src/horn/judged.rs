@@ -10,18 +10,20 @@ pub(super) struct Judged {
     pub(super) fate: Fate,
     /// The provider asked to be left alone by everybody for so long.
     pub(super) everybody_waits: Option<Duration>,
+    /// Nobody answered, or not in time.
+    pub(super) is_silent: bool,
 }
 
 impl Judged {
     /// Nobody is to call it for a while, where it said how long.
     pub(super) fn everybody_later(reason: impl Into<String>, retry_after: Option<Duration>) -> Self {
-        Self { fate: Fate::later(reason, retry_after), everybody_waits: retry_after }
+        Self { fate: Fate::later(reason, retry_after), everybody_waits: retry_after, is_silent: false }
     }
 }
 
 impl From<Fate> for Judged {
     fn from(fate: Fate) -> Self {
-        Self { fate, everybody_waits: None }
+        Self { fate, everybody_waits: None, is_silent: false }
     }
 }
 
@@ -29,7 +31,7 @@ impl From<NoAnswer> for Judged {
     fn from(no_answer: NoAnswer) -> Self {
         match no_answer {
             NoAnswer::Forbidden(reason) => Fate::refused(reason).into(),
-            NoAnswer::Unreachable(reason) => Fate::later(reason, None).into(),
+            NoAnswer::Unreachable(reason) => Self { is_silent: true, ..Fate::later(reason, None).into() },
         }
     }
 }

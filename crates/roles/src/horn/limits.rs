@@ -30,6 +30,12 @@ pub(super) const REMEMBERED_MAX: usize = 1 << 16;
 pub(super) const PAUSES_MAX: usize = 1024;
 /// The longest that a provider is left alone because it asked for it.
 pub(super) const PAUSE_MAX: Duration = Duration::from_secs(3_600);
+/// A place that did not answer so many times in a row is left alone for so long at first, and for so long at most.
+pub(super) const SILENT_TIMES: u32 = 8;
+pub(super) const SILENCE_PAUSE: Duration = Duration::from_secs(10);
+pub(super) const SILENCE_PAUSE_MAX: Duration = Duration::from_secs(300);
+/// Places whose silence is counted; beyond, all are counted anew.
+pub(super) const SILENCES_MAX: usize = 1024;
 /// How long FCM is left alone when its quota is used up and it does not say: what its documentation asks for.
 pub(super) const QUOTA_PAUSE: Duration = Duration::from_secs(60);
 /// An APNs token is used so long: Apple refuses it after an hour, and wants no new one within twenty minutes.

@@ -28,6 +28,7 @@ mod pauses;
 mod plain_http;
 mod remembered;
 pub mod settings;
+mod silences;
 mod webpush;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -50,6 +51,7 @@ use outcome::provider_word;
 use pauses::Pauses;
 use plain_http::PlainHttp;
 use remembered::Remembered;
+use silences::Silences;
 use webpush::{WebPush, origin_of};
 
 pub use calls::HornCallbacks;
@@ -76,15 +78,40 @@ pub struct HornParts {
 /// Wakes devices.
 pub struct Horn {
     parts: HornParts,
+    providers: Providers,
+    timeout: Duration,
+    pauses: Mutex<Pauses>,
+    silences: Mutex<Silences>,
+    remembered: Mutex<Remembered>,
+    complaints: Mutex<Complaints>,
+    figures: HornFigures,
+}
+
+/// Those that have settings.
+struct Providers {
     apns: Option<Apns>,
     fcm: Option<Fcm>,
     webpush: Option<WebPush>,
     http: Option<PlainHttp>,
-    timeout: Duration,
-    pauses: Mutex<Pauses>,
-    remembered: Mutex<Remembered>,
-    complaints: Mutex<Complaints>,
-    figures: HornFigures,
+}
+
+impl Providers {
+    fn new(settings: HornSettings) -> Result<Self, HornError> {
+        let HornSettings { apns, fcm, webpush, http, guard, extra_roots_pem, timeout: _ } = settings;
+        let client = |speaks, guard| Client::new(speaks, guard, &extra_roots_pem).map_err(HornError::Tls);
+        let apns = apns.map(|apns| Apns::new(apns, client(Speaks::Http2, None)?)).transpose()?;
+        let fcm = fcm.map(|fcm| Fcm::new(fcm, client(Speaks::Either, None)?)).transpose()?;
+        // Devices bring those places themselves.
+        let guarded = client(Speaks::Either, Some(guard))?;
+        let webpush = webpush.map(|webpush| WebPush::new(webpush, guarded.clone())).transpose()?;
+        let http = http.map(|http| PlainHttp::new(&http, guarded)).transpose()?;
+        Ok(Self { apns, fcm, webpush, http })
+    }
+}
+
+/// Whether a horn of these settings could be, for whoever wants to know before there is one.
+pub fn check(settings: HornSettings) -> Result<(), HornError> {
+    Providers::new(settings).map(drop)
 }
 
 /// A notice that nobody could be looked up for.
@@ -99,17 +126,12 @@ pub enum NotifyError {
 impl Horn {
     /// A recorder of metrics must be installed before, or nothing is counted.
     pub fn new(settings: HornSettings, parts: HornParts) -> Result<Self, HornError> {
-        let HornSettings { apns, fcm, webpush, http, guard, extra_roots_pem, timeout } = settings;
-        let client = |speaks, guard| Client::new(speaks, guard, &extra_roots_pem).map_err(HornError::Tls);
-        let apns = apns.map(|apns| Apns::new(apns, client(Speaks::Http2, None)?)).transpose()?;
-        let fcm = fcm.map(|fcm| Fcm::new(fcm, client(Speaks::Either, None)?)).transpose()?;
-        // Devices bring those places themselves.
-        let guarded = client(Speaks::Either, Some(guard))?;
-        let webpush = webpush.map(|webpush| WebPush::new(webpush, guarded.clone())).transpose()?;
-        let http = http.map(|http| PlainHttp::new(&http, guarded)).transpose()?;
-        let (pauses, remembered, complaints) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let timeout = settings.timeout;
+        let providers = Providers::new(settings)?;
+        let (pauses, silences) = (Mutex::default(), Mutex::default());
+        let (remembered, complaints) = (Mutex::default(), Mutex::default());
         let figures = HornFigures::new();
-        Ok(Self { parts, apns, fcm, webpush, http, timeout, pauses, remembered, complaints, figures })
+        Ok(Self { parts, providers, timeout, pauses, silences, remembered, complaints, figures })
     }
 
     /// Wakes the user's devices that the notice is for, all at the same time.
@@ -150,36 +172,55 @@ impl Horn {
     async fn send(&self, letter: &Letter<'_>) -> Fate {
         let provider = letter.device.provider;
         let place = place_of(letter.device);
-        if let Some(left) = place.as_deref().and_then(|place| lock(&self.pauses).left(place, letter.now)) {
-            return Fate::later("the provider asked to be left alone for a while", Some(left));
+        if let Some(place) = &place {
+            if let Some(left) = lock(&self.pauses).left(place, letter.now) {
+                return Fate::later("the provider asked to be left alone for a while", Some(left));
+            }
+            if let Some(left) = lock(&self.silences).left(place, letter.now) {
+                return Fate::later("nobody answered there lately, and it is left alone for a while", Some(left));
+            }
         }
         let began = Instant::now();
         let deadline = (began + self.timeout).into();
         let judged = match provider {
-            Provider::Apns => match &self.apns {
+            Provider::Apns => match &self.providers.apns {
                 Some(apns) => apns.send(letter, deadline).await,
                 None => return Fate::NotConfigured,
             },
-            Provider::Fcm => match &self.fcm {
+            Provider::Fcm => match &self.providers.fcm {
                 Some(fcm) => fcm.send(letter, deadline).await,
                 None => return Fate::NotConfigured,
             },
-            Provider::Webpush => match &self.webpush {
+            Provider::Webpush => match &self.providers.webpush {
                 Some(webpush) => webpush.send(letter, deadline).await,
                 None => return Fate::NotConfigured,
             },
-            Provider::Http => match &self.http {
+            Provider::Http => match &self.providers.http {
                 Some(http) => http.send(letter, deadline).await,
                 None => return Fate::NotConfigured,
             },
         };
         self.figures.took(provider, began.elapsed());
-        let Judged { fate, everybody_waits } = judged;
-        if let (Some(place), Some(wait)) = (place, everybody_waits) {
-            tracing::warn!(place, ?wait, "a provider asked to be left alone for a while");
-            lock(&self.pauses).ask(&place, wait, letter.now);
+        if let Some(place) = place {
+            self.learn(&place, &judged);
         }
-        fate
+        judged.fate
+    }
+
+    /// What an answer, or that there was none, says about the next ones.
+    fn learn(&self, place: &str, judged: &Judged) {
+        let now = self.parts.clock.now();
+        if judged.is_silent {
+            if let Some(wait) = lock(&self.silences).silent(place, now) {
+                tracing::warn!(place, ?wait, "nobody answers notices there: it is left alone for a while");
+            }
+            return;
+        }
+        lock(&self.silences).answered(place);
+        if let Some(wait) = judged.everybody_waits {
+            tracing::warn!(place, ?wait, "a provider asked to be left alone for a while");
+            lock(&self.pauses).ask(place, wait, now);
+        }
     }
 
     /// Takes a device out of the registry that its provider knows no more, unless it has another token by now.
@@ -194,12 +235,13 @@ impl Horn {
     }
 }
 
-/// Whom a wish to be left alone is for: a provider, or one push service of many. One URL of plain HTTP speaks for its device only.
+/// Whom a wish to be left alone, or a silence, is for: a provider, or one origin of many. `None` where nothing can be called.
 fn place_of(device: &Device) -> Option<String> {
     match device.provider {
         Provider::Apns | Provider::Fcm => Some(provider_word(device.provider).to_owned()),
         Provider::Webpush => origin_of(&device.token),
-        Provider::Http => None,
+        // Not the same as a push service there: one URL that asks to wait speaks for its device only.
+        Provider::Http => origin_of(&device.token).map(|origin| format!("plain {origin}")),
     }
 }
 

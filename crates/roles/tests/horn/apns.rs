@@ -118,6 +118,18 @@ async fn a_collapse_key_and_a_devices_own_topic_are_passed_on() {
 }
 
 #[tokio::test]
+async fn without_any_topic_nobody_is_asked_and_the_setting_is_named() {
+    let provider = Provider::start(|_| answer(200, "")).await;
+    let mut settings = Team::new().settings(&provider);
+    settings.apns.as_mut().unwrap().topic = String::new();
+    let bench = Bench::new(settings);
+    bench.devices.add("u1", device("phone", By::Apns, TOKEN));
+    let fate = bench.only_fate(&notice("m1")).await;
+    assert!(matches!(&fate, Fate::Misconfigured { reason } if reason.contains("horn.apns.topic")), "{fate:?}");
+    assert!(provider.asked().is_empty());
+}
+
+#[tokio::test]
 async fn a_token_is_used_for_a_while_and_then_made_anew() {
     let team = Team::new();
     let provider = Provider::start(|_| answer(200, "")).await;

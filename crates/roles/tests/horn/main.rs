@@ -4,6 +4,7 @@ mod apns;
 mod bench;
 mod fcm;
 mod handing;
+mod misbehaving;
 mod notices;
 mod plain_http;
 mod proofs;

@@ -36,7 +36,11 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
     if args.rebuild {
         return rebuild(args);
     }
-    let loaded = args.config.load();
+    let mut loaded = args.config.load();
+    if let Some(config) = &loaded.config {
+        // What a file says is not looked at before a start needs it.
+        loaded.findings.problems.extend(crate::serve::key_problems(config));
+    }
     let folder = loaded.config.as_ref().map(|config| FolderState::of(&config.data));
     if args.json {
         print_json(&as_json(&loaded, folder.as_ref()))?;

@@ -26,6 +26,11 @@ impl Failure {
         self.details.extend(details);
         self
     }
+
+    /// What went wrong, in one sentence.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
 }
 
 impl fmt::Display for Failure {

@@ -218,6 +218,12 @@ fn show_devices(devices: &[DeviceInfo], json: bool) -> Result<ExitCode, Failure>
             shown.add_row([name, &device.platform, &device.provider, &device.token]);
         }
         print_line(&shown.to_string())?;
+        devices.iter().try_for_each(|device| {
+            let of = |name: &str| device.more.get(name).and_then(Value::as_str);
+            of("warning").map_or(Ok(()), |warning| {
+                print_line(&format!("warning: {}: {warning}", of("device").unwrap_or_default()))
+            })
+        })?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -41,6 +41,7 @@ use self::people::{People, PeopleParts, Reach};
 use crate::cli::Failure;
 use crate::config::{Config, CoordinationEngineName};
 
+pub use self::people_wiring::key_problems;
 pub use self::wiring::engine_settings;
 
 /// What the process ends with when it was told twice to end.

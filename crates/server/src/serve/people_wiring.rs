@@ -96,6 +96,17 @@ pub fn mute_providers(config: &Config) -> Vec<Provider> {
     mute.map(|(provider, _)| provider).collect()
 }
 
+/// What is wrong with the files and keys of people's roles, as a start would find it: those of devices' tokens, then the horn's.
+pub fn key_problems(config: &Config) -> Vec<String> {
+    let of_tokens = if config.roles.gateway { tokens(config).map(drop) } else { Ok(()) };
+    let of_horn = if config.roles.horn { horn(config) } else { Ok(()) };
+    [of_tokens, of_horn].into_iter().filter_map(Result::err).map(|failure| failure.message().to_owned()).collect()
+}
+
+fn horn(config: &Config) -> Result<(), Failure> {
+    whimbrel_roles::horn::check(horn_settings(config)?).map_err(|error| Failure::new(error.to_string()))
+}
+
 /// What the horn takes.
 pub fn horn_settings(config: &Config) -> Result<HornSettings, Failure> {
     let horn = &config.horn;

@@ -124,6 +124,26 @@ fn check_says_what_is_wrong_and_fails() {
 }
 
 #[test]
+fn check_says_which_key_of_people_a_server_could_not_use() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("junk"), "no key").unwrap();
+    let apns =
+        |file: &str| ["horn.apns.key_id=K", "horn.apns.team_id=T", &format!("horn.apns.key_file={file}")].join(" ");
+    let kinds = [
+        (apns("nowhere.p8"), "`horn.apns.key_file`: nowhere.p8 cannot be read"),
+        (apns("junk"), "[horn.apns] has a key that cannot be used"),
+        ("horn.fcm.service_account=junk".to_owned(), "`horn.fcm.service_account` is no service account"),
+        ("clients.jwks=nowhere.json".to_owned(), "`clients.jwks`: nowhere.json cannot be read"),
+    ];
+    for (settings, said) in kinds {
+        let arguments: Vec<&str> = settings.split(' ').flat_map(|setting| ["--set", setting]).collect();
+        let output = checked(folder.path(), &arguments);
+        assert_eq!(output.status.code(), Some(1), "{settings}");
+        assert!(stdout_of(&output).contains(said), "{settings}: {}", stdout_of(&output));
+    }
+}
+
+#[test]
 fn the_commented_defaults_that_check_prints_are_a_configuration_to_start_with() {
     let folder = tempfile::tempdir().unwrap();
     let example = checked(folder.path(), &["--example"]);
