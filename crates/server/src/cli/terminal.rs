@@ -20,6 +20,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(500);
 const PAUSE_MAX: Duration = Duration::from_secs(15);
 /// The longest that it obeys a server about.
 const TOLD_PAUSE_MAX: Duration = Duration::from_secs(600);
+const SEVERAL_HINT: &str = "`whimbrel platform set PLATFORM --sessions 3` lets several devices of a user in";
 /// Characters of a payload that a line shows.
 const PAYLOAD_SHOWN_CHARS: usize = 1000;
 
@@ -86,9 +87,7 @@ enum Next {
 /// By the ranges of close codes; what is no code of Whimbrel's is a connection that broke.
 fn next_after(code: u16, reason: &str, pause: Duration) -> Next {
     match code {
-        4001 => {
-            Next::Stay("another session of this user and platform took its place, so there is nothing to come back for")
-        }
+        4001 => Next::Stay("the newest session of a user and platform wins, so there is nothing to come back for"),
         4000..=4099 => Next::Stay("it is not to come back"),
         4100..=4199 => Next::Return(Duration::ZERO),
         4200..=4299 => Next::Return(told_delay(reason).unwrap_or(pause)),
@@ -115,7 +114,8 @@ pub fn run(args: TerminalArgs) -> Result<ExitCode, Failure> {
     } else {
         format!("{host}:80")
     };
-    let mut terminal = Terminal { resume: args.resume.clone(), shown: 0, place, args: &args };
+    let mut terminal =
+        Terminal { args: &args, place, resume: args.resume.clone(), shown: 0, broke_with: None, kicked: None };
     converse(async {
         tokio::select! {
             ended = terminal.run() => ended,
@@ -131,6 +131,10 @@ struct Terminal<'a> {
     /// The inbox's epoch, and the highest number that was shown.
     resume: Option<(String, u64)>,
     shown: u64,
+    /// Why the last attempt came to nothing, until one comes to something.
+    broke_with: Option<String>,
+    /// The code of the `kick` that it was told.
+    kicked: Option<String>,
 }
 
 /// How a connection ended.
@@ -154,12 +158,20 @@ impl Terminal<'_> {
                 }
                 Ended::Broke(why) if self.args.once => return Err(Failure::new(why)),
                 Ended::Broke(why) => {
-                    eprintln!("{why}");
+                    // Said once for as long as it lasts.
+                    if self.broke_with.as_ref() != Some(&why) {
+                        eprintln!("{why}; trying again until Ctrl-C");
+                        self.broke_with = Some(why);
+                    }
                     Next::Return(pause)
                 }
             };
             match next {
-                Next::Stay(why) => return Err(Failure::new(format!("the connection was closed; {why}"))),
+                Next::Stay(why) => {
+                    let failure = Failure::new(format!("the connection was closed; {why}"));
+                    let is_replaced = self.kicked.as_deref() == Some("replaced");
+                    return Err(if is_replaced { failure.with_hint(SEVERAL_HINT) } else { failure });
+                }
                 Next::Return(_) if self.args.once => return Ok(ExitCode::SUCCESS),
                 Next::Return(after) => {
                     tokio::time::sleep(after).await;
@@ -254,6 +266,7 @@ impl Terminal<'_> {
 
     fn show(&mut self, frame: &Value) -> Result<(), Failure> {
         self.shown += u64::from(frame.get("message").is_some());
+        self.broke_with = None;
         if self.args.json {
             return print_json(frame);
         }
@@ -267,7 +280,10 @@ impl Terminal<'_> {
             "truncated" => print_line(&format!("messages {} to {} are gone", said["from"], said["to"])),
             "lost" => print_line(&format!("{} ephemeral messages were dropped", said["count"])),
             "goaway" => print_line("the server goes away"),
-            "kick" => print_line(&kick_line(said)),
+            "kick" => {
+                self.kicked = Some(text_of(&said["code"]));
+                print_line(&kick_line(said))
+            }
             _ => print_line(&frame.to_string()),
         }
     }
@@ -276,7 +292,9 @@ impl Terminal<'_> {
         if self.args.json {
             return print_json(&json!({ "closed": { "code": code, "reason": reason } }));
         }
-        print_line(&format!("closed: {code} {reason}"))
+        // The reason of a kick was shown with it.
+        let reason = if self.kicked.is_some() { "" } else { reason };
+        print_line(format!("closed: {code} {reason}").trim_end())
     }
 }
 
