@@ -35,6 +35,12 @@ impl Site {
         self.dead(of, id).unwrap()
     }
 
+    /// Everything that was ever an event.
+    pub fn events(&self) -> String {
+        let read = ["read", "_events", "--from", "earliest", "--limit", "1000", "--json"];
+        stdout_of(&run(self.folder.path(), &[&read[..], &["--server", &self.server.url]].concat()))
+    }
+
     pub fn redrives(&self, of: PeopleLetters, id: &str) {
         let told = converse(self.client().redrive_people(of, &[id.to_owned()])).unwrap();
         assert_eq!(told, json!({ "redriven": 1, "unknown": [] }));
@@ -50,6 +56,8 @@ pub fn a_notice_that_is_refused_for_good_is_dead_at_once_and_reaches_its_provide
     assert_eq!((letter.attempts, letter.last_status, letter.key.as_deref()), (1, None, Some("refused")), "{reason}");
     assert!(reason.contains("phone (http)") && reason.contains("answered 400"), "{reason}");
     assert_eq!(provider.count(), 1, "nothing is tried again that no repeat can mend");
+    let lastly = format!("went to the dead letters, lastly: {reason}");
+    eventually("an event says why it died", || site.events().contains(&lastly));
 
     provider.answer_with(|_| reply(200));
     site.redrives(PeopleLetters::Notices, &id);
@@ -87,9 +95,7 @@ pub fn a_device_whose_provider_has_no_keys_is_told_when_it_is_registered_and_whe
     let id = site.push_waking("keyless", "a", "50ms");
     let reason = site.dies(PeopleLetters::Notices, &id).reason.unwrap_or_default();
     assert!(reason.contains("phone (apns)") && reason.contains("horn.apns.key_file"), "{reason}");
-    let read = ["read", "_events", "--from", "earliest", "--limit", "1000", "--json"];
-    let events = || stdout_of(&run(site.folder.path(), &[&read[..], &server].concat()));
-    eventually("an event says what to configure", || events().contains("provider_not_configured"));
+    eventually("an event says what to configure", || site.events().contains("provider_not_configured"));
 }
 
 pub fn where_a_platform_has_many_devices_only_those_that_did_not_acknowledge_are_woken(site: &Site) {

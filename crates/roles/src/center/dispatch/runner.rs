@@ -158,6 +158,8 @@ pub struct Runner {
     last_error: Option<LastError>,
     stalled: Option<&'static str>,
     buried_unsaid: u64,
+    /// Why the last of them died.
+    buried_lastly: String,
     failure: Option<String>,
 }
 
@@ -292,6 +294,7 @@ impl Runner {
             last_error: None,
             stalled: None,
             buried_unsaid: 0,
+            buried_lastly: String::new(),
             failure: None,
             tools,
             reach,

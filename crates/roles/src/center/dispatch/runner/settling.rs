@@ -123,7 +123,10 @@ impl Runner {
                         Kind::DeadLetter => {
                             self.figures.buried.increment(1);
                             // That of an event is no event: it would have to be delivered too, and so on for ever.
-                            self.buried_unsaid += u64::from(*settlement.parcel.topic != *EVENTS_TOPIC);
+                            if *settlement.parcel.topic != *EVENTS_TOPIC {
+                                self.buried_unsaid += 1;
+                                self.buried_lastly = settlement.origin.reason.unwrap_or_default();
+                            }
                         }
                     }
                 }
@@ -158,7 +161,7 @@ impl Runner {
             return;
         }
         let name = &self.subscription.name;
-        let reason = self.last_error.as_ref().map_or("", |error| &error.reason);
+        let reason = std::mem::take(&mut self.buried_lastly);
         let messages = if count == 1 { "a message".to_owned() } else { format!("{count} messages") };
         let detail = format!("{messages} of subscription `{name}` went to the dead letters, lastly: {reason}");
         (self.tools.events)(Event::warning("dead_letter", detail).with("subscription", name).with("count", count));
