@@ -32,6 +32,10 @@ impl LetterTopics {
         })
     }
 
+    pub fn push(&self) -> &Topic {
+        &self.push
+    }
+
     pub fn entry(&self, partition: u32, letter: &Letter, now: Timestamp) -> Entry {
         match letter {
             Letter::Hold { id, uid, task, due } => {

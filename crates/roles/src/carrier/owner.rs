@@ -353,6 +353,7 @@ impl Owner {
         self.tools.figures.counted(std::mem::take(&mut self.core.counts));
         let present = (self.core.sessions(), self.core.users_in_memory());
         self.tools.figures.present(self.post.number, Some(present));
+        self.tools.topics.push().running.folding.folded(self.post.number, self.core.folded());
     }
 
     fn look_for_reclaimable(&mut self) {
@@ -403,6 +404,7 @@ impl Owner {
         }
         self.note_figures();
         self.tools.figures.present(self.post.number, None);
+        self.tools.topics.push().running.folding.left(self.post.number);
         for (_, reply) in self.replies.drain() {
             let _ = reply.send(Err(PeopleError::NoOwner(self.post.number)));
         }

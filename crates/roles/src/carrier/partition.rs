@@ -8,6 +8,7 @@
 mod acking;
 mod admitting;
 mod asking;
+mod coming;
 mod folding;
 mod reading;
 mod saving;
@@ -30,6 +31,7 @@ use whimbrel_model::{Record, Timestamp};
 
 use super::settings::{CarrierSettings, LOAD_USERS, WORK_RECORDS_MAX};
 use super::user_box::{PlatformRules, UserBox};
+use coming::Coming;
 use saving::{InFlight, Unsaved};
 
 pub type AskId = u64;
@@ -237,9 +239,13 @@ pub struct Partition {
     epoch: u64,
     inbox_epoch: Arc<str>,
     began: Timestamp,
+    /// What the clock said last.
+    clock: Timestamp,
     users: HashMap<Uid, Box<User>, RandomState>,
     work: VecDeque<Work>,
     records_waiting: usize,
+    /// Sessions whose arrival or announcement is among the work.
+    coming: Coming,
     /// Users whose boxes are being loaded.
     loading: Vec<Uid>,
     /// Where the store was when they were asked for.
@@ -295,9 +301,11 @@ impl Partition {
             epoch,
             inbox_epoch,
             began: now,
+            clock: now,
             users: HashMap::default(),
             work: VecDeque::new(),
             records_waiting: 0,
+            coming: Coming::default(),
             loading: Vec::new(),
             loading_at: 0,
             folded: 0,
@@ -324,6 +332,7 @@ impl Partition {
         if self.is_over {
             return Vec::new();
         }
+        self.look_at_the_clock(now);
         match input {
             Input::Started { applied, first, end } => self.started(applied, first, end, now),
             Input::Read(read) => self.read(read),
@@ -581,8 +590,18 @@ impl Partition {
                 });
                 self.folded = next.unwrap_or(self.read_next);
             }
-            Work::Arrive { gateway, arrival } => self.arrive(gateway, *arrival, now),
-            Work::Announce { gateway, announced } => self.announce(gateway, *announced, now),
+            Work::Arrive { gateway, arrival } => match self.coming.came(gateway, arrival.session) {
+                Some(_) => self.arrive(gateway, *arrival, now),
+                None => self.release(arrival.uid.as_str()),
+            },
+            Work::Announce { gateway, mut announced } => match self.coming.came(gateway, announced.arrival.session) {
+                Some(acked) => {
+                    announced.acked = announced.acked.max(acked);
+                    announced.sent = announced.sent.max(acked);
+                    self.announce(gateway, *announced, now);
+                }
+                None => self.release(announced.arrival.uid.as_str()),
+            },
             Work::Ask { ask, what, .. } => self.show(ask, what, now),
             Work::Reclaim(uid) => self.reclaim(&uid, now),
         }

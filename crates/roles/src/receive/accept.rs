@@ -98,9 +98,9 @@ pub(crate) async fn accept_one(
     })
     .await;
     let outcome = outcome.into_iter().next().unwrap_or_else(|| Err(no_answer()));
-    let mut taken = Taken::of(door);
+    let mut taken = Taken::of(door, &pass);
     let accepted = expected.accepted(outcome, topic, &mut taken);
-    taken.count(door, &pass, now);
+    taken.count(door, now);
     accepted
 }
 
@@ -139,10 +139,10 @@ pub(crate) async fn accept_many(
         (outcome, pass)
     })
     .await;
-    let mut taken = Taken::of(door);
+    let mut taken = Taken::of(door, &pass);
     let outcomes = answers_of(outcome, all_expected.len()).zip(all_expected);
     let answered = outcomes.map(|(outcome, expected)| expected.accepted(outcome, topic, &mut taken)).collect();
-    taken.count(door, &pass, now);
+    taken.count(door, now);
     Ok(answered)
 }
 
@@ -172,6 +172,7 @@ impl Expected {
             Whither::Topic { partition } => {
                 taken.published += 1;
                 taken.published_bytes += self.payload_bytes;
+                taken.topic.running.folding.appended(partition, offset);
                 Standing::InTopic { partition, offset }
             }
             Whither::Hold { due, shard } => {
@@ -245,6 +246,8 @@ fn no_answer() -> LogError {
 /// What a call has taken, for the figures.
 #[derive(Debug)]
 pub(super) struct Taken<'a> {
+    /// The topic that the messages are for.
+    topic: &'a Topic,
     /// The topic of all holds.
     holds: &'a Topic,
     pub(super) published: usize,
@@ -253,11 +256,12 @@ pub(super) struct Taken<'a> {
 }
 
 impl<'a> Taken<'a> {
-    pub(super) fn of(door: &'a Door) -> Self {
-        Self { holds: &door.holds, published: 0, published_bytes: 0, held: 0 }
+    pub(super) fn of(door: &'a Door, topic: &'a Topic) -> Self {
+        Self { topic, holds: &door.holds, published: 0, published_bytes: 0, held: 0 }
     }
 
-    pub(super) fn count(&self, door: &Door, topic: &Topic, now: Timestamp) {
+    pub(super) fn count(&self, door: &Door, now: Timestamp) {
+        let topic = self.topic;
         let figures = &topic.running.figures;
         if self.published + self.held > 0 {
             door.stats.published(topic.number(), (self.published + self.held) as u64);

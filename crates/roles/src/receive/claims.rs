@@ -89,7 +89,7 @@ pub(super) async fn accept_claimed(
         entries: Vec::with_capacity(drafts.len()),
         questions: Vec::new(),
         headers: HeadersBuilder::default(),
-        taken: Taken::of(door),
+        taken: Taken::of(door, pass),
     };
     for (index, draft) in drafts.into_iter().enumerate() {
         if let Err(problem) = claiming.decide(index, draft).await {
@@ -295,7 +295,7 @@ impl Claiming<'_> {
             };
             answers.push(answer);
         }
-        self.taken.count(self.door, self.pass, self.now);
+        self.taken.count(self.door, self.now);
         answers
     }
 

@@ -60,7 +60,7 @@ use std::sync::Arc;
 use axum::Router;
 use tokio::task::JoinHandle;
 use whimbrel_model::ports::{
-    Carriers, Devices, Dispatch, Holds, Log, LogTopics, Presence, Progress, Receipts, ReceiptsError,
+    Carriers, Devices, Dispatch, Holds, Inbox, Log, LogTopics, Presence, Progress, Receipts, ReceiptsError,
 };
 use whimbrel_model::{Clock, EVENTS_TOPIC};
 
@@ -97,6 +97,8 @@ pub struct Ports {
     pub progress: Arc<dyn Progress>,
     /// The owners of users, wherever they run.
     pub carriers: Arc<dyn Carriers>,
+    /// Where owners elsewhere save, so that it is seen how far they have come; `None` where no other process uses that store.
+    pub shared_inboxes: Option<Arc<dyn Inbox>>,
     pub presence: Arc<dyn Presence>,
     pub devices: Arc<dyn Devices>,
     /// Whether people can be reached from this process; `None` where nobody is to be.
@@ -137,7 +139,11 @@ impl Receive {
         let (log, mint, partition) = (Arc::clone(&door.ports.log), Arc::clone(&door.mint), events_topic.partition(0));
         let writer = tokio::spawn(async move { events.run(log, mint, partition, shutdown).await });
         let finisher = tokio::spawn(subscription_delete::finish_left(Arc::clone(&door)));
-        Ok(Self { door, tasks: vec![writer, finisher] })
+        let mut tasks = vec![writer, finisher];
+        if let Some(inboxes) = door.ports.shared_inboxes.clone() {
+            tasks.push(tokio::spawn(people::behind::watch(Arc::clone(&door), inboxes)));
+        }
+        Ok(Self { door, tasks })
     }
 
     /// Everything that is served: HTTP, gRPC, the page at `/`, the API document. Add `/metrics` beside it.

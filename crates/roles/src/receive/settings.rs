@@ -23,6 +23,8 @@ pub const SEARCH_SCAN_RECORDS_DEFAULT: usize = 100_000;
 pub const READ_BYTES_DEFAULT: usize = 8 << 20;
 /// Records that the owner of a shard of holds may be behind, by default: what an ordinary disk takes within a few seconds.
 pub const HOLDS_BEHIND_DEFAULT: u64 = 50_000;
+/// Records that the carrier of a partition of pushes may be behind, by default: what an ordinary machine delivers within a few seconds.
+pub const PUSH_BEHIND_DEFAULT: u64 = 50_000;
 /// Open tails, by default.
 pub const TAILS_DEFAULT: usize = 1024;
 
@@ -47,6 +49,8 @@ pub struct ReceiveSettings {
     pub push_ttl_max: Duration,
     /// Records that the owner of a shard may be behind before no more holds are taken for it.
     pub holds_behind_max: u64,
+    /// Records that the carrier of a partition may be behind before no more pushes are taken for it.
+    pub push_behind_max: u64,
     /// This process among those that mint ids: 12 bits.
     pub node: u16,
     /// Without any key, everything is allowed: whoever opens the port guards its address.
@@ -88,6 +92,7 @@ impl Default for ReceiveSettings {
             tails_max: TAILS_DEFAULT,
             push_ttl_max: TTL_DEFAULT,
             holds_behind_max: HOLDS_BEHIND_DEFAULT,
+            push_behind_max: PUSH_BEHIND_DEFAULT,
             node: 0,
             keys: Vec::new(),
             guard: Arc::default(),

@@ -430,3 +430,28 @@ async fn pushing_needs_the_scope_and_a_log_that_takes_it() {
     let topics = house.call(Method::POST, "/v1/topics/_push/messages", &[("authorization", "Bearer q")], "x").await;
     topics.problem(422, "reserved_name");
 }
+
+#[tokio::test(start_paused = true)]
+async fn pushes_wait_for_a_carrier_that_is_far_behind_and_go_on_when_it_has_caught_up() {
+    let house = House::with(ReceiveSettings { push_behind_max: 10, ..ReceiveSettings::default() }).await;
+    let saved = |upto| house.world.inboxes.0.store(upto, std::sync::atomic::Ordering::Relaxed);
+    let body = json!({ "payload": "x" });
+    let looked = || tokio::time::sleep(std::time::Duration::from_secs(2));
+    saved(0);
+    for _ in 0..10 {
+        push(&house, "u1", body.clone()).await.ok(202);
+    }
+    looked().await;
+    push(&house, "u1", body.clone()).await.ok(202);
+    let refused = push(&house, "u1", body.clone()).await;
+    assert!(refused.headers.contains_key("retry-after"));
+    refused.problem(429, "overloaded");
+    push(&house, "u1", json!({ "payload": "x", "delay": "1h" })).await.ok(202);
+    let elsewhere = (2..).map(|number| format!("u{number}"));
+    let partition = |uid: &str| Uid::new(uid).unwrap().partition(house.registry.get(PUSH_TOPIC).unwrap().partitions());
+    let other = elsewhere.into_iter().find(|uid| partition(uid) != partition("u1")).unwrap();
+    push(&house, &other, body.clone()).await.ok(202);
+    saved(11);
+    looked().await;
+    push(&house, "u1", body).await.ok(202);
+}

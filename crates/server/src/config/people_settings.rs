@@ -103,6 +103,12 @@ pub const PEOPLE: &[Setting] = &[
         "How long a device counts after it was last seen: what it has not acknowledged is kept for it.",
     ),
     setting(
+        "push.behind",
+        count(1_000, 1_000_000_000),
+        Count(50_000),
+        "Records that the carrier of a partition may be behind what this process accepts for it. Beyond, no more is pushed there: 429.",
+    ),
+    setting(
         "push.threads",
         Kind::Count { min: 1, max: 256, or: Some("auto") },
         Text("auto"),

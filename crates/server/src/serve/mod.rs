@@ -39,7 +39,7 @@ use self::deliveries::Deliveries;
 use self::listen::ListenSettings;
 use self::people::{People, PeopleParts, Reach};
 use crate::cli::Failure;
-use crate::config::{Config, CoordinationEngineName};
+use crate::config::{Config, CoordinationEngineName, StateEngineName};
 
 pub use self::people_wiring::key_problems;
 pub use self::wiring::engine_settings;
@@ -244,6 +244,8 @@ impl Server<'_> {
             dispatch: Arc::clone(&cluster.dispatch),
             progress: Arc::clone(&self.engines.progress),
             carriers: Arc::clone(&reach.carriers),
+            shared_inboxes: (self.config.push.engine == StateEngineName::Redis)
+                .then(|| Arc::clone(&self.engines.inbox)),
             presence: Arc::clone(&reach.presence),
             devices: Arc::clone(&self.engines.devices),
             reachability: Some(Arc::clone(&reach.reachability)),

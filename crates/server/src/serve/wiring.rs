@@ -300,6 +300,7 @@ pub fn receive_settings(
         tails_max: limits.tails,
         push_ttl_max: config.push.ttl_max,
         holds_behind_max: config.holds.behind,
+        push_behind_max: config.push.behind,
         node,
         keys: config.keys.iter().map(api_key).collect(),
         guard: Arc::new(guard),

@@ -14,12 +14,21 @@ use super::{Effect, Known, Letter, Partition, Trouble, Work};
 /// What a device that never acknowledges is told.
 const NO_ACK: &str = "what you were sent was not acknowledged in time; connect again and resume";
 
+/// A clock that was set back by less makes nobody wait for long.
+const CLOCK_BACK_MS: i64 = 1_000;
+
 impl Partition {
     pub(super) fn told(&mut self, gateway: GatewayId, messages: Vec<ToCarrier>, now: Timestamp) {
         for message in messages {
             match message {
-                ToCarrier::Arrive(arrival) => self.work.push_back(Work::Arrive { gateway, arrival }),
-                ToCarrier::Announce(announced) => self.work.push_back(Work::Announce { gateway, announced }),
+                ToCarrier::Arrive(arrival) => {
+                    self.coming.queued(gateway, arrival.session);
+                    self.work.push_back(Work::Arrive { gateway, arrival });
+                }
+                ToCarrier::Announce(announced) => {
+                    self.coming.queued(gateway, announced.arrival.session);
+                    self.work.push_back(Work::Announce { gateway, announced });
+                }
                 ToCarrier::Ack { session, uid, upto } => self.acknowledged(gateway, session, &uid, upto, now),
                 ToCarrier::Gone { session, uid } => self.gone(gateway, session, &uid, now),
             }
@@ -29,14 +38,7 @@ impl Partition {
     fn acknowledged(&mut self, gateway: GatewayId, session: u64, uid: &Uid, upto: u64, now: Timestamp) {
         let rules = Arc::clone(&self.rules);
         // Its announcement may still be on its way in.
-        for work in &mut self.work {
-            if let Work::Announce { gateway: from, announced } = work
-                && (*from, announced.arrival.session) == (gateway, session)
-            {
-                announced.acked = announced.acked.max(upto);
-                announced.sent = announced.sent.max(upto);
-            }
-        }
+        self.coming.acknowledged(gateway, session, upto);
         let Some(user) = self.users.get_mut(uid.as_str()) else { return };
         let Some(at) = user.lives.iter().position(|live| live.is(gateway, session)) else { return };
         let live = &mut user.lives[at];
@@ -69,11 +71,7 @@ impl Partition {
 
     fn gone(&mut self, gateway: GatewayId, session: u64, uid: &Uid, now: Timestamp) {
         // It may still be on its way in.
-        self.work.retain(|work| match work {
-            Work::Arrive { gateway: from, arrival } => *from != gateway || arrival.session != session,
-            Work::Announce { gateway: from, announced } => *from != gateway || announced.arrival.session != session,
-            _ => true,
-        });
+        self.coming.left(gateway, session);
         let Some(user) = self.users.get_mut(uid.as_str()) else { return };
         let Some(at) = user.lives.iter().position(|live| live.is(gateway, session)) else { return };
         let live = user.lives.remove(at);
@@ -113,6 +111,7 @@ impl Partition {
             Work::Arrive { gateway, .. } | Work::Announce { gateway, .. } => !dead.contains(gateway),
             _ => true,
         });
+        self.coming.died(dead);
         let mut left = Vec::new();
         for (uid, user) in &mut self.users {
             user.lives.retain(|live| !dead.contains(&live.gateway));
@@ -121,6 +120,27 @@ impl Partition {
             }
         }
         left.iter().for_each(|uid| self.release(uid.as_str()));
+    }
+
+    /// A wall clock that was set back by much would make everything wait for as long that waits for a time: it waits for a time from now on.
+    pub(super) fn look_at_the_clock(&mut self, now: Timestamp) {
+        let was = std::mem::replace(&mut self.clock, now);
+        if was.as_millis().saturating_sub(now.as_millis()) < CLOCK_BACK_MS {
+            return;
+        }
+        self.began = self.began.min(now);
+        self.unsaved.last = self.unsaved.last.min(now);
+        self.gateways.values_mut().for_each(|known| known.heard_at = known.heard_at.min(now));
+        self.deadlines.clear();
+        for (uid, user) in &mut self.users {
+            for live in &mut user.lives {
+                live.since = live.since.min(now);
+                if live.is_watched {
+                    let at = expiry(live.since, (self.rules)(&live.platform).ack_timeout_ms);
+                    self.deadlines.push(Reverse((at, uid.clone(), live.gateway, live.session)));
+                }
+            }
+        }
     }
 
     /// Those who had their time for an acknowledgement: tried again later, or closed.

@@ -28,7 +28,7 @@ pub(super) struct Unsaved {
     pub bytes: usize,
     pub wants_reset: bool,
     pub wants_sync: bool,
-    last: Timestamp,
+    pub last: Timestamp,
 }
 
 struct NewRow {

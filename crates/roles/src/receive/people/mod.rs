@@ -3,6 +3,7 @@
 //! A push becomes records of `_push`, one for each partition that its users are of, and whatever is decided about a user is decided by
 //! the owner of the partition that reads them. Nothing here talks to a device, and nothing is kept.
 
+pub(super) mod behind;
 pub(super) mod dead_pushes;
 pub(super) mod devices;
 pub mod documents;

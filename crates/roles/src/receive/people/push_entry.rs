@@ -21,6 +21,7 @@ use super::super::draft::{Brought, ContentType, Draft, Later, PushPart, PushShar
 use super::super::entry::{DurationText, PayloadForms, Text};
 use super::super::problem::{Code, Problem};
 use super::super::query::shown;
+use super::behind::check_behind;
 use crate::topics::Topic;
 
 /// Platforms that one push names.
@@ -330,6 +331,9 @@ impl<'a> PushReader<'a> {
     fn spread(&mut self, uids: &[&str], mut plain: Draft, into: &mut Pushes) -> Result<(), Problem> {
         let is_brought = plain.brought.is_some();
         let groups = self.groups_of(uids);
+        if plain.later.is_none() {
+            groups.iter().try_for_each(|(partition, _)| check_behind(self.door, self.topic, *partition))?;
+        }
         if let [(_, all)] = &groups[..] {
             let rest = self.rest_of(all, is_brought, plain.payload.len())?;
             let key = Some(self.keep(all[0].as_bytes()));

@@ -8,7 +8,7 @@ pub mod people;
 pub mod receipts;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -30,7 +30,7 @@ use catalogue::MemoryCatalogue;
 use dispatch::{MemoryDispatch, MemoryNotebook, MemoryProgress};
 use holds::MemoryHolds;
 use log::MemoryLog;
-use people::{MemoryCarriers, MemoryDevices, MemoryPresence};
+use people::{MemoryCarriers, MemoryDevices, MemoryPresence, SavedInboxes};
 use receipts::MemoryReceipts;
 
 /// Shards of the holds.
@@ -68,6 +68,7 @@ pub struct World {
     pub dispatch: Arc<MemoryDispatch>,
     pub progress: Arc<MemoryProgress>,
     pub carriers: Arc<MemoryCarriers>,
+    pub inboxes: Arc<SavedInboxes>,
     pub presence: Arc<MemoryPresence>,
     pub devices: Arc<MemoryDevices>,
     pub clock: Arc<StillClock>,
@@ -108,6 +109,7 @@ impl World {
             dispatch: Arc::default(),
             progress: Arc::default(),
             carriers: Arc::default(),
+            inboxes: Arc::new(SavedInboxes(AtomicU64::new(u64::MAX))),
             presence: Arc::default(),
             devices: Arc::default(),
             clock,
@@ -124,6 +126,7 @@ impl World {
             dispatch: self.dispatch.clone(),
             progress: self.progress.clone(),
             carriers: self.carriers.clone(),
+            shared_inboxes: Some(self.inboxes.clone()),
             presence: self.presence.clone(),
             devices: self.devices.clone(),
             reachability: None,

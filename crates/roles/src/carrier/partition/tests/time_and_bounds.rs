@@ -57,3 +57,17 @@ fn one_user_has_so_many_sessions_and_no_more() {
     assert_eq!(world.core.sessions(), crate::carrier::user_box::SEATS_MAX);
     assert_eq!(world.told(1).len(), 2, "the oldest is told");
 }
+
+#[test]
+fn a_clock_that_is_set_back_by_an_hour_holds_up_neither_saving_nor_retries() {
+    let mut world = World::new();
+    world.wait(7_200_000);
+    world.arrive(1, "u", "web", None);
+    world.push(&["u"], "a");
+    world.now -= 3_600_000;
+    world.push(&["u"], "b");
+    world.wait(200);
+    assert_eq!(world.store.applied, 2, "it is saved as ever");
+    world.wait(10_000);
+    assert!(matches!(world.letters[..], [Letter::Hold { .. }]), "it did not acknowledge, and is tried again");
+}
