@@ -2,16 +2,22 @@
 //!
 //! | key | what it has |
 //! | --- | --- |
-//! | `meta` | a hash: the epoch, and where the store is |
+//! | `meta` | a hash: the epoch, where the store is, and how often it was written |
 //! | `boxes` | a hash: user → box |
 //! | `rows` | a hash: the number (8 bytes, the highest first) and the user → row |
 //! | `shared`, `references` | hashes: number → row, and how many refer to it |
 //! | `reclaim` | a sorted set: user, by the hour that its box may be reclaimed at |
 //!
+//! Acknowledgements alone leave the store where it was, so that where it is does not show that it fell back behind them; how often it was
+//! written does. Whoever took a partition here goes by both.
+//!
 //! Every key is `<prefix>:{push:<partition>}:<name>`.
 
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use bytes::Bytes;
-use redis::Cmd;
+use redis::{Cmd, Value};
 use tokio::sync::Semaphore;
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::Uid;
@@ -19,7 +25,7 @@ use whimbrel_model::ports::timers::{Applied, At};
 use whimbrel_model::ports::{Inbox, InboxError, InboxRead, InboxWrite, PortFuture, RowKey, reclaim_hour};
 
 use super::connection::{CallError, RedisConnection, Script};
-use super::reply::{OddReply, Parts, bytes_of, number_of};
+use super::reply::{OddReply, Parts};
 use super::write::{ARGUMENTS_MAX, decimal};
 use crate::embedded::inbox::fold::{Folded, SharedStep};
 
@@ -32,6 +38,9 @@ const HEADER_ARGUMENTS: usize = 32;
 pub struct RedisInbox {
     connection: RedisConnection,
     writes: Semaphore,
+    /// The epoch under which each partition was taken here, and how often it was written then, as Redis says it. Where a write's outcome
+    /// is not known it has none.
+    written: Mutex<HashMap<u32, (u64, Bytes)>>,
     open: Script,
     apply: Script,
     get: Script,
@@ -46,7 +55,8 @@ impl RedisInbox {
         Self {
             connection,
             writes: Semaphore::new(WRITES_AT_ONCE),
-            open: Script::new(include_str!("lua/open.lua")),
+            written: Mutex::default(),
+            open: Script::new(include_str!("lua/inbox_open.lua")),
             apply: Script::new(include_str!("lua/inbox_apply.lua")),
             get: Script::new(include_str!("lua/inbox_get.lua")),
             reclaimable: Script::new(include_str!("lua/inbox_reclaimable.lua")),
@@ -60,19 +70,40 @@ impl RedisInbox {
     async fn take(&self, partition: u32, epoch: u64) -> Result<Option<u64>, Failure> {
         let mut call = self.open.on(self.keys(partition, &["meta"]).iter());
         call.arg(decimal(epoch));
-        let at = bytes_of(self.connection.run(&self.open, call).await?)?;
-        Ok(at.map(|at| number_of(&at)).transpose()?)
+        let answer = self.connection.run(&self.open, call).await?;
+        if matches!(answer, Value::Nil) {
+            return Ok(None);
+        }
+        let mut answer = Parts::of(answer)?;
+        let (applied, writes) = (answer.number()?, answer.bytes()?);
+        self.written().insert(partition, (epoch, writes));
+        Ok(Some(applied))
+    }
+
+    fn written(&self) -> MutexGuard<'_, HashMap<u32, (u64, Bytes)>> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How often the partition was written, as far as the writer of that epoch knows it here: until its write has answered nobody does.
+    fn take_written(&self, partition: u32, epoch: u64) -> Bytes {
+        let mut written = self.written();
+        let is_its_own = written.get(&partition).is_some_and(|(of, _)| *of == epoch);
+        if is_its_own { written.remove(&partition).map(|(_, writes)| writes).unwrap_or_default() } else { Bytes::new() }
     }
 
     async fn write(&self, partition: u32, write: InboxWrite) -> Result<Applied, Failure> {
         let _turn = self.connection.turn_of(&self.writes).await?;
         let mut call = self.apply.on(self.keys(partition, &NAMES).iter());
-        add_arguments(&mut call, &write)?;
+        let (epoch, writes) = (write.epoch, self.take_written(partition, write.epoch));
+        add_arguments(&mut call, &write, &writes)?;
         // What is sent is a copy; the rows need not stay in memory until Redis has answered.
         drop(write);
         let mut answer = Parts::of(self.connection.run(&self.apply, call).await?)?;
         match &*answer.bytes()? {
-            b"done" => Ok(Applied::Done),
+            b"done" => {
+                self.written().insert(partition, (epoch, answer.bytes()?));
+                Ok(Applied::Done)
+            }
             b"behind" => Ok(Applied::Behind { at: answer.number()? }),
             b"older_epoch" => Ok(Applied::OlderEpoch),
             _ => Err(OddReply.into()),
@@ -144,7 +175,7 @@ fn shared_field(seq: u64) -> Vec<u8> {
 }
 
 /// Adds the arguments of `inbox_apply.lua` to its call.
-fn add_arguments(call: &mut Cmd, write: &InboxWrite) -> Result<(), TooLarge> {
+fn add_arguments(call: &mut Cmd, write: &InboxWrite, writes: &[u8]) -> Result<(), TooLarge> {
     let folded = Folded::of(write);
     let (mut put_boxes, mut dropped_boxes) = (Vec::new(), Vec::new());
     let (mut noted, mut forgotten) = (Vec::new(), Vec::new());
@@ -173,6 +204,7 @@ fn add_arguments(call: &mut Cmd, write: &InboxWrite) -> Result<(), TooLarge> {
         return Err(TooLarge { changes: write.changes.len() });
     }
     call.arg(decimal(write.epoch)).arg(decimal(write.expected)).arg(decimal(write.applied)).arg(u8::from(write.reset));
+    call.arg(writes);
     call.arg(put_boxes.len()).arg(dropped_boxes.len()).arg(noted.len()).arg(forgotten.len());
     call.arg(put_rows.len() * 2).arg(dropped_rows.len());
     call.arg(&put_boxes).arg(&dropped_boxes).arg(&noted).arg(&forgotten);

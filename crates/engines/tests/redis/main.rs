@@ -10,6 +10,7 @@ mod claims;
 mod moving;
 mod outage;
 mod people;
+mod people_outage;
 mod progress;
 mod server;
 mod snapshot;

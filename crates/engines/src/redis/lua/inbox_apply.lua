@@ -1,7 +1,7 @@
 -- One write of a partition's inboxes: checked against the epoch and the offset, then done whole.
 --
 -- KEYS: meta, boxes, rows, shared, references, reclaim.
--- ARGV: epoch, expected, applied, '1' to reset, then six times how many arguments follow, and then those:
+-- ARGV: epoch, expected, applied, '1' to reset, how often it was written where the writer knows it or '', then six times how many arguments follow, and then those:
 --   boxes to put (uid, box)  boxes to drop (uid)  hours to note (hour, uid)  hours to forget (uid)
 --   rows to put (field, row)  rows to drop (field)
 -- and to the end, in order, steps of shared rows (seq, references that come or, below zero, go, row or '').
@@ -9,23 +9,26 @@ local META, BOXES, ROWS, SHARED, REFERENCES, RECLAIM = 1, 2, 3, 4, 5, 6
 -- Arguments of ours in one command: Lua's stack takes about 8 000. An even number, for pairs.
 local CHUNK = 4000
 
-local epoch, applied = unpack(redis.call('HMGET', KEYS[META], 'epoch', 'applied'))
+local epoch, applied, writes = unpack(redis.call('HMGET', KEYS[META], 'epoch', 'applied', 'writes'))
+writes = writes or '0'
 if epoch and ARGV[1] < epoch then
   return { 'older_epoch' }
 end
 -- Where nothing was applied, the writer's zero has its full width and ours has not.
-if (applied or string.rep('0', #ARGV[2])) ~= ARGV[2] then
+-- A store that fell back may be at the same offset all the same: acknowledgements do not move it. Its count of writes tells.
+if (applied or string.rep('0', #ARGV[2])) ~= ARGV[2] or (ARGV[5] ~= '' and ARGV[5] ~= writes) then
   return { 'behind', applied or '0' }
 end
 
 -- The first command is one that a full Redis refuses: then nothing was written. After it, Redis refuses none of a script.
-redis.call('HSET', KEYS[META], 'epoch', ARGV[1], 'applied', ARGV[3])
+writes = string.format('%.0f', tonumber(writes) + 1)
+redis.call('HSET', KEYS[META], 'epoch', ARGV[1], 'applied', ARGV[3], 'writes', writes)
 if ARGV[4] == '1' then
   -- What is unlinked is gone at once and freed in the background, however large.
   redis.call('UNLINK', unpack(KEYS, 2))
 end
 
-local at = 11
+local at = 12
 local function in_chunks(count, command, key)
   local last = at + tonumber(count) - 1
   while at <= last do
@@ -34,12 +37,12 @@ local function in_chunks(count, command, key)
     at = to + 1
   end
 end
-in_chunks(ARGV[5], 'HSET', KEYS[BOXES])
-in_chunks(ARGV[6], 'HDEL', KEYS[BOXES])
-in_chunks(ARGV[7], 'ZADD', KEYS[RECLAIM])
-in_chunks(ARGV[8], 'ZREM', KEYS[RECLAIM])
-in_chunks(ARGV[9], 'HSET', KEYS[ROWS])
-in_chunks(ARGV[10], 'HDEL', KEYS[ROWS])
+in_chunks(ARGV[6], 'HSET', KEYS[BOXES])
+in_chunks(ARGV[7], 'HDEL', KEYS[BOXES])
+in_chunks(ARGV[8], 'ZADD', KEYS[RECLAIM])
+in_chunks(ARGV[9], 'ZREM', KEYS[RECLAIM])
+in_chunks(ARGV[10], 'HSET', KEYS[ROWS])
+in_chunks(ARGV[11], 'HDEL', KEYS[ROWS])
 
 for step = at, #ARGV, 3 do
   local seq, references, row = ARGV[step], tonumber(ARGV[step + 1]), ARGV[step + 2]
@@ -55,4 +58,4 @@ for step = at, #ARGV, 3 do
     redis.call('HDEL', KEYS[REFERENCES], seq)
   end
 end
-return { 'done' }
+return { 'done', writes }

@@ -163,6 +163,9 @@ impl Partition {
                 self.unsaved.saved = in_flight.applied;
                 in_flight.users.iter().for_each(|uid| self.release(uid.as_str()));
             }
+            Ok(Applied::Behind { at }) if at == self.unsaved.saved => {
+                self.resign("the store of inboxes has lost what was acknowledged last".to_owned());
+            }
             Ok(Applied::Behind { at }) => {
                 self.resign(format!("the store of inboxes is at {at}, not at {}", self.unsaved.saved));
             }
