@@ -96,7 +96,8 @@ pub type InboxRead<'a, T> = PortFuture<'a, Result<At<T>, InboxError>>;
 ///
 /// # Atomicity
 /// A write is visible and durable whole or not at all, also through a crash of the store's process. It need not be synced before it
-/// answers, as long as what survives a crash is the state after some earlier write, whole.
+/// answers, as long as what survives a crash is the state after some earlier write, whole. A store that fell back so while its writer lives
+/// refuses that writer's next write as [`Applied::Behind`], also where it lost only what left it at the same offset.
 ///
 /// # Cancellation
 /// A dropped read did nothing. A dropped write may have happened.

@@ -108,7 +108,14 @@ fn go_wrong(world: &mut World, rng: &mut Rng, trouble: Trouble) -> Check {
 
 fn message(rng: &mut Rng, number: u64, brought: &mut Vec<PushMessage>) -> PushMessage {
     if !brought.is_empty() && rng.one_in(8) {
-        return rng.pick(&brought[brought.len().saturating_sub(3)..]).clone();
+        let mut again = rng.pick(&brought[brought.len().saturating_sub(3)..]).clone();
+        // By both of its names, or by one of them.
+        match (rng.below(3), again.also.take()) {
+            (0, also) => again.also = also,
+            (1, Some(also)) => again.id = also,
+            _ => {}
+        }
+        return again;
     }
     let mut uids: Vec<String> = (0..USERS).map(|user| user_name(user).as_str().to_owned()).collect();
     let count = rng.between(1, USERS as u64) as usize;
@@ -128,6 +135,7 @@ fn message(rng: &mut Rng, number: u64, brought: &mut Vec<PushMessage>) -> PushMe
         4 => message.notify = Some(Notify::default()),
         5 | 6 if message.store => {
             message.brought = true;
+            message.also = rng.one_in(2).then(|| format!("o{number}"));
             brought.push(message.clone());
         }
         _ => {}

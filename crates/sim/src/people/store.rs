@@ -14,6 +14,8 @@ use super::profile::PeopleProfile;
 #[derive(Debug, Clone, Default)]
 struct Contents {
     applied: u64,
+    /// How often it was written.
+    writes: u64,
     boxes: BTreeMap<Uid, Bytes>,
     own: BTreeMap<(Uid, u64), Bytes>,
     shared: BTreeMap<u64, (Bytes, u32)>,
@@ -27,11 +29,20 @@ pub struct SimInbox {
     synced: Contents,
     profile: PeopleProfile,
     writes: u64,
+    /// How often it was written when the owner of an epoch took it or wrote last.
+    written: BTreeMap<u64, u64>,
 }
 
 impl SimInbox {
     pub fn new(profile: PeopleProfile) -> Self {
-        Self { epoch: 0, now: Contents::default(), synced: Contents::default(), profile, writes: 0 }
+        Self {
+            epoch: 0,
+            now: Contents::default(),
+            synced: Contents::default(),
+            profile,
+            writes: 0,
+            written: BTreeMap::new(),
+        }
     }
 
     pub fn open(&mut self, epoch: u64) -> Option<u64> {
@@ -39,6 +50,7 @@ impl SimInbox {
             return None;
         }
         self.epoch = epoch;
+        self.written.insert(epoch, self.now.writes);
         Some(self.now.applied)
     }
 
@@ -75,15 +87,17 @@ impl SimInbox {
         if write.epoch < self.epoch {
             return Ok(Applied::OlderEpoch);
         }
-        if write.expected != self.now.applied {
+        if write.expected != self.now.applied || self.written.get(&write.epoch) != Some(&self.now.writes) {
             return Ok(Applied::Behind { at: self.now.applied });
         }
         self.writes += 1;
         let is_lost = self.profile == PeopleProfile::LostWrites && self.writes.is_multiple_of(10);
         if write.reset {
-            self.now = Contents::default();
+            self.now = Contents { writes: self.now.writes, ..Contents::default() };
         }
         self.now.applied = write.applied;
+        self.now.writes += 1;
+        self.written.insert(write.epoch, self.now.writes);
         let mut users = Vec::new();
         for change in write.changes {
             if let InboxChange::PutBox { uid, .. } = &change {

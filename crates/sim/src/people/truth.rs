@@ -35,6 +35,11 @@ impl Accepted {
     }
 }
 
+fn have_a_name_in_common(one: &PushMessage, other: &PushMessage) -> bool {
+    let names = |message: &PushMessage| std::iter::once(message.id.clone()).chain(message.also.clone());
+    names(one).any(|name| names(other).any(|of_other| name == of_other))
+}
+
 #[derive(Debug, Default)]
 struct SeatTruth {
     /// The store has the seat since the log ended there: everything from there on is for it.
@@ -64,7 +69,8 @@ pub struct Truth {
 impl Truth {
     pub fn accept(&mut self, offset: u64, message: PushMessage, expires_at: i64) {
         let earlier = self.accepted.values().map(|earlier| &earlier.message);
-        let same = earlier.filter(|earlier| message.brought && earlier.brought && earlier.id == message.id);
+        let same =
+            earlier.filter(|earlier| message.brought && earlier.brought && have_a_name_in_common(earlier, &message));
         let repeated_for = same.flat_map(|earlier| earlier.uids.iter().cloned()).collect();
         self.accepted.insert(seq_of(offset), Accepted { message, expires_at, repeated_for });
     }

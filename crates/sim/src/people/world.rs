@@ -414,15 +414,12 @@ impl World {
     pub fn store_falls_back(&mut self, to_nothing: bool) -> Check {
         self.report.fall_backs += 1;
         self.note(|| format!("the store falls back, to nothing: {to_nothing}"));
-        let applied = self.store.applied();
         if to_nothing {
             self.store.lose();
         } else {
             self.store.fall_back();
         }
-        // Where only acknowledgements were lost, an owner would not see it, and rows could stay that nobody needs: the port promises
-        // no more than the offset. Such a store goes down with its owner here.
-        if self.store.applied() == applied || self.rng.one_in(2) {
+        if self.rng.one_in(2) {
             self.crash_owner();
         }
         self.truth.store_fell_back();

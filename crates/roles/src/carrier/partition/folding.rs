@@ -125,9 +125,13 @@ impl Partition {
         let is_stored = message.store && is_kept(user, message, &|platform: &Platform| rules(platform).store);
         if is_stored {
             let gone = user.state.store(slot.clone(), &*rules);
-            if user.state.slots.back().is_some_and(|last| last.seq == slot.seq) {
+            let is_in = user.state.slots.back().is_some_and(|last| last.seq == slot.seq);
+            if is_in {
                 self.counts.stored += 1;
                 self.unsaved.put_row(&uid, slot, out);
+            }
+            // Others may have gone for it although it did not stay itself.
+            if is_in || !gone.is_empty() {
                 user.is_dirty = true;
                 self.unsaved.dirty.insert(uid.clone());
             }

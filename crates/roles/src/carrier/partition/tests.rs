@@ -17,6 +17,7 @@ use super::super::user_box::PlatformRules;
 use super::{Effect, Input, Letter, Partition};
 
 mod changed_rules;
+mod refolding;
 mod repeats;
 mod time_and_bounds;
 
