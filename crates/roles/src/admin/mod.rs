@@ -1,3 +1,19 @@
-//! What people see of a running server: for now one small page. The console will be here.
+//! What people see of a running server: for now two small pages. The console will be here.
 
 pub(crate) mod page;
+pub(crate) mod people_page;
+
+use axum::body::Body;
+use axum::response::Response;
+use http::HeaderValue;
+use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
+
+/// A page that a browser lets do what `policy` says, and no more.
+fn html_response(body: impl Into<Body>, policy: &'static str) -> Response {
+    let mut response = Response::new(body.into());
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
+    response
+}

@@ -10,13 +10,12 @@ use std::time::Duration;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use futures_util::future::join_all;
-use http::HeaderValue;
-use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use tokio::time::Instant;
 use whimbrel_model::subscription::RunState;
 use whimbrel_model::{Timestamp, format_duration};
 
+use super::html_response;
 use crate::receive::door::Door;
 use crate::receive::keys::Caller;
 use crate::receive::settings::PageInfo;
@@ -32,6 +31,8 @@ const SUBSCRIPTIONS_SHOWN_MAX: usize = 50;
 /// How long the page waits for what the owners of subscriptions say.
 const OWNERS_ASKED_WITHIN: Duration = Duration::from_millis(500);
 
+/// Its own style, and nothing that acts.
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'";
 const STYLE: &str = include_str!("page.css");
 
 /// The page for people
@@ -72,15 +73,7 @@ pub(crate) async fn page(State(door): State<Arc<Door>>, request: Request) -> Res
         needs_key: caller.is_none(),
         has_keys: !door.keys.is_empty(),
     };
-    let mut response = Response::new(view.render().into_string().into());
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    headers.insert(
-        CONTENT_SECURITY_POLICY,
-        HeaderValue::from_static("default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
-    );
-    response
+    html_response(view.render().into_string(), POLICY)
 }
 
 /// The subscriptions that a caller may see, with what their owners say.
@@ -270,6 +263,9 @@ impl View<'_> {
                 pre { "curl" (key) " -N '" (address) "/v1/topics/greetings/tail?offset=earliest'" }
                 @if self.reached.is_some() {
                     pre { "curl" (key) " -d '{\"payload\":\"hello\"}' " (address) "/v1/users/alice/messages" }
+                    @if !self.has_keys {
+                        p { "Two browsers: open " a href="/people" { "this page" } " twice, as alice and as bob." }
+                    }
                 }
             }
         }

@@ -18,7 +18,7 @@ use super::{
     batch, dead_letters, delay_queue, event_stream, hold_list, holds, messages, mqproxy, operating, people, publish,
     pulling, read, search, soraka, stats, subscription_runs, subscriptions, tail, topic_workers, topics,
 };
-use crate::admin::page;
+use crate::admin::{page, people_page};
 
 /// The document, made once.
 static DOCUMENT: LazyLock<Bytes> =
@@ -110,6 +110,7 @@ pub fn document() -> Document {
         operating::readyz,
         openapi,
         page::page,
+        people_page::people_page,
     ),
     modifiers(&CodesAndKeys),
 )]

@@ -9,7 +9,7 @@ use super::{
     batch, dead_letters, delay_queue, event_stream, hold_list, holds, messages, mqproxy, openapi, operating, people,
     publish, pulling, read, search, soraka, stats, subscription_runs, subscriptions, tail, topic_workers, topics,
 };
-use crate::admin::page;
+use crate::admin::{page, people_page};
 
 pub(super) struct Route {
     pub(super) path: &'static str,
@@ -101,6 +101,7 @@ pub(super) fn routes() -> Vec<Route> {
         route("/readyz", &["get"], get(operating::readyz)),
         route("/openapi.json", &["get"], get(openapi::openapi)),
         route("/", &["get"], get(page::page)),
+        route("/people", &["get"], get(people_page::people_page)),
     ]
 }
 

@@ -84,3 +84,13 @@ async fn the_page_shows_what_runs_and_the_topics() {
     }
     assert!(!html.contains("<script"));
 }
+
+#[tokio::test]
+async fn the_page_of_the_guide_is_served_and_speaks_to_its_own_server_only() {
+    let answer = House::new().await.get("/people").await;
+    assert_eq!(answer.headers["content-type"], "text/html; charset=utf-8");
+    let policy = answer.headers["content-security-policy"].to_str().unwrap();
+    assert!(policy.contains("default-src 'none'") && policy.contains("connect-src 'self'"), "{policy}");
+    let html = String::from_utf8(answer.body.to_vec()).unwrap();
+    assert!(html.contains("/v1/connect") && html.contains("whimbrel.v1.json"), "{html}");
+}

@@ -62,6 +62,9 @@ pub fn render(config: &Config, address: SocketAddr, internal: Option<SocketAddr>
     line("try", &format!("curl {key}--data-binary 'hello' {url}/v1/topics/greetings/messages"));
     line("", &format!("curl {key}'{url}/v1/topics/greetings/messages?partition=0'"));
     if config.roles.gateway && !config.clients.has_keys() {
+        if config.keys.is_empty() {
+            line("people", &format!("{url}/people: open it twice, as alice and as bob"));
+        }
         line("a device", &format!("curl -N '{url}/v1/connect/sse?uid=alice&platform=terminal'"));
     }
     line("a push", &format!("curl {key}-d '{{\"payload\":\"hello\"}}' {url}/v1/users/alice/messages"));
