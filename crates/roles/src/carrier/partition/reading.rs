@@ -178,6 +178,7 @@ impl Partition {
         now: Timestamp,
     ) {
         let Some((least, purpose)) = self.row_purposes.remove(&token) else { return };
+        let read_at = found.as_ref().map_or(0, |at| at.applied);
         let found = found.and_then(|at| not_behind(at, least));
         let rows = match found {
             Ok(rows) => rows,
@@ -190,7 +191,7 @@ impl Partition {
         };
         match purpose {
             Purpose::Page { uid, gateway, session, seqs, again } => {
-                self.page_found(token, &uid, gateway, session, &seqs, &rows, again, now);
+                self.page_found(token, &uid, gateway, session, &seqs, &rows, read_at, again, now);
             }
             Purpose::Ask(showing) => self.effects.push(showing.answer(&rows)),
         }
@@ -205,6 +206,7 @@ impl Partition {
         session: u64,
         seqs: &[u64],
         rows: &[Option<Bytes>],
+        read_at: u64,
         again: bool,
         now: Timestamp,
     ) {
@@ -229,6 +231,10 @@ impl Partition {
             let key = row_key(uid, slot);
             let unsaved = unsaved_message(&self.unsaved, self.in_flight.as_ref(), &key);
             let Some(message) = row.as_ref().and_then(decode_row).or(unsaved) else {
+                // It was saved after the store had been read: it is read again, and so is what comes after it.
+                if *seq > read_at {
+                    break;
+                }
                 self.effects.push(Effect::Report(Trouble::RowMissing { uid: uid.clone(), seq: *seq }));
                 continue;
             };

@@ -17,8 +17,8 @@ use super::super::user_box::PlatformRules;
 use super::{Effect, Input, Letter, Partition};
 
 mod changed_rules;
-mod refolding;
 mod repeats;
+mod store;
 mod time_and_bounds;
 
 const GATEWAY: GatewayId = GatewayId { node: 1, incarnation: 7 };

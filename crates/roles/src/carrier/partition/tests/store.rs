@@ -1,0 +1,74 @@
+//! Boxes and rows whose store is read, written or lost while devices are there.
+
+use std::sync::Arc;
+
+use whimbrel_model::Timestamp;
+use whimbrel_model::people::{Platform, PlatformSettings};
+use whimbrel_model::ports::{At, Resume, ToCarrier};
+use whimbrel_model::push::PushMessage;
+
+use super::super::super::user_box::UserBox;
+use super::super::{Effect, Input};
+use super::{GATEWAY, Store, World, epoch, message, uid};
+
+#[test]
+fn a_box_whose_messages_all_go_with_one_that_is_not_stored_is_saved_without_them() {
+    let mut world = World::new();
+    world.rules = Arc::new(|platform: &Platform| {
+        Arc::new(PlatformSettings { store: platform.as_str() != "bare", ..PlatformSettings::default() })
+    });
+    let bare = Platform::new("bare").unwrap();
+    world.push(&["u"], "a");
+    world.push_message(PushMessage { store: true, except_platforms: vec![bare], ..message(&["u"]) }, "b");
+    // The store is lost. The devices come to a new owner before it has read anything.
+    let log = std::mem::take(&mut world.log);
+    world.store = Store::default();
+    world.take_over();
+    world.step(Input::Started { applied: 0, first: 0, end: 2 });
+    world.arrive(1, "u", "web", Some(Resume { epoch: epoch("u"), cursor: 2 }));
+    world.arrive(2, "u", "bare", None);
+    world.log = log[..1].to_vec();
+    world.reading = None;
+    world.perform(Effect::Read { from: 0 });
+    world.wait(1_000);
+    assert_eq!(world.store.own.len(), 1, "a platform that keeps nothing has not acknowledged it");
+    world.log = log;
+    world.reading = None;
+    world.perform(Effect::Read { from: 1 });
+    world.wait(1_000);
+    assert_eq!(world.store.own.len(), 0, "who keeps something has both");
+    let saved = UserBox::decode(&world.store.boxes[&uid("u")]).unwrap();
+    assert!(saved.slots.is_empty(), "it waits for what is gone: {:?}", saved.slots);
+}
+
+#[test]
+fn a_row_that_was_saved_after_the_store_had_been_read_is_read_again() {
+    let mut world = World::new();
+    world.arrive(1, "u", "web", None);
+    world.gone(1, "u");
+    world.push(&["u"], "a");
+    world.wait(1_000);
+    world.push(&["u"], "b");
+    // While the second is on its way into the store, a third comes, and a device, which reads what is stored up to then.
+    world.now += 1_000;
+    let saving = held_back(&mut world, Input::Tick, |effect| matches!(effect, Effect::Apply(_)));
+    world.push(&["u"], "c");
+    let arrival = ToCarrier::Arrive(Box::new(world.arrival(2, "u", "web", None)));
+    let arrives = Input::From { gateway: GATEWAY, messages: vec![arrival] };
+    let reading = held_back(&mut world, arrives, |effect| matches!(effect, Effect::Rows { .. }));
+    let Effect::Rows { token, keys, .. } = reading else { panic!("it reads: {reading:?}") };
+    assert_eq!(keys.len(), 3, "in order, those that are not saved yet too");
+    let found = vec![world.store.own.get(&(uid("u"), 1)).cloned(), None, None];
+    let read_before = At { applied: world.store.applied, found };
+    world.perform(saving);
+    world.step(Input::Rows { token, found: Ok(read_before) });
+    assert_eq!(world.told(2)[1..], ["a 1 after 0", "b 2 after 1", "c 3 after 2"]);
+}
+
+/// Takes a step and keeps back the one thing to do that is meant.
+fn held_back(world: &mut World, input: Input, is_meant: impl Fn(&Effect) -> bool) -> Effect {
+    let effects = world.core.step(Timestamp::from_millis(world.now), input);
+    let (mut meant, others): (Vec<_>, Vec<_>) = effects.into_iter().partition(is_meant);
+    others.into_iter().for_each(|effect| world.perform(effect));
+    meant.pop().expect("it is to be done")
+}
