@@ -3,7 +3,8 @@
 //! A connection comes over WebSocket, as an event stream or over gRPC; all three are a [`session::Session`] afterwards. It costs a small task that
 //! waits for its socket, and no buffers while nothing is under way. A gateway decides nothing about messages: which device may be there,
 //! what it is sent and in what order is the carriers' business. It never blocks whoever brings news, and never loses a stored message
-//! silently: a device that does not read is closed, and resumes.
+//! silently: what has no room in a device's queue is asked for again when the device has read, and one that does not read is closed, and
+//! resumes.
 
 mod connect;
 mod event_stream;

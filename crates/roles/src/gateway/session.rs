@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use whimbrel_model::people::{CloseCode, SessionId};
 use whimbrel_model::ports::{Admitted, Delivery, ToCarrier, ToGateway};
 
-use super::frames::{Format, Said, Says};
+use super::frames::{Format, Said, Says, message_bytes};
 use super::lane::{Lane, Outgoing};
 use super::shared::{Identified, Place, Shared};
 use super::state::{Delivered, Look, Phase, State};
@@ -253,7 +253,7 @@ impl Session {
 
     fn deliver(self: &Arc<Self>, state: &mut State, delivery: &Delivery, now: Tick) {
         let room = self.shared().settings.queue_bytes_max;
-        let needed = delivery.message.payload.len();
+        let needed = message_bytes(state.format, &delivery.message);
         if !state.is_flushing && !state.has_room(needed, room) {
             // Nobody has tried yet whether the device would take what waits.
             self.flush(state, now);
@@ -264,15 +264,15 @@ impl Session {
                 self.shared().figures.frames_out.increment(1);
             }
             Delivered::Gap => self.ask_again(state),
-            Delivered::LeftOut => {}
+            // What had no room waits in the inbox: a device that reads gets it then, one that does not is closed for that.
+            Delivered::LeftOut | Delivered::Full => {}
             Delivered::Dropped => self.shared().figures.dropped.increment(1),
-            Delivered::Full => self.close(state, CloseCode::Slow, "what is stored is not read: resume", now),
         }
     }
 
     /// What came before was lost on the way here: the owner is told what the session has, and sends on from there.
     fn ask_again(&self, state: &mut State) {
-        if !std::mem::replace(&mut state.is_asking, true) {
+        if state.asks() {
             // It was introduced in this tenure; it is so once more.
             state.who.iter_mut().for_each(|who| who.told = None);
             self.lane.say(Outgoing::Introduce(self.number));
@@ -384,6 +384,9 @@ impl Session {
 
     fn flushed(&self, stream: &TcpStream, state: &mut State, now: Tick) {
         state.tell_lost(now);
+        if state.made_room() {
+            self.ask_again(state);
+        }
         let is_written = state.waiting().is_empty() || write(stream, state, now).unwrap_or(true);
         if state.phase == Phase::Closing && is_written {
             // Nothing more is said; what the device still says is read until it has answered.
@@ -439,7 +442,11 @@ impl Session {
             state.tell_lost(now);
         }
         if !state.waiting().is_empty() {
-            return Poll::Ready(Some(state.take_waiting(now)));
+            let waiting = state.take_waiting(now);
+            if state.made_room() {
+                self.ask_again(state);
+            }
+            return Poll::Ready(Some(waiting));
         }
         if matches!(state.phase, Phase::Closing | Phase::Over) { Poll::Ready(None) } else { Poll::Pending }
     }

@@ -63,6 +63,8 @@ pub struct State {
     pub(super) is_dirty: bool,
     /// Its owner was asked to send on from what it has.
     pub is_asking: bool,
+    /// Something stored had no room: its owner is asked for it when the device has read what waits.
+    wants_room: bool,
     heard_at: Tick,
     /// When it is looked at next.
     pub(super) check_at: Tick,
@@ -105,7 +107,7 @@ pub enum Delivered {
     Gap,
     /// Ephemeral, and there was no room.
     Dropped,
-    /// Stored, and there was no room.
+    /// Stored, and there was no room: it is asked for when there is ([`State::made_room`]).
     Full,
 }
 
@@ -126,6 +128,7 @@ impl State {
             moved_at: now,
             lost: 0,
             is_asking: false,
+            wants_room: false,
             sent: 0,
             acked: 0,
             place: 0,
@@ -220,7 +223,11 @@ impl State {
         }
         let has_room = self.has_room(message_bytes(self.format, &delivery.message), room);
         match delivery.place {
-            DeliveryPlace::Stored { .. } if !has_room => return Delivered::Full,
+            DeliveryPlace::Stored { seq, .. } if !has_room => {
+                // What was sent before, and is so again, its owner tries once more by itself.
+                self.wants_room |= seq > self.sent;
+                return Delivered::Full;
+            }
             DeliveryPlace::Stored { seq, .. } => self.sent = self.sent.max(seq),
             DeliveryPlace::Ephemeral { place } => self.place = place,
         }
@@ -233,6 +240,19 @@ impl State {
         let epoch = epoch_of(self.who.as_deref());
         encode_message(&mut self.queue, self.format, epoch, delivery.place, &delivery.message);
         Delivered::Queued
+    }
+
+    /// Whether the owner is to be asked, now, to send on from what the device has. While something waits for room that has to wait too.
+    pub(super) fn asks(&mut self) -> bool {
+        !self.wants_room && !std::mem::replace(&mut self.is_asking, true)
+    }
+
+    /// Whether nothing waits any more, and the owner is to be asked for what had no room.
+    pub(super) fn made_room(&mut self) -> bool {
+        let made_room = self.waiting().is_empty() && std::mem::take(&mut self.wants_room);
+        // What had no room may have been the answer to an earlier question.
+        self.is_asking &= !made_room;
+        made_room
     }
 
     /// Whether something was lost on the way here before what comes after that number.

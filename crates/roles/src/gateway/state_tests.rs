@@ -108,6 +108,30 @@ fn a_stored_message_without_room_is_not_taken_for_sent() {
 }
 
 #[test]
+fn what_had_no_room_is_asked_for_once_when_all_that_waited_was_read() {
+    let mut state = admitted(Format::SocketJson);
+    let large = |seq| delivery(DeliveryPlace::Stored { seq, prev: seq - 1 }, 900);
+    state.deliver(&large(41), ROOM, Tick(0));
+    state.deliver(&large(42), ROOM, Tick(0));
+    assert_eq!(state.deliver(&large(43), ROOM, Tick(0)), Delivered::Gap);
+    assert!(!state.asks() && !state.made_room(), "the device has not read yet");
+    state.take_waiting(Tick(0));
+    assert!(state.made_room() && state.asks());
+    assert!(!state.made_room() && !state.asks());
+}
+
+#[test]
+fn an_answer_that_has_no_room_either_is_asked_for_once_more() {
+    let mut state = admitted(Format::SocketJson);
+    let large = |seq| delivery(DeliveryPlace::Stored { seq, prev: seq - 1 }, 900);
+    assert!(state.asks());
+    state.deliver(&delivery(DeliveryPlace::Ephemeral { place: 1 }, 900), ROOM, Tick(0));
+    assert_eq!(state.deliver(&large(41), ROOM, Tick(0)), Delivered::Full);
+    state.take_waiting(Tick(0));
+    assert!(state.made_room() && state.asks());
+}
+
+#[test]
 fn one_message_may_be_larger_than_the_room() {
     let mut state = admitted(Format::SocketJson);
     let huge = delivery(DeliveryPlace::Stored { seq: 41, prev: 40 }, 10 * ROOM);

@@ -83,6 +83,26 @@ async fn an_event_stream_has_the_same_frames_and_takes_acknowledgements_beside_i
 }
 
 #[tokio::test]
+async fn a_device_that_reads_is_not_closed_for_a_window_that_is_larger_written_than_counted() {
+    let mut scene = Scene::start().await;
+    let mut events = Events::open(&scene, "uid=u1&platform=web", "").await;
+    let session = scene.arrived().await;
+    scene.admit(session, 0);
+    // A whole window of what is written as base64, a third more than the carrier counts.
+    let (window, binary) = (64, vec![0xff; 4 << 10]);
+    let say_from =
+        |scene: &Scene, sent: u64| scene.say((sent + 1..=window).map(|seq| stored(session, seq, seq - 1, &binary)).collect());
+    say_from(&scene, 0);
+    let ToCarrier::Announce(announced) = scene.told().await else { panic!("it was not asked for what had no room") };
+    assert!(announced.sent > 0 && announced.sent < window, "{}", announced.sent);
+    say_from(&scene, announced.sent);
+    for seq in 1..=window {
+        let frames = events.until(&format!("id: e1:{seq}\n")).await;
+        assert!(!frames.contains("close"), "{frames}");
+    }
+}
+
+#[tokio::test]
 async fn what_the_browser_saw_last_is_where_it_resumes() {
     let mut scene = Scene::start().await;
     for (query, last, expected) in [
