@@ -133,6 +133,8 @@ async fn take_ack(gateway: &Arc<Gateway>, request: Request) -> Result<(), Refusa
         Refusal::new(StatusCode::NOT_FOUND, "unknown_session", why)
     };
     let session = SessionId::parse(&said.session).ok_or_else(unknown)?;
+    // The sessions of another process have the same numbers.
+    let session = Some(session).filter(|session| gateway.shared.was(session.gateway)).ok_or_else(unknown)?;
     let session = gateway.session(session.number).ok_or_else(unknown)?;
     let taken = session.ack(uid.as_str(), said.ack).ok_or_else(unknown)?;
     taken.map_err(|why| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "bad_ack", why))

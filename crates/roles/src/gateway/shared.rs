@@ -21,6 +21,8 @@ use super::wheel::{TICK, Tick};
 
 /// Texts that many sessions have alike and that are kept once: names of platforms, epochs of inboxes.
 const ALIKE_MAX: usize = 4096;
+/// Ids that a gateway knows to have had. Sessions that are still there after it has joined anew so often are not acknowledged by name.
+const IDS_MAX: usize = 256;
 
 pub(super) struct Shared {
     pub(super) settings: GatewaySettings,
@@ -30,7 +32,8 @@ pub(super) struct Shared {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) tokens: Tokens,
     pub(super) figures: GatewayFigures,
-    id: Mutex<Option<GatewayId>>,
+    /// Every id that it has joined under, the last one now.
+    ids: Mutex<Vec<GatewayId>>,
     began: Instant,
     connections: AtomicUsize,
     is_ending: AtomicBool,
@@ -86,7 +89,7 @@ impl Shared {
             clock,
             tokens,
             figures: GatewayFigures::new(),
-            id: Mutex::default(),
+            ids: Mutex::default(),
             began: now,
             connections: AtomicUsize::new(0),
             is_ending: AtomicBool::new(false),
@@ -97,11 +100,21 @@ impl Shared {
     }
 
     pub(super) fn id(&self) -> Option<GatewayId> {
-        *self.id.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ids.lock().unwrap_or_else(PoisonError::into_inner).last().copied()
     }
 
     pub(super) fn set_id(&self, id: GatewayId) {
-        *self.id.lock().unwrap_or_else(PoisonError::into_inner) = Some(id);
+        let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
+        ids.retain(|had| *had != id);
+        if ids.len() == IDS_MAX {
+            ids.remove(0);
+        }
+        ids.push(id);
+    }
+
+    /// Whether that is this process, now or before it had to join again: sessions keep the name that they were given.
+    pub(super) fn was(&self, id: GatewayId) -> bool {
+        self.ids.lock().unwrap_or_else(PoisonError::into_inner).contains(&id)
     }
 
     pub(super) fn now(&self) -> Tick {

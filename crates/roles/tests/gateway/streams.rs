@@ -4,7 +4,7 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
-use whimbrel_model::people::{CloseCode, SessionId};
+use whimbrel_model::people::{CloseCode, GatewayId, SessionId};
 use whimbrel_model::ports::{ToCarrier, ToGateway};
 use whimbrel_roles::gateway::GatewaySettings;
 use whimbrel_roles::protocol::gateway_client::GatewayClient;
@@ -90,8 +90,9 @@ async fn a_device_that_reads_is_not_closed_for_a_window_that_is_larger_written_t
     scene.admit(session, 0);
     // A whole window of what is written as base64, a third more than the carrier counts.
     let (window, binary) = (64, vec![0xff; 4 << 10]);
-    let say_from =
-        |scene: &Scene, sent: u64| scene.say((sent + 1..=window).map(|seq| stored(session, seq, seq - 1, &binary)).collect());
+    let say_from = |scene: &Scene, sent: u64| {
+        scene.say((sent + 1..=window).map(|seq| stored(session, seq, seq - 1, &binary)).collect())
+    };
     say_from(&scene, 0);
     let ToCarrier::Announce(announced) = scene.told().await else { panic!("it was not asked for what had no room") };
     assert!(announced.sent > 0 && announced.sent < window, "{}", announced.sent);
@@ -100,6 +101,28 @@ async fn a_device_that_reads_is_not_closed_for_a_window_that_is_larger_written_t
         let frames = events.until(&format!("id: e1:{seq}\n")).await;
         assert!(!frames.contains("close"), "{frames}");
     }
+}
+
+#[tokio::test]
+async fn an_acknowledgement_for_another_gateway_s_session_of_the_same_number_is_refused() {
+    let mut scene = Scene::start().await;
+    let mut events = Events::open(&scene, "uid=u1&platform=web", "").await;
+    let session = scene.arrived().await;
+    scene.admit(session, 40);
+    scene.say(vec![stored(session, 41, 40, b"hi")]);
+    events.until("\"payload\":\"hi\"").await;
+    let ack = |gateway| json!({"session": SessionId { gateway, number: session }.to_string(), "ack": 41, "uid": "u1"});
+    let elsewhere = [GatewayId { node: ID.node + 1, ..ID }, GatewayId { incarnation: ID.incarnation + 1, ..ID }];
+    for gateway in elsewhere {
+        let answer = post_ack(&scene, ack(gateway)).await;
+        assert!(answer.starts_with("HTTP/1.1 404") && answer.contains("unknown_session"), "{gateway}: {answer}");
+    }
+    // The session keeps the name that it was given when its gateway has to join again.
+    scene.gateway.reincarnate(elsewhere[1]);
+    assert!(matches!(scene.told().await, ToCarrier::Announce(_)));
+    let answer = post_ack(&scene, ack(ID)).await;
+    assert!(answer.starts_with("HTTP/1.1 204"), "{answer}");
+    assert!(matches!(scene.told().await, ToCarrier::Ack { upto: 41, .. }));
 }
 
 #[tokio::test]
