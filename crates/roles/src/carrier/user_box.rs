@@ -19,10 +19,9 @@ pub use coding::BadBox;
 
 /// Seats of one user; beyond, the one that was not seen for the longest time is forgotten.
 pub const SEATS_MAX: usize = 32;
-/// Ids of their senders' own that a box remembers, so that a repeat is seen as one. A push that has an origin beside its id takes two.
-pub const IDS_REMEMBERED: usize = 32;
-/// Ranges that a seat has lost and was not told yet. What a newer message replaced is forgotten first.
-pub const LOST_MAX: usize = 64;
+/// Ids of their senders' own that a box remembers, so that a repeat is seen as one. A push that has an origin beside its id takes two: of
+/// the latest half as many pushes that brought an id each is known, which is what is promised.
+pub const IDS_REMEMBERED: usize = 128;
 
 /// The seat of a device that says no name, where there may be many: no device can have it as its name, and it is not the name of the one seat
 /// that a platform may have had before.
@@ -54,7 +53,8 @@ pub struct Seat {
     /// Nothing up to here is for it any more: beyond its bound.
     pub floor: u64,
     pub seen_at: Timestamp,
-    /// What it lost above its cursor, both ends included, in order.
+    /// What it lost above its cursor, both ends included, in order. Between two ranges something waits for it: so there is at most one more
+    /// of them than what waits, which its platform's `max_stored` bounds.
     pub lost: Vec<(u64, u64)>,
 }
 
@@ -235,7 +235,7 @@ impl UserBox {
                 .iter()
                 .position(|older| older.collapse == slot.collapse && older.filter == slot.filter)
         {
-            gone.extend(self.lose(at));
+            gone.extend(self.lose(at, rules));
         }
         // A device that resumed may have it already: an earlier owner sent it.
         let has_it = self.seats.iter().any(|seat| slot.is_for(&seat.platform))
@@ -248,7 +248,7 @@ impl UserBox {
         gone
     }
 
-    /// Notes that a message will never be stored, for whoever would have waited for it. Answers whether anybody would have.
+    /// Notes that a message is not stored, or not any more, for whoever would have waited for it. Answers whether anybody would have.
     pub fn miss(&mut self, slot: &Slot, rules: &PlatformRules) -> bool {
         let mut is_missed = false;
         for place in 0..self.seats.len() {
@@ -261,13 +261,9 @@ impl UserBox {
     }
 
     /// Takes a slot out although somebody may wait for it; who does has lost it.
-    fn lose(&mut self, at: usize) -> Option<Slot> {
+    fn lose(&mut self, at: usize, rules: &PlatformRules) -> Option<Slot> {
         let slot = self.slots.remove(at)?;
-        for place in 0..self.seats.len() {
-            if self.seats[place].waits_for(&slot) {
-                self.note_loss(place, slot.seq);
-            }
-        }
+        self.miss(&slot, rules);
         Some(slot)
     }
 
@@ -281,16 +277,14 @@ impl UserBox {
         seat.lost.insert(at, (seq, seq));
         // A range never spans what the seat still gets: its end would run ahead of that.
         let is_apart = |seat: &Seat, low: u64, high: u64| {
-            slots.iter().any(|slot| slot.seq > low && slot.seq < high && seat.waits_for(slot))
+            let from = slots.partition_point(|slot| slot.seq <= low);
+            slots.range(from..).take_while(|slot| slot.seq < high).any(|slot| seat.waits_for(slot))
         };
         if at + 1 < seat.lost.len() && !is_apart(seat, seq, seat.lost[at + 1].0) {
             seat.lost[at].1 = seat.lost.remove(at + 1).1;
         }
         if at > 0 && !is_apart(seat, seat.lost[at - 1].1, seq) {
             seat.lost[at - 1].1 = seat.lost.remove(at).1;
-        }
-        if seat.lost.len() > LOST_MAX {
-            seat.lost.remove(0);
         }
     }
 
@@ -320,8 +314,14 @@ impl UserBox {
         }
         let most = (most + self.unseated_bound(rules)).max(1);
         while self.slots.len() > most {
-            gone.extend(self.lose(0));
+            // The seats are within their bounds: rather what none of them waits for.
+            let at = self.slots.iter().position(|slot| !self.is_awaited_by_a_seat(slot, rules)).unwrap_or(0);
+            gone.extend(self.lose(at, rules));
         }
+    }
+
+    fn is_awaited_by_a_seat(&self, slot: &Slot, rules: &PlatformRules) -> bool {
+        self.seats.iter().any(|seat| seat.waits_for(slot) && rules(&seat.platform).store)
     }
 
     /// These, the oldest that the seat waits for, are not for it any more.
@@ -346,7 +346,7 @@ impl UserBox {
     pub fn expire(&mut self, rules: &PlatformRules, now: Timestamp) -> Vec<Slot> {
         let mut gone = Vec::new();
         while let Some(at) = self.slots.iter().position(|slot| slot.expires_at <= now) {
-            gone.extend(self.lose(at));
+            gone.extend(self.lose(at, rules));
         }
         let mut has_given_up = !gone.is_empty();
         for place in 0..self.seats.len() {

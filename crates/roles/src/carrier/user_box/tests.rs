@@ -119,6 +119,17 @@ fn a_box_of_nobody_is_bounded_too() {
 }
 
 #[test]
+fn a_flood_for_a_platform_without_a_seat_takes_nothing_from_a_seat_within_its_bound() {
+    let (rules, mut user_box) = (rules(10), with_seats(&["web"]));
+    (1..=5).for_each(|seq| drop(user_box.store(only(seq, &["web", "ios"]), &*rules)));
+    let gone: Vec<u64> =
+        (6..=100).flat_map(|seq| user_box.store(only(seq, &["ios"]), &*rules)).map(|slot| slot.seq).collect();
+    assert_eq!((user_box.waiting(&user_box.seats[0]), user_box.seats[0].lost.clone()), (5, vec![]));
+    assert_eq!(gone, (6..=85).collect::<Vec<u64>>(), "the oldest of the flood go");
+    assert_eq!(user_box.slots.len(), 20, "and the box has no more than both platforms may have");
+}
+
+#[test]
 fn a_newer_message_takes_the_place_of_an_older_one_under_the_same_key() {
     let (rules, mut user_box) = (rules(100), with_seats(&["web"]));
     for (seq, collapse) in [(1, 9), (2, 0), (3, 9)] {
@@ -153,12 +164,45 @@ fn what_is_past_its_time_goes_and_a_platforms_own_time_may_be_shorter() {
 }
 
 #[test]
+fn however_many_separate_losses_a_seat_has_each_is_noted() {
+    let (rules, mut user_box) = (rules(1_000), with_seats(&["web"]));
+    for seq in 1..=400 {
+        let expires_at = if seq % 2 == 0 { at(1_000_000) } else { at(1_000) };
+        user_box.store(Slot { expires_at, sent_at: at(0), ..slot(seq) }, &*rules);
+    }
+    user_box.expire(&*rules, at(2_000));
+    let expected: Vec<(u64, u64)> = (1..=400).step_by(2).map(|seq| (seq, seq)).collect();
+    assert_eq!(user_box.seats[0].lost, expected);
+    assert_eq!(UserBox::decode(&user_box.encode()).unwrap().seats[0].lost, expected, "also in the store");
+}
+
+#[test]
+fn a_platform_that_keeps_nothing_has_nothing_to_lose() {
+    let (rules, mut user_box) = (rules(100), with_seats(&["tv", "web"]));
+    for seq in 1..=50 {
+        user_box.store(Slot { collapse: seq % 2, ..slot(seq) }, &*rules);
+        user_box.acknowledge(1, seq.saturating_sub(2), &*rules);
+    }
+    assert_eq!(user_box.seats[0].lost, []);
+}
+
+#[test]
+fn a_push_with_two_names_is_known_under_both_for_as_long_as_promised() {
+    let mut user_box = UserBox::default();
+    let names = |push: u64| [2 * push, 2 * push + 1].into_iter();
+    (1..=64).for_each(|push| assert!(!user_box.is_repeat(names(push))));
+    for name in names(1) {
+        assert!(user_box.is_repeat(std::iter::once(name)));
+    }
+}
+
+#[test]
 fn a_repeat_is_known_for_a_while() {
     let mut user_box = UserBox::default();
     let mut is_repeat = |ids: &[u64]| user_box.is_repeat(ids.iter().copied());
     assert!(!is_repeat(&[1, 2]) && is_repeat(&[1]) && is_repeat(&[2]));
     assert!(is_repeat(&[3, 2]) && is_repeat(&[3]), "what came with a name that is known is known by its other one too");
-    (4..80).for_each(|id| assert!(!is_repeat(&[id])));
+    (4..200).for_each(|id| assert!(!is_repeat(&[id])));
     assert_eq!(user_box.ids.len(), IDS_REMEMBERED);
 }
 
@@ -251,7 +295,8 @@ proptest! {
                 0 | 1 => {
                     seq += 1 + small;
                     let filtered = match seat { 0 => only(seq, &["ios"]), 1 => only(seq, &["web"]), _ => slot(seq) };
-                    let stored = Slot { collapse: small, ..filtered };
+                    let expires_at = if small == 1 { at(15) } else { at(1_000_000) };
+                    let stored = Slot { collapse: small, expires_at, ..filtered };
                     sent.push(stored.clone());
                     user_box.store(stored, &*rules);
                 }
@@ -260,7 +305,7 @@ proptest! {
                     let upto = user_box.seats[seat].cursor + small * 2;
                     user_box.acknowledge(seat, upto.min(seq), &*rules);
                 }
-                _ => drop(user_box.expire(&*rules, at(1))),
+                _ => drop(user_box.expire(&*rules, at(small as i64 * 10))),
             }
             for seat in &user_box.seats {
                 for message in sent.iter().filter(|message| message.is_for(&seat.platform)) {
@@ -270,6 +315,7 @@ proptest! {
                     prop_assert!(!(waits && is_lost), "{} waits and is lost for {:?}", message.seq, seat);
                 }
                 prop_assert!(user_box.waiting(seat) <= 5);
+                prop_assert!(seat.lost.len() <= user_box.waiting(seat) + 1, "what waits keeps them apart: {:?}", seat);
             }
         }
     }
