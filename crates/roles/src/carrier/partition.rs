@@ -342,7 +342,7 @@ impl Partition {
             Input::Applied(outcome) => self.applied(outcome),
             Input::From { gateway, messages } => self.told(gateway, messages, now),
             Input::Living(living) => self.living(&living, now),
-            Input::GatewayGone(gateway) => self.gateways_died(&[gateway]),
+            Input::GatewayGone(gateway) => self.gateways_died(&[gateway], now),
             Input::Asked { ask, what, end } => self.work.push_back(Work::Ask { ask, what, end }),
             Input::Reclaimable(uids) => self.work.extend(uids.into_iter().map(Work::Reclaim)),
             Input::SyncWanted => self.unsaved.wants_sync = true,
@@ -661,8 +661,8 @@ impl Partition {
         let Some(user) = self.users.get_mut(uid.as_str()) else { return };
         let gone = user.state.expire(&*rules, now);
         self.counts.expired += gone.len() as u64;
-        let lives = &user.lives;
-        user.state.forget_seats(seen_since, |seat| lives.iter().any(|live| live.is_on(seat)));
+        user.see(now);
+        user.state.forget_seats(seen_since);
         // Written in any case: the store shall not name it again for the same time.
         user.is_dirty = true;
         self.unsaved.dirty.insert(uid.clone());

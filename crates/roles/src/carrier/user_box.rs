@@ -434,9 +434,9 @@ impl UserBox {
         std::mem::take(&mut self.slots).into()
     }
 
-    /// Seats that were not seen since then are forgotten, but those that must stay.
-    pub fn forget_seats(&mut self, since: Timestamp, is_taken: impl Fn(&Seat) -> bool) {
-        self.seats.retain(|seat| seat.seen_at >= since || is_taken(seat));
+    /// Seats that were not seen since then are forgotten.
+    pub fn forget_seats(&mut self, since: Timestamp) {
+        self.seats.retain(|seat| seat.seen_at >= since);
         if self.seats.is_empty() && self.slots.is_empty() {
             self.ids.clear();
         }

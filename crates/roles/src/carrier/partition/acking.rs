@@ -9,13 +9,27 @@ use whimbrel_model::ports::{ToCarrier, ToGateway};
 use whimbrel_model::push::{PushRetry, PushTask, expiry};
 
 use super::folding::{hash_of, millis};
-use super::{Effect, Known, Letter, Partition, Trouble, Work};
+use super::{Effect, Known, Letter, Partition, Trouble, User, Work};
 
 /// What a device that never acknowledges is told.
 const NO_ACK: &str = "what you were sent was not acknowledged in time; connect again and resume";
 
 /// A clock that was set back by less makes nobody wait for long.
 const CLOCK_BACK_MS: i64 = 1_000;
+
+/// A seat in use is noted as seen anew when this part of the time is over for which it is kept, and not at each acknowledgement: the store
+/// would have to move the time at which it may be reclaimed each time.
+const SEEN_ANEW_PART: u32 = 8;
+
+impl User {
+    /// Every seat that somebody is on counts as seen now. Whoever ends a session says so before, or its seat would count from when it began.
+    pub(super) fn see(&mut self, now: Timestamp) {
+        let Self { state, lives, .. } = self;
+        for seat in state.seats.iter_mut().filter(|seat| lives.iter().any(|live| live.is_on(seat))) {
+            seat.seen_at = now;
+        }
+    }
+}
 
 impl Partition {
     pub(super) fn told(&mut self, gateway: GatewayId, messages: Vec<ToCarrier>, now: Timestamp) {
@@ -60,6 +74,9 @@ impl Partition {
         let seat = user.state.seats.iter().position(|seat| live.is_on(seat));
         if let Some(seat) = seat.filter(|seat| user.state.seats[*seat].cursor < upto) {
             let gone = user.state.acknowledge(seat, upto, &*rules);
+            if user.state.seats[seat].seen_at < now.saturating_sub(self.settings.keep_seats / SEEN_ANEW_PART) {
+                user.see(now);
+            }
             user.is_dirty = true;
             self.unsaved.dirty.insert(uid.clone());
             self.unsaved.drop_rows(uid, gone);
@@ -74,12 +91,10 @@ impl Partition {
         self.coming.left(gateway, session);
         let Some(user) = self.users.get_mut(uid.as_str()) else { return };
         let Some(at) = user.lives.iter().position(|live| live.is(gateway, session)) else { return };
-        let live = user.lives.remove(at);
-        if let Some(seat) = user.state.seats.iter_mut().find(|seat| live.is_on(seat)) {
-            seat.seen_at = now;
-            user.is_dirty = true;
-            self.unsaved.dirty.insert(uid.clone());
-        }
+        user.see(now);
+        user.lives.remove(at);
+        user.is_dirty = true;
+        self.unsaved.dirty.insert(uid.clone());
         self.release(uid.as_str());
     }
 
@@ -95,14 +110,14 @@ impl Partition {
         for id in living {
             self.gateways.entry(*id).or_insert(Known { heard_at: now, was_seen: true }).was_seen = true;
         }
-        self.gateways_died(&dead);
+        self.gateways_died(&dead, now);
     }
 
     pub(super) fn heard_from(&mut self, gateway: GatewayId, now: Timestamp) {
         self.gateways.entry(gateway).or_insert(Known { heard_at: now, was_seen: false });
     }
 
-    pub(super) fn gateways_died(&mut self, dead: &[GatewayId]) {
+    pub(super) fn gateways_died(&mut self, dead: &[GatewayId], now: Timestamp) {
         if dead.is_empty() {
             return;
         }
@@ -112,14 +127,15 @@ impl Partition {
             _ => true,
         });
         self.coming.died(dead);
-        let mut left = Vec::new();
         for (uid, user) in &mut self.users {
-            user.lives.retain(|live| !dead.contains(&live.gateway));
-            if user.lives.is_empty() {
-                left.push(uid.clone());
+            if user.lives.iter().any(|live| dead.contains(&live.gateway)) {
+                user.see(now);
+                user.lives.retain(|live| !dead.contains(&live.gateway));
+                // It leaves the memory when it is saved.
+                user.is_dirty = true;
+                self.unsaved.dirty.insert(uid.clone());
             }
         }
-        left.iter().for_each(|uid| self.release(uid.as_str()));
     }
 
     /// A wall clock that was set back by much would make everything wait for as long that waits for a time: it waits for a time from now on.
@@ -168,7 +184,10 @@ impl Partition {
             let platform = live.platform.clone();
             let kick = ToGateway::Kick { session, code: CloseCode::NoAck, reason: NO_ACK.into() };
             self.news.entry(gateway).or_default().push(kick);
+            user.see(now);
             user.lives.remove(at);
+            user.is_dirty = true;
+            self.unsaved.dirty.insert(uid.clone());
             self.effects.push(Effect::Report(Trouble::NoAck { uid: uid.clone(), platform }));
             return self.release(uid.as_str());
         };

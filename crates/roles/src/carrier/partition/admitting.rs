@@ -33,7 +33,7 @@ impl Partition {
             return self.release(uid.as_str());
         }
         let live = Live::new(gateway, session, platform, seat_device, arrived, now);
-        self.make_way(&uid, &live, &settings);
+        self.make_way(&uid, &live, &settings, now);
         while let Some(user) = self.users.get_mut(uid.as_str())
             && user.lives.len() >= SEATS_MAX
         {
@@ -102,8 +102,10 @@ impl Partition {
     }
 
     /// Whoever must leave for a newcomer is told so.
-    fn make_way(&mut self, uid: &Uid, newcomer: &Live, settings: &PlatformSettings) {
+    fn make_way(&mut self, uid: &Uid, newcomer: &Live, settings: &PlatformSettings, now: Timestamp) {
         let Some(user) = self.users.get_mut(uid.as_str()) else { return };
+        // Who is there is seen, whoever of them has to leave now.
+        user.see(now);
         let news = &mut self.news;
         let mut kick = |live: &Live| {
             // The same session, arriving a second time, only takes its own place.
@@ -162,7 +164,7 @@ impl Partition {
         }
         let mut live = Live::new(gateway, session, platform, seat_name, arrived, now);
         live.sent = sent;
-        self.make_way(&uid, &live, &settings);
+        self.make_way(&uid, &live, &settings, now);
         let rules = Arc::clone(&self.rules);
         let Some((user, seat, mut gone)) = self.take_seat(&uid, &live.platform, &device, now) else { return };
         gone.extend(user.state.acknowledge(seat, acked.min(sent), &*rules));

@@ -29,7 +29,7 @@ impl Partition {
             PushTask::Message(message) => self.fold_message(offset, record, &message, now),
             PushTask::Retry(retry) => self.fold_retry(&retry, now),
             PushTask::NoticeDue(due) => self.fold_notice_due(due, now),
-            PushTask::Kick(kick) => self.fold_kick(&kick),
+            PushTask::Kick(kick) => self.fold_kick(&kick, now),
             PushTask::Wipe { uid } => self.fold_wipe(&uid),
         }
     }
@@ -273,8 +273,18 @@ impl Partition {
         self.send_again(&uid, at, now);
     }
 
-    fn fold_kick(&mut self, kick: &PushKick) {
-        let Some(user) = self.users.get_mut(kick.uid.as_str()) else { return };
+    fn fold_kick(&mut self, kick: &PushKick, now: Timestamp) {
+        let Some((uid, user)) = self
+            .users
+            .get_key_value(kick.uid.as_str())
+            .map(|(uid, _)| uid.clone())
+            .zip(self.users.get_mut(kick.uid.as_str()))
+        else {
+            return;
+        };
+        user.see(now);
+        user.is_dirty = true;
+        self.unsaved.dirty.insert(uid.clone());
         let session = kick.session.as_deref().map(SessionId::parse);
         let reason: Arc<str> = kick.reason.as_str().into();
         let news = &mut self.news;
@@ -288,8 +298,7 @@ impl Partition {
             }
             !is_meant
         });
-        let uid = kick.uid.clone();
-        self.release(&uid);
+        self.release(uid.as_str());
     }
 
     fn fold_wipe(&mut self, uid: &str) {

@@ -18,6 +18,7 @@ use super::{Effect, Input, Letter, Partition};
 
 mod changed_rules;
 mod repeats;
+mod seats_seen;
 mod store;
 mod time_and_bounds;
 

@@ -1,0 +1,107 @@
+//! A seat is kept from when somebody last sat on it, however long that was.
+
+use std::sync::Arc;
+
+use whimbrel_model::push::{PushKick, PushTask};
+
+use super::super::{Input, Letter};
+use super::{GATEWAY, World, uid};
+
+const A_DAY: i64 = 86_400_000;
+/// Longer than a seat is kept.
+const LONG: i64 = 31 * A_DAY;
+
+/// A phone that has been there for a long time.
+fn phone_there_for_long() -> World {
+    let mut world = World::new();
+    world.arrive(1, "u", "ios", None);
+    world.step(Input::Living(Arc::new(vec![GATEWAY])));
+    world.wait(LONG);
+    world
+}
+
+/// A browser comes and has what is pushed then; so has the phone when it is back.
+fn is_kept_for_the_phone(mut world: World) {
+    world.wait(A_DAY);
+    world.arrive(2, "u", "web", None);
+    world.push(&["u"], "a");
+    let seq = world.log.len() as u64;
+    world.ack(2, "u", seq);
+    world.wait(A_DAY);
+    world.told(3);
+    world.arrive(3, "u", "ios", None);
+    assert!(world.told(3).iter().any(|told| told.starts_with(&format!("a {seq}"))));
+}
+
+#[test]
+fn the_seat_of_a_long_session_is_kept_when_its_gateway_dies() {
+    let mut world = phone_there_for_long();
+    world.step(Input::Living(Arc::new(Vec::new())));
+    assert_eq!(world.core.sessions(), 0);
+    is_kept_for_the_phone(world);
+}
+
+#[test]
+fn the_seat_of_a_long_session_is_kept_when_its_gateway_goes() {
+    let mut world = phone_there_for_long();
+    world.step(Input::GatewayGone(GATEWAY));
+    is_kept_for_the_phone(world);
+}
+
+#[test]
+fn the_seat_of_a_long_session_is_kept_when_it_is_kicked() {
+    let mut world = phone_there_for_long();
+    let kick = PushKick { uid: "u".into(), platform: None, session: None, reason: "bye".into() };
+    world.append(&PushTask::Kick(kick), "");
+    is_kept_for_the_phone(world);
+}
+
+#[test]
+fn the_seat_of_a_long_session_is_kept_when_it_stops_acknowledging() {
+    let mut world = phone_there_for_long();
+    world.push(&["u"], "x");
+    for pause in [1_000, 5_000, 30_000] {
+        world.wait(10_000);
+        let Some(Letter::Hold { task, .. }) = world.letters.pop() else { panic!("a retry is held") };
+        world.wait(pause);
+        world.append(&task, "");
+    }
+    world.wait(10_000);
+    assert_eq!(world.core.counts.no_acks, 1);
+    is_kept_for_the_phone(world);
+}
+
+#[test]
+fn the_seat_of_a_long_session_is_kept_when_everything_dies_at_once() {
+    for keeps_it_seen in ["its acknowledgements", "its user's other device", "a look at what may be reclaimed"] {
+        let mut world = phone_there_for_long();
+        match keeps_it_seen {
+            "its acknowledgements" => {
+                world.push(&["u"], "x");
+                world.ack(1, "u", 1);
+            }
+            "its user's other device" => world.arrive(9, "u", "web", None),
+            _ => world.step(Input::Reclaimable(vec![uid("u")])),
+        }
+        world.wait(1_000);
+        world.take_over();
+        is_kept_for_the_phone(world);
+    }
+}
+
+#[test]
+fn an_acknowledgement_a_day_moves_the_time_of_reclaiming_no_more_than_it_must() {
+    let mut world = World::new();
+    world.arrive(1, "u", "ios", None);
+    world.push(&["u"], "x");
+    world.ack(1, "u", 1);
+    let seen_at = |world: &World| world.core.users[&uid("u")].state.seats[0].seen_at.as_millis();
+    world.wait(A_DAY);
+    world.push(&["u"], "y");
+    world.ack(1, "u", 2);
+    assert_eq!(seen_at(&world), 0, "the store need not note it anew each time");
+    world.wait(10 * A_DAY);
+    world.push(&["u"], "z");
+    world.ack(1, "u", 3);
+    assert_eq!(seen_at(&world), 11 * A_DAY);
+}
