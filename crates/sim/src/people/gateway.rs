@@ -209,6 +209,8 @@ impl World {
     fn ask_again(&mut self, gateway: usize, number: u64) {
         let Some(session) = self.gateways[gateway].sessions.get_mut(&number) else { return };
         if !std::mem::replace(&mut session.state.is_asking, true) {
+            // It was introduced in this tenure; it is so once more.
+            session.state.who.iter_mut().for_each(|who| who.told = None);
             self.introduce(gateway, number);
         }
     }
