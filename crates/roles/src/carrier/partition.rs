@@ -10,18 +10,20 @@ mod admitting;
 mod asking;
 mod coming;
 mod folding;
+mod kicking;
+mod loading;
 mod reading;
 mod saving;
 #[cfg(test)]
 mod tests;
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use foldhash::fast::RandomState;
-use whimbrel_model::people::{GatewayId, Platform, Uid, check_uid};
+use whimbrel_model::people::{GatewayId, Platform, Uid};
 use whimbrel_model::ports::{
     Announced, Applied, Arrival, At, InboxError, InboxWrite, LogError, OutMessage, PeopleAsk, PeopleError, PeopleTold,
     ReadBatch, RowKey, ToCarrier, ToGateway,
@@ -29,9 +31,10 @@ use whimbrel_model::ports::{
 use whimbrel_model::push::{BadPush, Notice, PushTask};
 use whimbrel_model::{Record, Timestamp};
 
-use super::settings::{CarrierSettings, LOAD_USERS, WORK_RECORDS_MAX};
+use super::settings::{CarrierSettings, WORK_RECORDS_MAX};
 use super::user_box::{PlatformRules, UserBox};
 use coming::Coming;
+use kicking::Kicks;
 use saving::{InFlight, Unsaved};
 
 pub type AskId = u64;
@@ -246,6 +249,7 @@ pub struct Partition {
     records_waiting: usize,
     /// Sessions whose arrival or announcement is among the work.
     coming: Coming,
+    kicks: Kicks,
     /// Users whose boxes are being loaded.
     loading: Vec<Uid>,
     /// Where the store was when they were asked for.
@@ -306,6 +310,7 @@ impl Partition {
             work: VecDeque::new(),
             records_waiting: 0,
             coming: Coming::default(),
+            kicks: Kicks::default(),
             loading: Vec::new(),
             loading_at: 0,
             folded: 0,
@@ -333,6 +338,7 @@ impl Partition {
             return Vec::new();
         }
         self.look_at_the_clock(now);
+        self.kicks.forget(now);
         match input {
             Input::Started { applied, first, end } => self.started(applied, first, end, now),
             Input::Read(read) => self.read(read),
@@ -413,6 +419,7 @@ impl Partition {
         let mut from = applied;
         if applied > end {
             self.effects.push(Effect::Report(Trouble::OtherLog { applied, end }));
+            // At once, and before anything else: what it has is of no use to anybody.
             self.unsaved.wants_reset = true;
             from = first;
         } else if applied < first {
@@ -458,7 +465,7 @@ impl Partition {
 
     /// Takes what is at the head of the queue for as long as its users are in memory.
     fn pump(&mut self, now: Timestamp) {
-        while self.loading.is_empty() && !self.is_over {
+        while self.loading.is_empty() && !self.is_emptying() && !self.is_over {
             let Some(work) = self.work.front() else { return };
             if !self.is_ready(work) {
                 if matches!(work, Work::Ask { end, .. } if *end > self.folded) {
@@ -494,80 +501,6 @@ impl Partition {
         let mut is_ready = true;
         self.needed(work, &mut |uid| is_ready = is_ready && self.users.contains_key(uid));
         is_ready
-    }
-
-    /// The users whose boxes must be in memory for it.
-    fn needed(&self, work: &Work, each: &mut dyn FnMut(&str)) {
-        // Nobody has a box under a name that is none.
-        let mut named = |uid: &String| {
-            if check_uid(uid).is_ok() {
-                each(uid);
-            }
-        };
-        match work {
-            Work::Record { task: Ok(task), .. } => match &**task {
-                // What is not stored concerns only those who are there, and those are in memory.
-                PushTask::Message(message) if message.store => message.uids.iter().for_each(named),
-                PushTask::NoticeDue(due) => due.uids.iter().for_each(named),
-                PushTask::Wipe { uid } => named(uid),
-                PushTask::Message(_) | PushTask::Retry(_) | PushTask::Kick(_) => {}
-            },
-            Work::Record { task: Err(_), .. } => {}
-            Work::Arrive { arrival, .. } => each(arrival.uid.as_str()),
-            Work::Announce { announced, .. } => each(announced.arrival.uid.as_str()),
-            Work::Ask { what: PeopleAsk::Inbox { uid, .. }, .. } | Work::Reclaim(uid) => each(uid.as_str()),
-        }
-    }
-
-    fn load(&mut self) {
-        let mut wanted: HashSet<Uid> = HashSet::new();
-        for work in &self.work {
-            if wanted.len() >= LOAD_USERS {
-                break;
-            }
-            self.needed(work, &mut |uid| {
-                if !self.users.contains_key(uid)
-                    && let Ok(uid) = Uid::new(uid)
-                {
-                    wanted.insert(uid);
-                }
-            });
-        }
-        self.loading = wanted.into_iter().collect();
-        self.loading.sort_unstable();
-        self.loading_at = self.unsaved.saved;
-        self.effects.push(Effect::Load { uids: self.loading.clone() });
-    }
-
-    fn loaded(&mut self, loaded: Result<At<Vec<Option<Bytes>>>, InboxError>, now: Timestamp) {
-        let loading = std::mem::take(&mut self.loading);
-        let loaded = loaded.and_then(|at| not_behind(at, self.loading_at));
-        let found = match loaded {
-            Ok(found) if found.len() == loading.len() => found,
-            Ok(_) => return self.resign("the store answered another question".to_owned()),
-            Err(error) => return self.resign(error.to_string()),
-        };
-        for (uid, bytes) in loading.into_iter().zip(found) {
-            let is_stored = bytes.is_some();
-            let state = match bytes.as_deref().map(UserBox::decode) {
-                None => UserBox::default(),
-                Some(Ok(state)) => state,
-                Some(Err(error)) => {
-                    self.effects.push(Effect::Report(Trouble::BadBox { uid: uid.clone(), why: error.to_string() }));
-                    UserBox::default()
-                }
-            };
-            let reclaim_was = if is_stored { self.reclaim_at(&state) } else { None };
-            let mut user = User { state, is_stored, reclaim_was, ..User::default() };
-            let gone = user.state.expire(&*self.rules, now);
-            user.is_dirty = !gone.is_empty();
-            self.counts.expired += gone.len() as u64;
-            if user.is_dirty {
-                self.unsaved.dirty.insert(uid.clone());
-            }
-            self.unsaved.drop_rows(&uid, gone);
-            self.users.insert(uid, Box::new(user));
-        }
     }
 
     fn take(&mut self, work: Work, now: Timestamp) {
@@ -673,14 +606,6 @@ impl Partition {
 /// The epoch that a user's devices are told, where the topic's is that.
 pub fn user_epoch(inbox_epoch: &str, uid: &Uid) -> String {
     format!("{inbox_epoch}-{:08x}", folding::hash_of(uid.as_str()) as u32)
-}
-
-/// What was found, unless the store has fallen back behind where it was: then it does not have what it is believed to have.
-fn not_behind<T>(at: At<T>, least: u64) -> Result<T, InboxError> {
-    if at.applied < least {
-        return Err(InboxError::Damaged(format!("it is at {}, and was at {least} before", at.applied)));
-    }
-    Ok(at.found)
 }
 
 /// Where somebody finds the message of a slot that the store may not have yet.

@@ -84,6 +84,8 @@ impl Partition {
         if is_behind {
             self.read_on(uid, at, now);
         }
+        // It may not have acknowledged all, and what was held for that counts no more.
+        self.watch(uid, at);
     }
 
     fn gone(&mut self, gateway: GatewayId, session: u64, uid: &Uid, now: Timestamp) {
@@ -145,6 +147,7 @@ impl Partition {
             return;
         }
         self.began = self.began.min(now);
+        self.kicks.clock_was_set_back(now);
         self.unsaved.last = self.unsaved.last.min(now);
         self.gateways.values_mut().for_each(|known| known.heard_at = known.heard_at.min(now));
         self.deadlines.clear();
@@ -173,8 +176,14 @@ impl Partition {
         let Some(user) = self.users.get_mut(uid.as_str()) else { return };
         let Some(at) = user.lives.iter().position(|live| live.is(gateway, session)) else { return };
         let live = &mut user.lives[at];
+        if live.is_held {
+            // A deadline of before it was announced again: it has had this one.
+            return;
+        }
         live.is_watched = false;
-        let Some((last, _)) = live.unacked.back().copied() else { return };
+        let (Some((first, _)), Some((last, _))) = (live.unacked.front().copied(), live.unacked.back().copied()) else {
+            return;
+        };
         let timeout = (self.rules)(&live.platform).ack_timeout_ms;
         if expiry(live.since, timeout) > now {
             return self.watch(uid, at);
@@ -196,7 +205,7 @@ impl Partition {
         let (platform, device, attempt) = (live.platform.clone(), String::from(&*live.device), live.attempt);
         // Made from what is tried again, so that a repeat of it is the same hold.
         let id = format!(
-            "push-{:016x}-{platform}-{:016x}-{last}-{attempt}-{session:x}-{:x}",
+            "push-{:016x}-{platform}-{:016x}-{first}-{last}-{attempt}-{session:x}-{:x}",
             hash_of(uid.as_str()),
             hash_of(&device),
             gateway.incarnation

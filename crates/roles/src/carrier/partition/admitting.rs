@@ -107,24 +107,19 @@ impl Partition {
         // Who is there is seen, whoever of them has to leave now.
         user.see(now);
         let news = &mut self.news;
+        let (code, reason) = over_for(settings);
         let mut kick = |live: &Live| {
-            // The same session, arriving a second time, only takes its own place.
-            if !live.is(newcomer.gateway, newcomer.session) {
-                let (session, reason) = (live.session, REPLACED.into());
-                let kick = ToGateway::Kick { session, code: CloseCode::Replaced, reason };
-                news.entry(live.gateway).or_default().push(kick);
-            }
+            let kick = ToGateway::Kick { session: live.session, code, reason: reason.into() };
+            news.entry(live.gateway).or_default().push(kick);
         };
-        let is_rival = |live: &Live| live.platform == newcomer.platform && live.device == newcomer.device;
         user.lives.retain(|live| {
-            let must_leave = match settings.sessions {
-                SessionsRule::Many(_) => is_rival(live),
-                SessionsRule::Replace | SessionsRule::Reject => live.platform == newcomer.platform,
-            };
-            if must_leave {
+            // The same session, arriving a second time, only takes its own place, on whatever seat it was.
+            let is_itself = live.is(newcomer.gateway, newcomer.session);
+            let must_leave = live.is_rival(&newcomer.platform, &newcomer.device, settings);
+            if must_leave && !is_itself {
                 kick(live);
             }
-            !must_leave
+            !(must_leave || is_itself)
         });
         if let SessionsRule::Many(most) = settings.sessions {
             let count = |lives: &[Live]| lives.iter().filter(|live| live.platform == newcomer.platform).count();
@@ -137,31 +132,18 @@ impl Partition {
         }
     }
 
-    /// A session that an earlier owner admitted. Of two that cannot both be, the newer one stays.
+    /// A session that an earlier owner admitted. Of two that cannot both be, the newer one stays; where a second one is rejected, the older.
     pub(super) fn announce(&mut self, gateway: GatewayId, announced: Announced, now: Timestamp) {
         self.heard_from(gateway, now);
         let Announced { arrival, epoch, sent, acked } = announced;
+        let settings = (self.rules)(&arrival.platform);
+        let seat_name = seat_device(&settings, &arrival.device);
+        if let Some((code, reason)) = self.why_over(gateway, &arrival, &epoch, &seat_name, &settings) {
+            let kick = ToGateway::Kick { session: arrival.session, code, reason };
+            self.news.entry(gateway).or_default().push(kick);
+            return self.release(arrival.uid.as_str());
+        }
         let Arrival { session, uid, platform, device, at: arrived, .. } = arrival;
-        if *epoch != *self.epoch_of(&uid) {
-            let kick = ToGateway::Kick { session, code: CloseCode::EpochChanged, reason: OTHER_EPOCH.into() };
-            self.news.entry(gateway).or_default().push(kick);
-            return self.release(uid.as_str());
-        }
-        let settings = (self.rules)(&platform);
-        let seat_name = seat_device(&settings, &device);
-        let is_older = self.users.get(uid.as_str()).is_some_and(|user| {
-            user.lives.iter().any(|live| {
-                live.platform == platform
-                    && live.device == seat_name
-                    && !live.is(gateway, session)
-                    && live.arrived > arrived
-            })
-        });
-        if is_older {
-            let kick = ToGateway::Kick { session, code: CloseCode::Replaced, reason: REPLACED.into() };
-            self.news.entry(gateway).or_default().push(kick);
-            return self.release(uid.as_str());
-        }
         let mut live = Live::new(gateway, session, platform, seat_name, arrived, now);
         live.sent = sent;
         self.make_way(&uid, &live, &settings, now);
@@ -175,5 +157,49 @@ impl Partition {
             live.unacked_bytes += slot.bytes as usize;
         }
         self.sit_down(&uid, live, gone, now);
+    }
+    /// Why a session that is announced cannot go on, where it cannot.
+    fn why_over(
+        &self,
+        gateway: GatewayId,
+        arrival: &Arrival,
+        epoch: &str,
+        seat_name: &str,
+        settings: &PlatformSettings,
+    ) -> Option<(CloseCode, Arc<str>)> {
+        if let Some(reason) = self.kicks.reason(gateway, arrival) {
+            return Some((CloseCode::Kicked, reason));
+        }
+        if *epoch != *self.epoch_of(&arrival.uid) {
+            return Some((CloseCode::EpochChanged, OTHER_EPOCH.into()));
+        }
+        let user = self.users.get(arrival.uid.as_str())?;
+        let goes_before_it = |live: &Live| match settings.sessions {
+            SessionsRule::Reject => live.arrived <= arrival.at,
+            SessionsRule::Replace | SessionsRule::Many(_) => live.arrived > arrival.at,
+        };
+        let must_leave = user.lives.iter().any(|live| {
+            live.is_rival(&arrival.platform, seat_name, settings)
+                && !live.is(gateway, arrival.session)
+                && goes_before_it(live)
+        });
+        let (code, reason) = over_for(settings);
+        must_leave.then(|| (code, reason.into()))
+    }
+}
+
+impl Live {
+    /// Whether it cannot be there together with another of that platform and seat.
+    fn is_rival(&self, platform: &Platform, seat_name: &str, settings: &PlatformSettings) -> bool {
+        let is_one_seat = !matches!(settings.sessions, SessionsRule::Many(_));
+        self.platform == *platform && (is_one_seat || *self.device == *seat_name)
+    }
+}
+
+/// What a session is told that must leave for another of its platform.
+fn over_for(settings: &PlatformSettings) -> (CloseCode, &'static str) {
+    match settings.sessions {
+        SessionsRule::Reject => (CloseCode::Rejected, REJECTED),
+        SessionsRule::Replace | SessionsRule::Many(_) => (CloseCode::Replaced, REPLACED),
     }
 }

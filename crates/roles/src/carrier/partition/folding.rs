@@ -4,13 +4,13 @@ use std::hash::BuildHasher as _;
 use std::sync::Arc;
 
 use foldhash::quality::FixedState;
-use whimbrel_model::people::{CloseCode, Uid};
+use whimbrel_model::people::Uid;
 use whimbrel_model::ports::{Delivery, DeliveryPlace, OutMessage, RowKey, ToGateway};
 use whimbrel_model::push::{
-    Notice, NoticeDevice, NoticeDue, Notify, PUSH_FORMAT, PushKick, PushMessage, PushRetry, PushTask, expiry, seq_of,
+    Notice, NoticeDevice, NoticeDue, Notify, PUSH_FORMAT, PushMessage, PushRetry, PushTask, expiry, seq_of,
 };
 use whimbrel_model::record::HEADER_CONTENT_TYPE;
-use whimbrel_model::{Platform, Record, SessionId, SessionsRule, Timestamp};
+use whimbrel_model::{Platform, Record, SessionsRule, Timestamp};
 
 use super::super::user_box::{Filter, PlatformRules, Seat, Slot};
 use super::{Letter, Partition, User};
@@ -29,7 +29,7 @@ impl Partition {
             PushTask::Message(message) => self.fold_message(offset, record, &message, now),
             PushTask::Retry(retry) => self.fold_retry(&retry, now),
             PushTask::NoticeDue(due) => self.fold_notice_due(due, now),
-            PushTask::Kick(kick) => self.fold_kick(&kick, now),
+            PushTask::Kick(kick) => self.fold_kick(record, &kick, now),
             PushTask::Wipe { uid } => self.fold_wipe(&uid),
         }
     }
@@ -273,34 +273,6 @@ impl Partition {
         self.send_again(&uid, at, now);
     }
 
-    fn fold_kick(&mut self, kick: &PushKick, now: Timestamp) {
-        let Some((uid, user)) = self
-            .users
-            .get_key_value(kick.uid.as_str())
-            .map(|(uid, _)| uid.clone())
-            .zip(self.users.get_mut(kick.uid.as_str()))
-        else {
-            return;
-        };
-        user.see(now);
-        user.is_dirty = true;
-        self.unsaved.dirty.insert(uid.clone());
-        let session = kick.session.as_deref().map(SessionId::parse);
-        let reason: Arc<str> = kick.reason.as_str().into();
-        let news = &mut self.news;
-        user.lives.retain(|live| {
-            let is_meant = kick.platform.as_ref().is_none_or(|platform| live.platform == *platform)
-                && session
-                    .is_none_or(|session| session == Some(SessionId { gateway: live.gateway, number: live.session }));
-            if is_meant {
-                let kick = ToGateway::Kick { session: live.session, code: CloseCode::Kicked, reason: reason.clone() };
-                news.entry(live.gateway).or_default().push(kick);
-            }
-            !is_meant
-        });
-        self.release(uid.as_str());
-    }
-
     fn fold_wipe(&mut self, uid: &str) {
         let Some((uid, user)) = self.users.get_key_value(uid).map(|(uid, _)| uid.clone()).zip(self.users.get_mut(uid))
         else {
@@ -311,6 +283,9 @@ impl Partition {
             live.is_behind = false;
             live.unacked.clear();
             live.unacked_bytes = 0;
+            // What was held to try it again is of no use.
+            live.attempt = 0;
+            live.is_held = false;
         }
         if !gone.is_empty() {
             user.is_dirty = true;

@@ -14,7 +14,8 @@ use super::super::rows::decode_row;
 use super::super::settings::CarrierSettings;
 use super::super::user_box::Seat;
 use super::folding::row_key;
-use super::{Effect, Live, Partition, Purpose, RowsToken, Trouble, not_behind, unsaved_message};
+use super::loading::not_behind;
+use super::{Effect, Live, Partition, Purpose, RowsToken, Trouble, unsaved_message};
 
 impl Live {
     /// A session that was sent nothing yet. `device` is its seat's.

@@ -39,6 +39,8 @@ struct NewRow {
 /// A write that is under way.
 pub(super) struct InFlight {
     applied: u64,
+    /// It empties the store first.
+    pub is_reset: bool,
     pub rows: HashMap<RowKey, Arc<OutMessage>>,
     pub users: HashSet<Uid, RandomState>,
 }
@@ -102,7 +104,8 @@ impl Partition {
         if !is_free || !self.is_unsaved() {
             return None;
         }
-        let soon = self.unsaved.bytes >= self.settings.unsaved_bytes || self.unsaved.wants_sync;
+        let soon =
+            self.unsaved.bytes >= self.settings.unsaved_bytes || self.unsaved.wants_sync || self.unsaved.wants_reset;
         let wait = if soon { 0 } else { millis(self.settings.save_interval) };
         Some(whimbrel_model::push::expiry(self.unsaved.last, wait))
     }
@@ -148,9 +151,10 @@ impl Partition {
             applied: self.folded,
             synced: std::mem::take(&mut unsaved.wants_sync),
         };
+        let is_reset = write.reset;
         unsaved.bytes = 0;
         unsaved.last = now;
-        self.in_flight = Some(InFlight { applied: self.folded, rows, users });
+        self.in_flight = Some(InFlight { applied: self.folded, is_reset, rows, users });
         self.effects.push(Effect::Apply(write));
     }
 

@@ -17,9 +17,11 @@ use super::super::user_box::PlatformRules;
 use super::{Effect, Input, Letter, Partition};
 
 mod changed_rules;
+mod owner_change;
 mod repeats;
 mod seats_seen;
 mod store;
+mod supervision;
 mod time_and_bounds;
 
 const GATEWAY: GatewayId = GatewayId { node: 1, incarnation: 7 };
@@ -120,6 +122,9 @@ impl World {
             }
             Effect::Apply(write) => {
                 assert_eq!(write.expected, self.store.applied);
+                if write.reset {
+                    self.store = Store::default();
+                }
                 self.store.applied = write.applied;
                 for change in write.changes {
                     self.change(change);
