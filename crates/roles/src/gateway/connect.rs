@@ -94,10 +94,12 @@ fn is_forwarded(headers: &HeaderMap, uri: &Uri) -> bool {
 }
 
 /// A name that somebody elsewhere can have: those of one machine alone have no dot.
-fn is_public_name(host: &str) -> bool {
-    let name = host.trim_end_matches('.').to_ascii_lowercase();
+pub fn is_public_name(host: &str) -> bool {
+    const OWN: &[u8] = b".localhost";
+    let name = host.trim_end_matches('.');
     let is_address = host.starts_with('[') || name.parse::<std::net::Ipv4Addr>().is_ok();
-    !is_address && name.contains('.') && !name.ends_with(".localhost")
+    let is_own = name.as_bytes().last_chunk::<{ OWN.len() }>().is_some_and(|end| end.eq_ignore_ascii_case(OWN));
+    !is_address && name.contains('.') && !is_own
 }
 
 fn open(gateway: &Arc<Gateway>, upgraded: Upgraded, format: Format, place: Place, is_local: bool, is_forwarded: bool) {
@@ -201,7 +203,7 @@ mod tests {
 
     #[test]
     fn a_name_that_somebody_elsewhere_can_have_is_not_this_machine_s() {
-        for own in ["localhost", "LOCALHOST", "app.localhost", "mybox", "127.0.0.1", "[::1]", "x"] {
+        for own in ["localhost", "LOCALHOST", "app.LocalHost", "app.localhost.", "mybox", "127.0.0.1", "[::1]", "x"] {
             assert!(!is_public_name(own), "{own}");
         }
         for public in ["evil.example", "evil.example.", "127.0.0.1.evil.example", "localhost.evil.example"] {

@@ -168,8 +168,8 @@ pub const PEOPLE: &[Setting] = &[
         Kind::Text,
         Text(""),
         "Web pages that may connect, and where there are no API keys also publish, push and change things; separated by commas:\n\
-         https://shop.example, or * for all. Empty: with client keys all may connect, for a page needs a token; otherwise only pages of\n\
-         this machine, for any page could say who it is.",
+         https://shop.example, or * for all. Without API keys these are also the public names that the server answers under. Empty: with client\n\
+         keys all may connect, for a page needs a token; otherwise only pages of this machine, for any page could say who it is.",
     ),
     setting(
         "clients.secret",

@@ -175,7 +175,7 @@ impl Server<'_> {
         let watch = tokio::spawn(async move { watched.watch(watch_ends).await });
         let upkeep = tokio::spawn(telemetry::keep_figures(figures.clone()));
         let router = door.router().route("/metrics", get(move || async move { figures.render() }));
-        let router = origins::guard_changes(router, &self.config.gateway.origins, !self.config.keys.is_empty());
+        let router = origins::guard_keyless(router, &self.config.gateway.origins, !self.config.keys.is_empty());
         let router = joined.reach.mount(router, self.config);
 
         banner::print(&banner::render(self.config, address, joined.cluster.internal_address, &described));

@@ -1,12 +1,14 @@
-//! Which web pages may connect as devices, and which may change anything where no API key guards it.
+//! Which web pages may connect as devices, and which may do anything where no API key guards it.
 //!
 //! A browser lets any page open a WebSocket or post a form to any place, this machine's own ports included, and only says where the page is
 //! from (`Origin`). So without this a page of somebody else's that is open in the operator's browser could be anybody, or push to anybody, on
 //! a server that takes this machine at its word.
 //!
-//! The `Host` of a request is never asked: a name of somebody else's that was made to lead to this machine (DNS rebinding) would be in both.
-//! An image or a script of a page is fetched without an origin; that it is of another site browsers say too (`Sec-Fetch-Site`). What is not a
-//! browser says neither, and is not judged here; nor is reading, whose answers browsers keep from pages of elsewhere.
+//! A `Host` that is the same as the origin proves nothing: a name of somebody else's that was made to lead to this machine (DNS rebinding)
+//! would be in both. To its browser such a page is of this server, and reads from it without an origin; so without API keys nothing is
+//! answered under a name that somebody elsewhere can have. An image or a script of a page is fetched without an origin too; that it is of
+//! another site browsers say (`Sec-Fetch-Site`). What is not a browser says neither, and is not judged; nor is other reading, whose
+//! answers browsers keep from pages of elsewhere.
 
 use std::sync::Arc;
 
@@ -14,8 +16,9 @@ use axum::Router;
 use axum::extract::Request;
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse as _, Response};
-use http::header::{ACCESS_CONTROL_ALLOW_ORIGIN, ORIGIN, VARY};
-use http::{HeaderMap, HeaderValue, Method};
+use http::header::{ACCESS_CONTROL_ALLOW_ORIGIN, HOST, ORIGIN, VARY};
+use http::{HeaderMap, HeaderValue, Method, Uri};
+use whimbrel_roles::gateway::is_public_name;
 use whimbrel_roles::receive::{Code, Problem};
 
 /// Pages that may.
@@ -58,6 +61,28 @@ impl Origins {
             Self::These(these) => these.contains(&origin.to_ascii_lowercase()),
         }
     }
+
+    /// Whether anything may be asked under that name.
+    fn know(&self, host: &str) -> bool {
+        let is_elsewhere = is_public_name(host) && !NEAR.iter().any(|near| has_end(host, near));
+        !is_elsewhere
+            || match self {
+                Self::All => true,
+                Self::Local => false,
+                Self::These(these) => these
+                    .iter()
+                    .filter_map(|origin| host_of_origin(origin))
+                    .any(|known| known.trim_end_matches('.').eq_ignore_ascii_case(host.trim_end_matches('.'))),
+            }
+    }
+}
+
+/// Ends of names that are given out within a network, and that nobody elsewhere can have.
+const NEAR: [&str; 2] = [".local", ".internal"];
+
+fn has_end(host: &str, end: &str) -> bool {
+    let name = host.trim_end_matches('.').as_bytes();
+    name.len().checked_sub(end.len()).is_some_and(|at| name[at..].eq_ignore_ascii_case(end.as_bytes()))
 }
 
 enum Judged {
@@ -70,36 +95,70 @@ enum Judged {
 
 /// A page from a file, or one in a sandbox, is from `null`: it may be anybody's, and is not local.
 fn is_local(origin: &str) -> bool {
-    let Some((_, place)) = origin.split_once("://") else { return false };
-    let host = match place.strip_prefix('[') {
-        Some(rest) => rest.split_once(']').map_or(rest, |(host, _)| host),
+    let Some(host) = host_of_origin(origin) else { return false };
+    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<std::net::IpAddr>();
+    host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.to_canonical().is_loopback())
+}
+
+fn host_of_origin(origin: &str) -> Option<&str> {
+    origin.split_once("://").map(|(_, place)| without_port(place))
+}
+
+/// An address of version 6 keeps its brackets.
+fn without_port(place: &str) -> &str {
+    match place.find(']') {
+        Some(end) => &place[..=end],
         None => place.rsplit_once(':').map_or(place, |(host, _)| host),
-    };
-    host.eq_ignore_ascii_case("localhost")
-        || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
+    }
+}
+
+/// The name that the server was asked under; empty where none was said, which browsers do not do.
+fn host_of<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> &'a str {
+    match uri.authority() {
+        Some(authority) => authority.host(),
+        None => headers.get(HOST).and_then(|host| host.to_str().ok()).map_or("", without_port),
+    }
 }
 
 /// In front of what devices connect to: every request of a page is judged.
 pub fn guard_connecting(router: Router, origins: Origins) -> Router {
-    guarded(router, origins, |_| true, "connect")
+    guarded(router, origins, Judges { is_page_judged: |_| true, is_host_judged: false, what: "connect" })
 }
 
-/// In front of everything else where there are no API keys: what a page would change is judged. With keys whoever has one may, wherever the
-/// page is from, and nothing is to be guarded.
-pub fn guard_changes(router: Router, configured: &[String], has_api_keys: bool) -> Router {
+/// In front of everything else where there are no API keys: what a page would change is judged, and the name that anything is asked under.
+/// With keys whoever has one may, wherever the page is from, and nothing is to be guarded.
+pub fn guard_keyless(router: Router, configured: &[String], has_api_keys: bool) -> Router {
     if has_api_keys {
         return router;
     }
     let changes = |method: &Method| !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
-    guarded(router, Origins::of(configured, false), changes, "change anything here without an API key")
+    let what = "change anything here without an API key";
+    let judges = Judges { is_page_judged: changes, is_host_judged: true, what };
+    guarded(router, Origins::of(configured, false), judges)
 }
 
-fn guarded(router: Router, origins: Origins, is_judged: fn(&Method) -> bool, what: &'static str) -> Router {
+/// What a guard looks at, and what for.
+#[derive(Clone, Copy)]
+struct Judges {
+    is_page_judged: fn(&Method) -> bool,
+    is_host_judged: bool,
+    what: &'static str,
+}
+
+fn guarded(router: Router, origins: Origins, judges: Judges) -> Router {
     let origins = Arc::new(origins);
     router.layer(from_fn(move |request: Request, next: Next| {
         let origins = Arc::clone(&origins);
         async move {
-            if !is_judged(request.method()) {
+            let host = host_of(request.uri(), request.headers());
+            if judges.is_host_judged && !origins.know(host) {
+                let detail = format!(
+                    "without API keys nothing is answered under the name `{host}`, which a page of somebody else's could have; use an \
+                     address or `localhost`, configure API keys, or name http://{host} in `gateway.origins`"
+                );
+                return Problem::new(Code::OriginNotAllowed, detail).into_response();
+            }
+            if !(judges.is_page_judged)(request.method()) {
                 return next.run(request).await;
             }
             match origins.judge(request.headers()) {
@@ -110,6 +169,7 @@ fn guarded(router: Router, origins: Origins, is_judged: fn(&Method) -> bool, wha
                     response
                 }
                 Judged::Foreign(place) => {
+                    let what = judges.what;
                     let detail = format!("pages of {place} may not {what}; `gateway.origins` names those that may");
                     Problem::new(Code::OriginNotAllowed, detail).into_response()
                 }
@@ -140,6 +200,29 @@ mod tests {
             assert!(!origins.allow(foreign), "{foreign}");
         }
         assert!(Origins::of(&[], true).allow("https://shop.example"));
+    }
+
+    #[test]
+    fn a_name_that_somebody_elsewhere_can_have_is_known_where_it_is_configured() {
+        let (local, these) = (Origins::of(&[], false), Origins::of(&["https://Shop.example:8443".into()], false));
+        for near in ["", "localhost", "127.0.0.1", "[::1]", "10.1.2.3", "whimbrel", "box.local", "a.b.Internal."] {
+            assert!(local.know(near) && these.know(near), "{near}");
+        }
+        for foreign in ["evil.example", "127.0.0.1.evil.example", "local.example", "xlocal.example."] {
+            assert!(!local.know(foreign) && !these.know(foreign), "{foreign}");
+            assert!(Origins::of(&["*".into()], false).know(foreign));
+        }
+        assert!(!local.know("shop.example") && these.know("shop.EXAMPLE") && these.know("shop.example."));
+    }
+
+    #[test]
+    fn the_name_that_was_asked_under_is_without_its_port() {
+        for (said, name) in [("a.example:7600", "a.example"), ("a.example", "a.example"), ("[::1]:7600", "[::1]")] {
+            let headers = HeaderMap::from_iter([(HOST, HeaderValue::from_static(said))]);
+            assert_eq!(host_of(&Uri::from_static("/v1/topics"), &headers), name);
+            let uri = Uri::try_from(format!("http://{said}/v1/topics")).unwrap();
+            assert_eq!(host_of(&uri, &HeaderMap::new()), name);
+        }
     }
 
     #[test]

@@ -127,11 +127,38 @@ fn without_keys_a_page_of_elsewhere_changes_nothing() {
             assert!(answer.contains("origin_not_allowed") && answer.contains("gateway.origins"), "{answer}");
         }
     }
-    let answer = asked_by_page(&server, "GET", "/v1/topics", "https://evil.example");
+    let answer = asked_by_page(&server, "GET", "/v1/topics", "null");
     assert!(answer.starts_with("HTTP/1.1 200") && !answer.contains("access-control"), "{answer}");
     let answer = asked_by_page(&server, "POST", "/v1/users/alice/messages", "http://localhost:8000");
     assert!(answer.starts_with("HTTP/1.1 202"), "{answer}");
     assert!(answer.contains("access-control-allow-origin: http://localhost:8000"), "{answer}");
+}
+
+#[test]
+fn without_keys_a_page_whose_name_leads_to_this_machine_reads_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    // What its browser takes for its own server it asks without an origin.
+    let ask = |server: &Server, host: &str| {
+        let mut stream = TcpStream::connect(server.address()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        write!(stream, "GET /v1/users/alice/inbox HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let server = Server::start(folder.path(), &[]);
+    let answer = ask(&server, "evil.example:7600");
+    assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("gateway.origins"), "{answer}");
+    for host in ["localhost:7600", "127.0.0.1", "[::1]:7600", "whimbrel:7600", "box.local"] {
+        assert!(ask(&server, host).starts_with("HTTP/1.1 200"), "{host}");
+    }
+    drop(server);
+    let server = Server::start(folder.path(), &["--set", "gateway.origins=https://shop.example"]);
+    assert!(ask(&server, "shop.example:7600").starts_with("HTTP/1.1 200"));
+    drop(server);
+    std::fs::write(folder.path().join("keys.toml"), KEYS).unwrap();
+    let server = Server::start(folder.path(), &["--config", "keys.toml"]);
+    assert!(ask(&server, "shop.example:7600").starts_with("HTTP/1.1 401"), "with keys the key decides");
 }
 
 #[test]
