@@ -236,9 +236,9 @@ impl Ledger {
         todo
     }
 
-    /// Gateways whose whole picture has not come yet.
-    pub fn undrawn(&self) -> usize {
-        self.known.values().filter(|known| !known.is_drawn).count()
+    /// Gateways that the cluster knows and whose whole picture has not come yet.
+    pub fn undrawn(&self) -> impl Iterator<Item = GatewayId> {
+        self.known.values().filter(|known| known.was_seen && !known.is_drawn).map(|known| known.id)
     }
 
     /// Of the gateway of that node: the incarnation, up to where it is complete, and the highest number seen.

@@ -36,7 +36,7 @@ pub struct PresenceSettings {
     pub events: bool,
     /// Sessions of a lost gateway that one shard clears away in a second, with the events about them.
     pub sweep_per_second: u32,
-    /// How long a writer that starts waits for the pictures of all gateways before it says that its shard is fresh.
+    /// How long a gateway's whole picture may take to come before a log line says that its shards are not fresh for the lack of it.
     pub draw_within: Duration,
     /// How long another node may take to take a packet, or to answer.
     pub answer_within: Duration,

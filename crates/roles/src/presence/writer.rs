@@ -2,7 +2,8 @@
 //!
 //! A shard has one writer, and everything about it happens in one task, in order. Where the store fails, the writer forgets everything and
 //! begins again as if it had just started: gateways that died are void, the pictures of the living are asked for. While a writer does not
-//! have the picture, it does not say that it lives, so that no reader takes an empty store for an empty world.
+//! have the picture of every gateway that has its lease, it does not say that it lives, so that no reader takes whom it has not heard of for
+//! offline; which gateway it waits for is logged.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -100,6 +101,9 @@ struct Writer {
     /// When the store was last looked through for the dead; `None`: not yet, or it failed since.
     begun_at_ms: Option<u64>,
     is_drawn: bool,
+    /// Since when the picture of a gateway is lacking, and whether that was logged.
+    undrawn_since_ms: Option<u64>,
+    is_lack_told: bool,
     alive_due_ms: u64,
     /// There may be sessions of void gateways.
     is_sweeping: bool,
@@ -121,6 +125,8 @@ impl Writer {
             began: Instant::now(),
             begun_at_ms: None,
             is_drawn: false,
+            undrawn_since_ms: None,
+            is_lack_told: false,
             alive_due_ms: 0,
             is_sweeping: false,
             asks: JoinSet::new(),
@@ -226,7 +232,7 @@ impl Writer {
         }
         self.ledger = Ledger::new(self.parts.settings.ledger);
         self.counted = LedgerCounts::default();
-        self.begun_at_ms = None;
+        (self.begun_at_ms, self.undrawn_since_ms) = (None, None);
     }
 
     async fn carry_out(&mut self, todo: Vec<Todo>) {
@@ -276,12 +282,7 @@ impl Writer {
     /// Tells the store that the writer lives, and clears away a little of what is void.
     async fn keep(&mut self) -> Result<(), SessionsError> {
         let (settings, shard, now_ms) = (self.parts.settings.clone(), self.parts.shard, self.now_ms());
-        let has_waited =
-            self.begun_at_ms.is_some_and(|begun| now_ms >= begun + settings.draw_within.as_millis() as u64);
-        if !self.is_drawn && (self.ledger.undrawn() == 0 || has_waited) {
-            (self.is_drawn, self.has_failed, self.alive_due_ms) = (true, false, now_ms);
-            self.parts.figures.shards_drawn.increment(1.0);
-        }
+        self.look_at_picture(now_ms);
         if self.is_drawn && now_ms >= self.alive_due_ms {
             self.alive_due_ms = now_ms + settings.keep_alive.as_millis() as u64;
             self.parts.sessions.keep_alive(shard).await?;
@@ -296,6 +297,32 @@ impl Writer {
             self.note(swept.into_iter().map(|change| UserChange { was_online: true, ..change }).collect());
         }
         Ok(())
+    }
+
+    /// Whether the picture is whole; a gateway that keeps it from being so for long is named.
+    fn look_at_picture(&mut self, now_ms: u64) {
+        let (figures, shard) = (&self.parts.figures, self.parts.shard);
+        if self.ledger.undrawn().next().is_none() {
+            if !std::mem::replace(&mut self.is_drawn, true) {
+                (self.has_failed, self.alive_due_ms) = (false, now_ms);
+                figures.shards_drawn.increment(1.0);
+            }
+            if std::mem::take(&mut self.is_lack_told) {
+                tracing::info!(shard, "a shard of presence has the picture of every gateway again");
+            }
+            self.undrawn_since_ms = None;
+            return;
+        }
+        if std::mem::take(&mut self.is_drawn) {
+            figures.shards_drawn.decrement(1.0);
+        }
+        let since_ms = *self.undrawn_since_ms.get_or_insert(now_ms);
+        let is_long = now_ms >= since_ms + self.parts.settings.draw_within.as_millis() as u64;
+        if is_long && !std::mem::replace(&mut self.is_lack_told, true) {
+            let gateways: Vec<String> = self.ledger.undrawn().map(|gateway| gateway.to_string()).collect();
+            let gateways = gateways.join(", ");
+            tracing::warn!(shard, gateways, "a shard of presence is not fresh: gateways that live cannot be asked");
+        }
     }
 
     fn ask(&mut self, question: Question) {
