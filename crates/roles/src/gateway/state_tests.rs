@@ -228,6 +228,13 @@ fn an_owner_is_told_of_an_arrival_until_it_was_let_in_and_of_where_it_stands_aft
 }
 
 #[test]
+fn a_number_that_nobody_was_ever_sent_is_a_gap_for_everybody() {
+    let mut state = admitted(Format::SocketJson);
+    state.skip_to(u64::MAX - 1);
+    assert!(state.is_gap(u64::MAX) && state.asks());
+}
+
+#[test]
 fn what_follows_something_that_was_lost_on_the_way_is_left_out_until_that_has_come() {
     let mut state = admitted(Format::SocketJson);
     let after_a_gap = Delivery { place: DeliveryPlace::Stored { seq: 43, prev: 42 }, ..stored(43) };

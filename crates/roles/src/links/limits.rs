@@ -4,7 +4,8 @@ use std::time::Duration;
 
 /// The version of what goes over a stream, in the first message of each end.
 pub const LINK_VERSION: u32 = 1;
-/// Bytes that wait to be sent on one stream; beyond, the stream is ended and made anew.
+/// Bytes that wait to be sent on one stream; beyond, the stream is ended and made anew. From half of them on stored messages stay in the
+/// inbox, and are asked for.
 pub const QUEUE_BYTES_MAX: usize = 16 << 20;
 /// Bytes of one message on a stream, and of one answer: a batch is cut after [`BATCH_BYTES`], and one body may be large.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;

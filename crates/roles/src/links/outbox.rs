@@ -56,6 +56,11 @@ impl<T: Message> Outbox<T> {
 }
 
 impl<T> Outbox<T> {
+    /// More than half of what may wait does: what can come another way should.
+    pub fn is_crowded(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > self.bytes_max / 2
+    }
+
     pub fn end(&self) {
         self.ended.cancel();
     }
