@@ -157,12 +157,12 @@ pub struct Notice {
     /// The message's id.
     pub id: String,
     pub uid: String,
-    /// The platforms that did not acknowledge; `None`: all of the user's devices but those of `except_platforms`.
+    /// The platforms that did not acknowledge and could; `None`: all of the user's devices but those of `except_platforms`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platforms: Option<Vec<Platform>>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub except_platforms: Vec<Platform>,
-    /// Of platforms with a seat for each device: those that acknowledged.
+    /// Of platforms with a seat for each device: those that acknowledged, or were sent what cannot be acknowledged.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub except_devices: Vec<NoticeDevice>,
     pub notify: Notify,

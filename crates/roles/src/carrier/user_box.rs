@@ -112,7 +112,7 @@ impl Seat {
 
     /// Its device's own name, where it has one.
     pub fn device_name(&self) -> &str {
-        if *self.device == *NAMELESS { "" } else { &self.device }
+        device_name(&self.device)
     }
 
     /// Whether the message of that slot still waits for this seat.
@@ -127,6 +127,11 @@ pub fn seat_device(settings: &PlatformSettings, device: &str) -> Box<str> {
         SessionsRule::Many(_) => among_many(device).into(),
         SessionsRule::Replace | SessionsRule::Reject => Box::default(),
     }
+}
+
+/// The device's own name, of what [`seat_device`] says; empty where there is none.
+pub fn device_name(seat_device: &str) -> &str {
+    if seat_device == NAMELESS { "" } else { seat_device }
 }
 
 fn among_many(device: &str) -> &str {

@@ -1,10 +1,11 @@
 //! Folding: what each record of `_push` does to its users, in the order of the log.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::BuildHasher as _;
 use std::sync::Arc;
 
 use foldhash::quality::FixedState;
-use whimbrel_model::people::Uid;
+use whimbrel_model::people::{PlatformSettings, Uid};
 use whimbrel_model::ports::{Delivery, DeliveryPlace, OutMessage, RowKey, ToGateway};
 use whimbrel_model::push::{
     Notice, NoticeDevice, NoticeDue, Notify, PUSH_FORMAT, PushMessage, PushRetry, PushTask, expiry, seq_of,
@@ -12,8 +13,8 @@ use whimbrel_model::push::{
 use whimbrel_model::record::HEADER_CONTENT_TYPE;
 use whimbrel_model::{Platform, Record, SessionsRule, Timestamp};
 
-use super::super::user_box::{Filter, PlatformRules, Seat, Slot};
-use super::{Letter, Partition, User};
+use super::super::user_box::{Filter, PlatformRules, Seat, Slot, device_name};
+use super::{Letter, Live, Partition, User};
 
 /// Hashes of ids and collapse keys are written to stores: they must be the same everywhere and always.
 const HASHES: FixedState = FixedState::with_seed(0x5748_494d_4252_454c);
@@ -139,6 +140,7 @@ impl Partition {
             self.unsaved.drop_rows(&uid, gone.into_iter().filter(|gone| gone.seq != slot.seq).collect());
         }
         let mut is_there = false;
+        let mut served = Served::default();
         let (mut reads_on, mut was_sent) = (Vec::new(), Vec::new());
         for (at, live) in user.lives.iter_mut().enumerate() {
             if !message.is_for(&live.platform) {
@@ -182,13 +184,14 @@ impl Partition {
                 let delivery = Delivery { session: live.session, place, again: false, message: Arc::clone(out) };
                 self.news.entry(live.gateway).or_default().push(ToGateway::Deliver(delivery));
                 self.counts.delivered_ephemeral += 1;
+                served.add(live, &rules(&live.platform));
             }
         }
         if !is_there && !is_stored {
             self.counts.dropped += 1;
         }
         if message.notify.is_some() {
-            if is_there { wake.later.push(uid.clone()) } else { wake.now.push(uid.clone()) }
+            if is_there { wake.later.entry(served).or_default().push(uid.clone()) } else { wake.now.push(uid.clone()) }
         }
         was_sent.into_iter().for_each(|at| self.watch(&uid, at));
         for at in reads_on {
@@ -221,20 +224,24 @@ impl Partition {
         // A new owner does not know yet who is there.
         let is_settling = now < expiry(self.began, millis(self.settings.announce_wait));
         if message.notify_after_ms.is_some_and(|after| after > 0) || is_settling {
-            later.extend(wake.now);
+            if !wake.now.is_empty() {
+                later.entry(Served::default()).or_default().extend(wake.now);
+            }
         } else {
             let notices = wake.now.iter().map(|uid| Notice { uid: uid.as_str().to_owned(), ..notice.clone() });
             self.letters.extend(notices.map(Letter::Notice));
             self.counts.notices += wake.now.len() as u64;
         }
         let after = message.notify_after_ms.unwrap_or(whimbrel_model::people::ACK_TIMEOUT_DEFAULT.as_millis() as u64);
-        let Some(first) = later.first().cloned() else { return };
-        let uids = later.iter().map(|uid| uid.as_str().to_owned()).collect();
-        let task = PushTask::NoticeDue(NoticeDue { uids, seq, notice });
-        // By its place it is the same hold when it is folded again.
-        let id = format!("notice-{}-{}-{seq}", self.inbox_epoch, first.as_str().len());
-        let id = format!("{id}-{:016x}", hash_of(first.as_str()));
-        self.letters.push(Letter::Hold { id, uid: first, task, due: expiry(now, after) });
+        for (served, uids) in later {
+            let (Some(first), Some(notice)) = (uids.first().cloned(), served.left_out_of(&notice)) else { continue };
+            let uids = uids.iter().map(|uid| uid.as_str().to_owned()).collect();
+            let task = PushTask::NoticeDue(NoticeDue { uids, seq, notice });
+            // By its place it is the same hold when it is folded again.
+            let id = format!("notice-{}-{}-{seq}", self.inbox_epoch, first.as_str().len());
+            let id = format!("{id}-{:016x}", hash_of(first.as_str()));
+            self.letters.push(Letter::Hold { id, uid: first, task, due: expiry(now, after) });
+        }
     }
 
     /// Whoever has not acknowledged by now is woken.
@@ -261,7 +268,7 @@ impl Partition {
         else {
             return;
         };
-        let is_seat = |live: &super::Live| live.platform == retry.platform && *live.device == *retry.device;
+        let is_seat = |live: &Live| live.platform == retry.platform && *live.device == *retry.device;
         let Some(at) = user.lives.iter().position(is_seat) else { return };
         let live = &mut user.lives[at];
         // Of an earlier session, or overtaken by an acknowledgement.
@@ -300,10 +307,45 @@ impl Partition {
 #[derive(Default)]
 struct Waking {
     now: Vec<Uid>,
-    later: Vec<Uid>,
+    /// Those who are there, by who of them was sent it without a number.
+    later: BTreeMap<Served, Vec<Uid>>,
 }
 
-/// The notice for those of a user who have not acknowledged: the platforms that have not, and where a platform has a seat for each device,
+/// Who was sent a message that cannot be acknowledged, because it is not stored at all or not for that platform. They are not woken for it.
+#[derive(Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Served {
+    /// Of those with one seat, in order.
+    platforms: BTreeSet<Platform>,
+    /// Of those with a seat for each device: platforms and devices by name.
+    devices: BTreeSet<(Platform, Box<str>)>,
+}
+
+impl Served {
+    fn add(&mut self, live: &Live, settings: &PlatformSettings) {
+        if !matches!(settings.sessions, SessionsRule::Many(_)) {
+            self.platforms.insert(live.platform.clone());
+        } else if !device_name(&live.device).is_empty() {
+            self.devices.insert((live.platform.clone(), live.device.clone()));
+        }
+    }
+
+    /// The notice for the others, where there can be any.
+    fn left_out_of(&self, notice: &Notice) -> Option<Notice> {
+        let mut notice = notice.clone();
+        match &mut notice.platforms {
+            Some(platforms) => platforms.retain(|platform| !self.platforms.contains(platform)),
+            None => notice.except_platforms.extend(self.platforms.iter().cloned()),
+        }
+        let named = self.devices.iter();
+        notice.except_devices.extend(
+            named
+                .map(|(platform, device)| NoticeDevice { platform: platform.clone(), device: String::from(&**device) }),
+        );
+        notice.platforms.as_ref().is_none_or(|platforms| !platforms.is_empty()).then_some(notice)
+    }
+}
+
+/// The notice for those of a user who have not acknowledged and could: the platforms that have not, and where a platform has a seat for each device,
 /// the devices that have not. One that was registered and never connected is among them.
 fn notice_for(uid: &str, user: &User, due: &NoticeDue, rules: &PlatformRules) -> Option<Notice> {
     let acknowledged = || user.state.seats.iter().filter(|seat| seat.cursor >= due.seq);
@@ -322,7 +364,7 @@ fn notice_for(uid: &str, user: &User, due: &NoticeDue, rules: &PlatformRules) ->
     let devices = acknowledged().filter(|seat| is_many(&seat.platform) && !seat.device_name().is_empty());
     let named =
         devices.map(|seat| NoticeDevice { platform: seat.platform.clone(), device: seat.device_name().to_owned() });
-    notice.except_devices = named.collect();
+    notice.except_devices.extend(named);
     notice.platforms.as_ref().is_none_or(|platforms| !platforms.is_empty()).then_some(notice)
 }
 

@@ -23,6 +23,7 @@ mod seats_seen;
 mod store;
 mod supervision;
 mod time_and_bounds;
+mod waking;
 
 const GATEWAY: GatewayId = GatewayId { node: 1, incarnation: 7 };
 const EPOCH: &str = "e";
