@@ -137,6 +137,9 @@ pub fn guard_keyless(router: Router, configured: &[String], has_api_keys: bool) 
     guarded(router, Origins::of(configured, false), judges)
 }
 
+/// What says only whether the process is well, under whatever name somebody probes it.
+const TELLS_NOTHING: [&str; 2] = ["/healthz", "/readyz"];
+
 /// What a guard looks at, and what for.
 #[derive(Clone, Copy)]
 struct Judges {
@@ -151,7 +154,7 @@ fn guarded(router: Router, origins: Origins, judges: Judges) -> Router {
         let origins = Arc::clone(&origins);
         async move {
             let host = host_of(request.uri(), request.headers());
-            if judges.is_host_judged && !origins.know(host) {
+            if judges.is_host_judged && !origins.know(host) && !TELLS_NOTHING.contains(&request.uri().path()) {
                 let detail = format!(
                     "without API keys nothing is answered under the name `{host}`, which a page of somebody else's could have; use an \
                      address or `localhost`, configure API keys, or name http://{host} in `gateway.origins`"
