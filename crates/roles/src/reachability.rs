@@ -99,15 +99,17 @@ mod tests {
     use tokio::sync::watch;
     use whimbrel_model::people::GatewayId;
     use whimbrel_model::ports::{
-        NoCarrier, PeopleAsk, PeopleError, PeopleTold, PortFuture, PresenceAnswer, PresenceError, ToCarrier,
+        NoCarrier, PeopleAsk, PeopleError, PeopleTold, PortFuture, PresenceAnswer, PresenceError, Tenure, ToCarrier,
         UserSessions,
     };
 
     use super::*;
 
+    const OWNED: Option<Tenure> = Some(Tenure { number: 1, epoch: 1 });
+
     /// All the others, as far as they are there.
     struct Others {
-        tenures: watch::Sender<Arc<Vec<Option<u64>>>>,
+        tenures: watch::Sender<Arc<Vec<Option<Tenure>>>>,
         has_joined: AtomicBool,
         /// Milliseconds since the store of presence was heard from.
         presence_ago_ms: AtomicUsize,
@@ -122,7 +124,7 @@ mod tests {
             Err(NoCarrier(partition))
         }
 
-        fn tenures(&self) -> watch::Receiver<Arc<Vec<Option<u64>>>> {
+        fn tenures(&self) -> watch::Receiver<Arc<Vec<Option<Tenure>>>> {
             self.tenures.subscribe()
         }
 
@@ -180,11 +182,11 @@ mod tests {
         let reasons = reach.reasons_not_ready().await;
         assert_eq!(reasons.len(), 3, "{reasons:?}");
         others.has_joined.store(true, Ordering::Relaxed);
-        others.tenures.send_replace(Arc::new(vec![Some(1), None, Some(1), None]));
+        others.tenures.send_replace(Arc::new(vec![OWNED, None, OWNED, None]));
         let reasons = reach.reasons_not_ready().await;
         assert_eq!(reasons[0], "2 of 4 partitions of pushes have no owner yet");
         assert!(reasons[1].contains("9000 ms ago"), "{reasons:?}");
-        others.tenures.send_replace(Arc::new(vec![Some(1); 4]));
+        others.tenures.send_replace(Arc::new(vec![OWNED; 4]));
         others.presence_ago_ms.store(0, Ordering::Relaxed);
         assert!(reach.reasons_not_ready().await.is_empty());
         assert_eq!((reach.connections(), reach.presence_as_of().await), (Some(3), Ok(Timestamp::from_millis(7))));
@@ -195,7 +197,7 @@ mod tests {
         let others = nobody_yet();
         let reach = reach(&others, true);
         others.has_joined.store(true, Ordering::Relaxed);
-        others.tenures.send_replace(Arc::new(vec![Some(1); 4]));
+        others.tenures.send_replace(Arc::new(vec![OWNED; 4]));
         others.presence_ago_ms.store(0, Ordering::Relaxed);
         assert!(reach.reasons_not_ready().await.is_empty());
         others.tenures.send_replace(Arc::new(vec![None; 4]));

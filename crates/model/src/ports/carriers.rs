@@ -64,7 +64,7 @@ pub struct Announced {
     pub acked: u64,
 }
 
-/// News from the owner of a partition, in order. A gateway leaves out what comes from an older epoch than it has heard from.
+/// News from the owner of a partition, in order. A gateway leaves out what comes from an older epoch than it has seen or heard from.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FromCarrier {
     pub partition: u32,
@@ -153,6 +153,15 @@ impl PartialEq for OutMessage {
 #[error("no carrier has partition {0} at the moment")]
 pub struct NoCarrier(pub u32);
 
+/// That a partition has an owner, and that there is a way to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Tenure {
+    /// Another one whenever the partition has a new owner or the way to its owner was made anew. Later ones are higher.
+    pub number: u64,
+    /// The owner's: whoever speaks under an older one is none any more.
+    pub epoch: u64,
+}
+
 /// The owners of all partitions, as gateways and doors see them.
 pub trait Carriers: Send + Sync {
     fn partitions(&self) -> u32;
@@ -161,8 +170,8 @@ pub trait Carriers: Send + Sync {
     /// the way shows as a new tenure.
     fn tell(&self, partition: u32, from: GatewayId, messages: Vec<ToCarrier>) -> Result<(), NoCarrier>;
 
-    /// For each partition a number that changes whenever it has a new owner or the way to its owner was made anew; `None`: nobody has it.
-    fn tenures(&self) -> watch::Receiver<Arc<Vec<Option<u64>>>>;
+    /// The tenure of each partition; `None`: nobody has it, or cannot be reached.
+    fn tenures(&self) -> watch::Receiver<Arc<Vec<Option<Tenure>>>>;
 
     /// A question about a user of the partition; waits for an owner for a while.
     fn ask(&self, partition: u32, ask: PeopleAsk) -> PortFuture<'_, Result<PeopleTold, PeopleError>>;

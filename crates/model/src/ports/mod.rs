@@ -20,8 +20,8 @@ pub mod timers;
 pub use callbacks::{Again, Call, CallFailure, CallOutcome, CallTarget, Callbacks, Called};
 pub use carriers::{
     Admitted, Announced, Arrival, CarrierDesk, Carriers, Delivery, DeliveryPlace, FromCarrier, GatewayDesk, Gateways,
-    InboxMessage, InboxView, NoCarrier, OutMessage, PeopleAsk, PeopleError, PeopleTold, Resume, SeatView, ToCarrier,
-    ToGateway,
+    InboxMessage, InboxView, NoCarrier, OutMessage, PeopleAsk, PeopleError, PeopleTold, Resume, SeatView, Tenure,
+    ToCarrier, ToGateway,
 };
 pub use catalogue::{Catalogue, CatalogueError, Versioned};
 pub use coordination::{Coordination, CoordinationError, Member, Membership, Node, Owner, Picture};

@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use tokio::time::MissedTickBehavior;
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::{OnlineSession, SessionId, Uid};
-use whimbrel_model::ports::{DeliveryPlace, ToCarrier, ToGateway};
+use whimbrel_model::ports::{DeliveryPlace, Tenure, ToCarrier, ToGateway};
 
 use super::session::Session;
 use super::shared::Shared;
@@ -234,7 +234,7 @@ impl Lane {
                 who.told = None;
                 return true;
             }
-            let tenure = tenures.get(who.partition as usize).copied().flatten();
+            let tenure = number_of(&tenures, who.partition);
             tenure.is_some() && who.told != tenure
         };
         self.all().into_iter().filter(is_meant).map(|session| Outgoing::Introduce(session.number)).collect()
@@ -251,7 +251,7 @@ impl Lane {
                     let state = &mut *session.lock();
                     let Some(who) = &state.who else { continue };
                     let partition = who.partition;
-                    let tenure = tenures.get(partition as usize).copied().flatten();
+                    let tenure = number_of(&tenures, partition);
                     if tenure.is_some() && who.told == tenure {
                         continue;
                     }
@@ -306,6 +306,11 @@ impl Lane {
             session.check(now);
         }
     }
+}
+
+/// The number of a partition's tenure, where somebody has it.
+fn number_of(tenures: &[Option<Tenure>], partition: u32) -> Option<u64> {
+    tenures.get(partition as usize).copied().flatten().map(|tenure| tenure.number)
 }
 
 #[derive(Default)]

@@ -33,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_model::Clock;
 use whimbrel_model::people::{GatewayId, OnlineSession, Uid};
 use whimbrel_model::ports::presence::Reporter;
-use whimbrel_model::ports::{Carriers, FromCarrier, GatewayDesk};
+use whimbrel_model::ports::{Carriers, FromCarrier, GatewayDesk, Tenure};
 
 use lane::{Again, LANES_MAX, Lane, lane_of, session_of};
 use session::Session;
@@ -60,7 +60,7 @@ pub const PATHS: [(&str, &[&str]); 3] =
 pub struct Gateway {
     shared: Arc<Shared>,
     lanes: Mutex<Arc<Vec<Arc<Lane>>>>,
-    /// By partition, the highest epoch that was heard from, and one.
+    /// By partition, the highest epoch of an owner that was seen or heard from, and one.
     epochs: Vec<AtomicU64>,
 }
 
@@ -83,6 +83,10 @@ impl Gateway {
     pub async fn run(self: Arc<Self>, shutdown: CancellationToken) {
         let mut tenures = self.shared.tenures.clone();
         loop {
+            let seen = tenures.borrow_and_update().clone();
+            // Before anybody is introduced: whoever was replaced is not told any more what devices say, and judges by what it was told.
+            self.believe_no_older(&seen);
+            self.lanes().iter().for_each(|lane| lane.introduce_again(Again::NewTenures));
             let changed = tokio::select! {
                 () = shutdown.cancelled() => return,
                 changed = tenures.changed() => changed,
@@ -90,8 +94,16 @@ impl Gateway {
             if changed.is_err() {
                 return;
             }
-            tenures.mark_unchanged();
-            self.lanes().iter().for_each(|lane| lane.introduce_again(Again::NewTenures));
+        }
+    }
+
+    /// Owners that were replaced by those that are seen are not believed any more. What is seen may be older than what was heard, and who is
+    /// seen may be gone before it has said a word: the next one has a higher epoch in any case.
+    fn believe_no_older(&self, seen: &[Option<Tenure>]) {
+        for (highest, tenure) in self.epochs.iter().zip(seen) {
+            if let Some(tenure) = tenure {
+                highest.fetch_max(tenure.epoch.saturating_add(1), Ordering::AcqRel);
+            }
         }
     }
 

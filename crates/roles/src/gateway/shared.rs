@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use whimbrel_model::people::{CloseCode, GatewayId, Platform, Uid, check_device};
 use whimbrel_model::ports::presence::Reporter;
-use whimbrel_model::ports::{Carriers, Resume};
+use whimbrel_model::ports::{Carriers, Resume, Tenure};
 use whimbrel_model::{Clock, Timestamp};
 
 use super::figures::GatewayFigures;
@@ -27,7 +27,7 @@ const IDS_MAX: usize = 256;
 pub(super) struct Shared {
     pub(super) settings: GatewaySettings,
     pub(super) carriers: Arc<dyn Carriers>,
-    pub(super) tenures: watch::Receiver<Arc<Vec<Option<u64>>>>,
+    pub(super) tenures: watch::Receiver<Arc<Vec<Option<Tenure>>>>,
     pub(super) reporter: Arc<dyn Reporter>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) tokens: Tokens,

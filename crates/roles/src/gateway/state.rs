@@ -216,8 +216,9 @@ impl State {
         if is_known {
             return Delivered::LeftOut;
         }
-        if let DeliveryPlace::Stored { prev, .. } = delivery.place
-            && self.is_gap(prev)
+        if let DeliveryPlace::Stored { seq, prev } = delivery.place
+            // What is tried again and never came was lost on the way, maybe with what its owner would have told in between.
+            && (self.is_gap(prev) || seq > self.sent && delivery.again)
         {
             return Delivered::Gap;
         }

@@ -63,6 +63,16 @@ fn a_number_that_was_sent_is_sent_again_only_where_that_is_wanted() {
 }
 
 #[test]
+fn what_is_sent_again_and_never_came_is_a_gap_since_more_may_have_been_lost_with_it() {
+    let mut state = admitted(Format::SocketJson);
+    let again = |seq, prev| Delivery { again: true, ..delivery(DeliveryPlace::Stored { seq, prev }, 1) };
+    assert_eq!(state.deliver(&stored(41), ROOM, Tick(0)), Delivered::Queued);
+    // Between the two that are tried again there was a third: it has gone meanwhile, and the device was not told.
+    assert_eq!(state.deliver(&again(41, 40), ROOM, Tick(0)), Delivered::Queued);
+    assert_eq!(state.deliver(&again(43, 41), ROOM, Tick(0)), Delivered::Gap);
+}
+
+#[test]
 fn an_ephemeral_message_comes_once() {
     let mut state = admitted(Format::SocketJson);
     let ephemeral = |place| delivery(DeliveryPlace::Ephemeral { place }, 1);

@@ -12,7 +12,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use whimbrel_model::people::GatewayId;
 use whimbrel_model::ports::{
-    CarrierDesk, Carriers, GatewayDesk, NoCarrier, Node, PeopleAsk, PeopleError, PeopleTold, PortFuture, ToCarrier,
+    CarrierDesk, Carriers, GatewayDesk, NoCarrier, Node, PeopleAsk, PeopleError, PeopleTold, PortFuture, Tenure,
+    ToCarrier,
 };
 
 use super::outbox::Outbox;
@@ -41,7 +42,7 @@ pub struct CarrierLinks {
     parts: CarrierLinkParts,
     /// By partition.
     ways: ArcSwap<Vec<Option<Way>>>,
-    tenures: watch::Sender<Arc<Vec<Option<u64>>>>,
+    tenures: watch::Sender<Arc<Vec<Option<Tenure>>>>,
     book: Mutex<Book>,
 }
 
@@ -171,15 +172,15 @@ impl CarrierLinks {
         let way = |partition: u32| way_of(partition, &view, me, &here, &book.streams);
         let after: Vec<Option<Way>> = (0..self.parts.partitions).map(way).collect();
         let mut last_tenure = book.last_tenure;
-        let tenure = |(way, (earlier, tenure)): (&Option<Way>, (&Option<Way>, &Option<u64>))| {
+        let tenure = |(way, (earlier, tenure)): (&Option<Way>, (&Option<Way>, &Option<Tenure>))| {
             let mark = way.as_ref()?.mark();
             if earlier.as_ref().map(Way::mark) == Some(mark) {
                 return *tenure;
             }
             last_tenure += 1;
-            Some(last_tenure)
+            Some(Tenure { number: last_tenure, epoch: mark.0 })
         };
-        let found: Vec<Option<u64>> = after.iter().zip(before.iter().zip(tenures.iter())).map(tenure).collect();
+        let found: Vec<Option<Tenure>> = after.iter().zip(before.iter().zip(tenures.iter())).map(tenure).collect();
         book.last_tenure = last_tenure;
         // The way first: who sees the tenure finds it.
         self.ways.store(Arc::new(after));
@@ -281,7 +282,7 @@ impl Carriers for CarrierLinks {
         if taken { Ok(()) } else { Err(NoCarrier(partition)) }
     }
 
-    fn tenures(&self) -> watch::Receiver<Arc<Vec<Option<u64>>>> {
+    fn tenures(&self) -> watch::Receiver<Arc<Vec<Option<Tenure>>>> {
         self.tenures.subscribe()
     }
 

@@ -15,7 +15,7 @@ use tonic::transport::server::TcpIncoming;
 use whimbrel_model::people::{GatewayId, Uid};
 use whimbrel_model::ports::{
     CarrierDesk, Carriers, FromCarrier, GatewayDesk, Gateways, InboxView, Member, NoCarrier, Node, Owner, PeopleAsk,
-    PeopleError, PeopleTold, PortFuture, ToCarrier, ToGateway,
+    PeopleError, PeopleTold, PortFuture, Tenure, ToCarrier, ToGateway,
 };
 
 use super::{CarrierLinkParts, CarrierLinks, GatewayLinks, carriers_service};
@@ -155,7 +155,7 @@ impl Pair {
     }
 
     /// The tenure of the only partition, once it is so.
-    async fn tenure(&self, is_so: impl Fn(Option<u64>) -> bool) -> Option<u64> {
+    async fn tenure(&self, is_so: impl Fn(Option<Tenure>) -> bool) -> Option<Tenure> {
         tenure(&self.carriers, is_so).await
     }
 
@@ -175,7 +175,7 @@ impl Drop for Pair {
     }
 }
 
-async fn tenure(carriers: &CarrierLinks, is_so: impl Fn(Option<u64>) -> bool) -> Option<u64> {
+async fn tenure(carriers: &CarrierLinks, is_so: impl Fn(Option<Tenure>) -> bool) -> Option<Tenure> {
     let mut tenures = carriers.tenures();
     let waiting = tenures.wait_for(|tenures| is_so(tenures[0]));
     let tenures = tokio::time::timeout(PATIENCE, waiting).await.expect("the tenure comes about").unwrap().clone();
@@ -212,6 +212,7 @@ async fn on_one_node_the_desks_are_called_directly() {
     carrier.serve(Some(6));
     let second = tenure(&carriers, |tenure| tenure.is_some() && tenure != first).await;
     assert!(second > first, "a new epoch is a new tenure");
+    assert_eq!((first.map(|first| first.epoch), second.map(|second| second.epoch)), (Some(5), Some(6)));
     assert_eq!(
         carriers
             .ask(0, PeopleAsk::Inbox { uid: Uid::new("eva").unwrap(), platform: None, after: 0, limit: 1 })

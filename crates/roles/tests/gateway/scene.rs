@@ -13,7 +13,7 @@ use whimbrel_model::people::{GatewayId, OnlineSession, SessionId, Uid};
 use whimbrel_model::ports::presence::Reporter;
 use whimbrel_model::ports::{
     Admitted, Carriers, Delivery, DeliveryPlace, FromCarrier, GatewayDesk as _, NoCarrier, OutMessage, PeopleAsk,
-    PeopleError, PeopleTold, PortFuture, ToCarrier, ToGateway,
+    PeopleError, PeopleTold, PortFuture, Tenure, ToCarrier, ToGateway,
 };
 use whimbrel_model::{SystemClock, Timestamp};
 use whimbrel_roles::gateway::tokens::{TokenSettings, Tokens};
@@ -21,6 +21,8 @@ use whimbrel_roles::gateway::websocket::{ClientSocket, Message};
 use whimbrel_roles::gateway::{Gateway, GatewaySettings};
 
 pub const PARTITIONS: u32 = 4;
+/// Of all partitions at the beginning.
+pub const FIRST_TENURE: Tenure = Tenure { number: 1, epoch: 1 };
 pub const ID: GatewayId = GatewayId { node: 7, incarnation: 1 };
 /// What a test waits for at most. It only ends a test that would wait for ever.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -30,7 +32,7 @@ pub async fn soon<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, future).await.expect("it did not come about")
 }
 
-pub type Tenures = Vec<Option<u64>>;
+pub type Tenures = Vec<Option<Tenure>>;
 
 struct Owners {
     told: mpsc::UnboundedSender<(u32, GatewayId, ToCarrier)>,
@@ -96,7 +98,7 @@ impl Scene {
     pub async fn with(settings: GatewaySettings, tokens: &TokenSettings) -> Self {
         let (told, told_here) = mpsc::unbounded_channel();
         let (noted, reported) = mpsc::unbounded_channel();
-        let (tenures, tenures_there) = watch::channel(Arc::new(vec![Some(1); PARTITIONS as usize]));
+        let (tenures, tenures_there) = watch::channel(Arc::new(vec![Some(FIRST_TENURE); PARTITIONS as usize]));
         let owners = Arc::new(Owners { told, tenures: tenures_there, is_away: AtomicBool::new(false) });
         let tokens = Tokens::new(tokens).unwrap();
         let gateway = Gateway::new(settings, tokens, owners.clone(), Arc::new(Noted(noted)), Arc::new(SystemClock));
@@ -136,7 +138,7 @@ impl Scene {
     }
 
     pub fn say(&self, news: Vec<ToGateway>) {
-        assert!(self.say_as(ID, 1, news));
+        assert!(self.say_as(ID, FIRST_TENURE.epoch, news));
     }
 
     pub fn admit(&self, session: u64, cursor: u64) {

@@ -28,7 +28,8 @@ pub struct SimGateway {
     /// The owner as it sees it, over which stream, and the tenure's number.
     pub(super) route: Option<(u64, u64)>,
     tenure: u64,
-    heard_from: u64,
+    /// The highest epoch of an owner that it has seen or heard from.
+    believes: u64,
     untold: Vec<u64>,
 }
 
@@ -115,6 +116,7 @@ impl World {
             return;
         }
         at.route = Some((epoch, stream));
+        at.believes = at.believes.max(epoch);
         at.tenure += 1;
         let numbers: Vec<u64> = at.sessions.keys().copied().collect();
         self.note(|| format!("gateway {gateway} sees owner {epoch}"));
@@ -133,11 +135,11 @@ impl World {
     }
 
     pub(super) fn take_news(&mut self, gateway: usize, epoch: u64, news: Vec<ToGateway>) -> Check {
-        if self.gateways[gateway].heard_from > epoch {
+        if self.gateways[gateway].believes > epoch {
             self.report.older_epochs += 1;
             return Ok(());
         }
-        self.gateways[gateway].heard_from = epoch;
+        self.gateways[gateway].believes = epoch;
         news.into_iter().try_for_each(|one| self.take_one(gateway, one))
     }
 

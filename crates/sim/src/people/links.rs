@@ -1,9 +1,11 @@
-//! The ways between owners and gateways: what is on one keeps its order, and is lost with it. A new way is a new tenure.
+//! The ways between owners and gateways: what is on one keeps its order, and is lost with it. A new way is a new tenure. Where too much waits
+//! for one, stored messages stay out of it and a gap is told in their place.
 
 use std::sync::Arc;
 
 use whimbrel_model::people::GatewayId;
-use whimbrel_model::ports::{ToCarrier, ToGateway};
+use whimbrel_model::ports::{Delivery, DeliveryPlace, ToCarrier, ToGateway};
+use whimbrel_roles::carrier::partition::Input;
 
 use super::world::{Event, World};
 
@@ -11,26 +13,55 @@ use super::world::{Event, World};
 const WAY_MS_MAX: u64 = 60;
 /// How long a gateway takes to see that a partition has another owner.
 const ROUTE_MS_MAX: u64 = 300;
+/// How long an owner takes to hear that the way from a gateway was made anew.
+const AFRESH_MS_MAX: u64 = 30;
 /// How long a way is gone at most.
 const BROKEN_MS_MAX: u64 = 1_500;
 const LEASE_MS: (u64, u64) = (500, 3_000);
+/// How often a stream has no room for what is stored, where ways are not what they should be.
+const CROWDED_ONE_IN: u64 = 25;
+
+/// What a stream that has no room for it says in the place of a stored message: that there is a gap.
+fn without_stored(news: ToGateway) -> ToGateway {
+    match news {
+        ToGateway::Deliver(Delivery { session, place: DeliveryPlace::Stored { .. }, .. }) => {
+            ToGateway::Truncated { session, from: 0, to: 0, prev: u64::MAX }
+        }
+        other => other,
+    }
+}
 
 impl World {
     /// A stream stands between the owner and the gateway, and the gateway will see it.
     pub(super) fn open_stream(&mut self, gateway: usize, epoch: u64) {
+        self.open_after(gateway, epoch, 0);
+    }
+
+    /// The same, where the gateway sees it only after so many milliseconds.
+    fn open_after(&mut self, gateway: usize, epoch: u64, after: u64) {
         if self.gateways[gateway].id.is_none() || !self.owners.contains_key(&epoch) {
             return;
         }
         self.last_stream += 1;
         let stream = self.last_stream;
         self.streams.insert((epoch, gateway), stream);
-        self.soon(ROUTE_MS_MAX, Event::Route { gateway, epoch, stream });
+        let seen = after + self.rng.between(1, ROUTE_MS_MAX);
+        self.later(seen, Event::Route { gateway, epoch, stream });
     }
 
     pub(super) fn reconnect(&mut self, gateway: usize, epoch: u64) {
         if !self.streams.contains_key(&(epoch, gateway)) {
-            self.open_stream(gateway, epoch);
+            self.open_anew(gateway, epoch);
         }
+    }
+
+    /// A stream in the place of one that broke. Something may have been lost with that: of the gateway's sessions the owner counts only
+    /// those that are announced over the new one. It learns that before anything comes over it, and after it has said something itself.
+    fn open_anew(&mut self, gateway: usize, epoch: u64) {
+        let Some(id) = self.gateways[gateway].id else { return };
+        let afresh = self.rng.between(1, AFRESH_MS_MAX);
+        self.later(afresh, Event::Answer { epoch, input: Box::new(Input::GatewayGone(id)) });
+        self.open_after(gateway, epoch, afresh);
     }
 
     /// The way between the present owner and a gateway breaks, with what is on it.
@@ -41,7 +72,7 @@ impl World {
         self.note(|| format!("the way between owner {epoch} and gateway {gateway} breaks"));
         if self.rng.one_in(2) {
             // It is there again before anybody has seen that it was gone.
-            self.open_stream(gateway, epoch);
+            self.open_anew(gateway, epoch);
         } else {
             let seen = self.rng.between(1, BROKEN_MS_MAX);
             self.later(seen, Event::Unroute { gateway, epoch, stream: Some(stream) });
@@ -62,6 +93,8 @@ impl World {
     pub(super) fn send_down(&mut self, epoch: u64, id: GatewayId, news: Vec<ToGateway>) -> bool {
         let Some(gateway) = self.gateways.iter().position(|gateway| gateway.id == Some(id)) else { return false };
         let Some(stream) = self.streams.get(&(epoch, gateway)).copied() else { return false };
+        let is_crowded = self.trouble.link > 0 && self.rng.one_in(CROWDED_ONE_IN);
+        let news = if is_crowded { news.into_iter().map(without_stored).collect() } else { news };
         let at = self.arrival(stream, false);
         self.at(at, Event::Down { gateway, id, epoch, stream, news });
         true

@@ -222,12 +222,11 @@ impl World {
         self.owner.is_some_and(|epoch| self.owners.contains_key(&epoch))
     }
 
-    /// The owner knows the sessions that there are. It may know others for a while, whose goodbye was lost with a way: they are closed
-    /// when they do not acknowledge, or replaced.
+    /// The owner knows the sessions that there are, and no others.
     pub fn owner_knows_who_is_there(&self) -> Check {
         let owner = self.owner.and_then(|epoch| self.owners.get(&epoch)).ok_or("nobody has the partition")?;
         let there: usize = self.gateways.iter().map(|gateway| gateway.sessions.len()).sum();
-        if owner.core.sessions() < there {
+        if owner.core.sessions() != there {
             return Err(format!("the owner knows {} sessions, and there are {there}", owner.core.sessions()));
         }
         Ok(())

@@ -12,7 +12,7 @@ use whimbrel_model::people::{GatewayId, Uid};
 use whimbrel_model::ports::{
     Applied, At, Carriers, DEVICES_PER_USER_MAX, Device, Devices, DevicesError, Inbox, InboxError, InboxRead,
     InboxView, InboxWrite, NoCarrier, PeopleAsk, PeopleError, PeopleTold, PortFuture, Presence, PresenceAnswer,
-    PresenceError, RowKey, ToCarrier, UserSessions,
+    PresenceError, RowKey, Tenure, ToCarrier, UserSessions,
 };
 
 /// Owners of users with one inbox for everybody.
@@ -32,7 +32,7 @@ impl Carriers for MemoryCarriers {
         Err(NoCarrier(partition))
     }
 
-    fn tenures(&self) -> watch::Receiver<Arc<Vec<Option<u64>>>> {
+    fn tenures(&self) -> watch::Receiver<Arc<Vec<Option<Tenure>>>> {
         watch::channel(Arc::default()).1
     }
 
