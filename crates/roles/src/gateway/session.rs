@@ -222,10 +222,10 @@ impl Session {
                 self.close(state, code, &reason, now);
             }
             ToGateway::Truncated { prev, .. } if state.phase == Phase::Admitted && state.is_gap(prev) => {
-                self.ask_again(state);
+                self.ask_again(state, now);
             }
             ToGateway::Truncated { from, to, .. } if state.phase == Phase::Admitted => {
-                state.is_asking = false;
+                state.was_answered();
                 state.skip_to(to);
                 state.say_at(&Says::Truncated { from, to }, to, now);
                 self.shared().figures.frames_out.increment(1);
@@ -260,10 +260,10 @@ impl Session {
         }
         match state.deliver(delivery, room, now) {
             Delivered::Queued => {
-                state.is_asking = false;
+                state.was_answered();
                 self.shared().figures.frames_out.increment(1);
             }
-            Delivered::Gap => self.ask_again(state),
+            Delivered::Gap => self.ask_again(state, now),
             // What had no room waits in the inbox: a device that reads gets it then, one that does not is closed for that.
             Delivered::LeftOut | Delivered::Full => {}
             Delivered::Dropped => self.shared().figures.dropped.increment(1),
@@ -271,8 +271,8 @@ impl Session {
     }
 
     /// What came before was lost on the way here: the owner is told what the session has, and sends on from there.
-    fn ask_again(&self, state: &mut State) {
-        if state.asks() {
+    fn ask_again(&self, state: &mut State, now: Tick) {
+        if state.asks(now) {
             // It was introduced in this tenure; it is so once more.
             state.who.iter_mut().for_each(|who| who.told = None);
             self.lane.say(Outgoing::Introduce(self.number));
@@ -385,7 +385,7 @@ impl Session {
     fn flushed(&self, stream: &TcpStream, state: &mut State, now: Tick) {
         state.tell_lost(now);
         if state.made_room() {
-            self.ask_again(state);
+            self.ask_again(state, now);
         }
         let is_written = state.waiting().is_empty() || write(stream, state, now).unwrap_or(true);
         if state.phase == Phase::Closing && is_written {
@@ -444,7 +444,7 @@ impl Session {
         if !state.waiting().is_empty() {
             let waiting = state.take_waiting(now);
             if state.made_room() {
-                self.ask_again(state);
+                self.ask_again(state, now);
             }
             return Poll::Ready(Some(waiting));
         }

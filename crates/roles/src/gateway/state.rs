@@ -17,6 +17,8 @@ use super::wheel::Tick;
 
 /// How long a device has to take the close frame and to answer it.
 const CLOSING_WAIT: Duration = Duration::from_secs(3);
+/// How long a session that has a gap waits for what it asked for. The answer may be lost as well: then the next gap asks again.
+pub(super) const ANSWER_WAIT: Duration = Duration::from_secs(1);
 /// What a frame has beside the message's shared part, at most.
 const FRAMING_BYTES: usize = 192;
 
@@ -61,8 +63,8 @@ pub struct State {
     pub(super) is_flushing: bool,
     /// It is among those that are written to at the end of the batch.
     pub(super) is_dirty: bool,
-    /// Its owner was asked to send on from what it has.
-    pub is_asking: bool,
+    /// Its owner was asked to send on from what it has, and has until then to do so.
+    asked_until: Tick,
     /// Something stored had no room: its owner is asked for it when the device has read what waits.
     wants_room: bool,
     heard_at: Tick,
@@ -127,7 +129,7 @@ impl State {
             expires: Tick::NEVER,
             moved_at: now,
             lost: 0,
-            is_asking: false,
+            asked_until: Tick(0),
             wants_room: false,
             sent: 0,
             acked: 0,
@@ -244,15 +246,26 @@ impl State {
     }
 
     /// Whether the owner is to be asked, now, to send on from what the device has. While something waits for room that has to wait too.
-    pub(super) fn asks(&mut self) -> bool {
-        !self.wants_room && !std::mem::replace(&mut self.is_asking, true)
+    pub fn asks(&mut self, now: Tick) -> bool {
+        let asks = !self.wants_room && now >= self.asked_until;
+        if asks {
+            self.asked_until = now.after(ANSWER_WAIT);
+        }
+        asks
+    }
+
+    /// The owner has sent on.
+    pub fn was_answered(&mut self) {
+        self.asked_until = Tick(0);
     }
 
     /// Whether nothing waits any more, and the owner is to be asked for what had no room.
     pub(super) fn made_room(&mut self) -> bool {
         let made_room = self.waiting().is_empty() && std::mem::take(&mut self.wants_room);
         // What had no room may have been the answer to an earlier question.
-        self.is_asking &= !made_room;
+        if made_room {
+            self.was_answered();
+        }
         made_room
     }
 

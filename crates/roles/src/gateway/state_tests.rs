@@ -8,7 +8,7 @@ use whimbrel_model::ports::{Delivery, DeliveryPlace, OutMessage, ToCarrier};
 
 use super::frames::Format;
 use super::settings::GatewaySettings;
-use super::state::{Delivered, Look, Phase, State, Who};
+use super::state::{ANSWER_WAIT, Delivered, Look, Phase, State, Who};
 use super::wheel::Tick;
 
 const ROOM: usize = 1024;
@@ -124,21 +124,31 @@ fn what_had_no_room_is_asked_for_once_when_all_that_waited_was_read() {
     state.deliver(&large(41), ROOM, Tick(0));
     state.deliver(&large(42), ROOM, Tick(0));
     assert_eq!(state.deliver(&large(43), ROOM, Tick(0)), Delivered::Gap);
-    assert!(!state.asks() && !state.made_room(), "the device has not read yet");
+    assert!(!state.asks(Tick(0)) && !state.made_room(), "the device has not read yet");
     state.take_waiting(Tick(0));
-    assert!(state.made_room() && state.asks());
-    assert!(!state.made_room() && !state.asks());
+    assert!(state.made_room() && state.asks(Tick(0)));
+    assert!(!state.made_room() && !state.asks(Tick(0)));
+}
+
+#[test]
+fn an_answer_that_is_lost_as_well_is_asked_for_again_after_a_while() {
+    let mut state = admitted(Format::SocketJson);
+    let later = Tick(0).after(ANSWER_WAIT);
+    assert!(state.asks(Tick(0)) && !state.asks(Tick(later.0 - 1)), "what was under way before it asked is a gap too");
+    assert!(state.asks(later) && !state.asks(later));
+    state.was_answered();
+    assert!(state.asks(later), "another gap");
 }
 
 #[test]
 fn an_answer_that_has_no_room_either_is_asked_for_once_more() {
     let mut state = admitted(Format::SocketJson);
     let large = |seq| delivery(DeliveryPlace::Stored { seq, prev: seq - 1 }, 900);
-    assert!(state.asks());
+    assert!(state.asks(Tick(0)));
     state.deliver(&delivery(DeliveryPlace::Ephemeral { place: 1 }, 900), ROOM, Tick(0));
     assert_eq!(state.deliver(&large(41), ROOM, Tick(0)), Delivered::Full);
     state.take_waiting(Tick(0));
-    assert!(state.made_room() && state.asks());
+    assert!(state.made_room() && state.asks(Tick(0)));
 }
 
 #[test]
@@ -241,7 +251,7 @@ fn an_owner_is_told_of_an_arrival_until_it_was_let_in_and_of_where_it_stands_aft
 fn a_number_that_nobody_was_ever_sent_is_a_gap_for_everybody() {
     let mut state = admitted(Format::SocketJson);
     state.skip_to(u64::MAX - 1);
-    assert!(state.is_gap(u64::MAX) && state.asks());
+    assert!(state.is_gap(u64::MAX) && state.asks(Tick(0)));
 }
 
 #[test]

@@ -175,7 +175,7 @@ impl World {
             ToGateway::Truncated { from, to, prev, .. } if state.phase == Phase::Admitted => {
                 is_gap = state.is_gap(prev);
                 if !is_gap {
-                    state.is_asking = false;
+                    state.was_answered();
                     state.skip_to(to);
                 }
                 (!is_gap).then_some(Frame::Truncated { from, to, prev })
@@ -183,7 +183,7 @@ impl World {
             ToGateway::Truncated { .. } => None,
             ToGateway::Deliver(delivery) => match state.deliver(&delivery, ROOM, tick(now)) {
                 Delivered::Queued => {
-                    state.is_asking = false;
+                    state.was_answered();
                     note_sent(session, &delivery);
                     Some(Frame::Message(delivery))
                 }
@@ -210,7 +210,7 @@ impl World {
 
     fn ask_again(&mut self, gateway: usize, number: u64) {
         let Some(session) = self.gateways[gateway].sessions.get_mut(&number) else { return };
-        if !std::mem::replace(&mut session.state.is_asking, true) {
+        if session.state.asks(tick(self.now)) {
             // It was introduced in this tenure; it is so once more.
             session.state.who.iter_mut().for_each(|who| who.told = None);
             self.introduce(gateway, number);
