@@ -134,14 +134,19 @@ async fn wait_until_nothing_is_pending(client: &Client) {
 /// What became of a hold is known after it.
 async fn look_at_all(client: &Client, holds: &mut [Tracked]) {
     let looks = holds.iter_mut().filter(|hold| hold.id.is_some()).map(|hold| async move {
-        let (id, from) = (hold.id.clone().unwrap_or_default(), now_ms());
-        match look(client, &id).await {
-            Heard::Answer((answer, _)) => {
-                let looked = [(Command::Look, Some(answer))];
-                hold.history.asked(&looked, from, now_ms()).unwrap_or_else(|why| panic!("{id}: {why}"));
+        let id = hold.id.clone().unwrap_or_default();
+        let began = Instant::now();
+        let (answer, from) = loop {
+            let from = now_ms();
+            match look(client, &id).await {
+                Heard::Answer((answer, _)) => break (answer, from),
+                // It changes nothing, so it may be asked again.
+                other => assert!(began.elapsed() < PATIENCE, "a look at the end: {other:?}"),
             }
-            other => panic!("a look at the end: {other:?}"),
-        }
+            tokio::time::sleep(POLL_INTERVAL).await;
+        };
+        let looked = [(Command::Look, Some(answer))];
+        hold.history.asked(&looked, from, now_ms()).unwrap_or_else(|why| panic!("{id}: {why}"));
     });
     stream::iter(looks).buffer_unordered(LOOKS_AT_ONCE).collect::<Vec<()>>().await;
 }

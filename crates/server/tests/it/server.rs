@@ -1,20 +1,25 @@
 //! A server under test: this build's binary with a folder and a port of its own, ended with the test.
 
-use std::io::{BufRead as _, BufReader};
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Read as _, Seek as _};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use whimbrel_client::{Client, Message, Position, ReadFrom};
+use whimbrel_client::{Client, ClientError, Message, Position, ReadFrom};
 
 /// How long anything that must happen may take, on a slow and busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// So many of a server's last lines are shown where its test fails.
+const LAST_LINES: usize = 60;
 
 pub struct Server {
     process: Child,
     stdout: Option<BufReader<ChildStdout>>,
+    /// What it says on standard error. It is shown where the test fails, and only there: several servers talking at once bury what failed.
+    said: File,
     pub banner: String,
     pub url: String,
 }
@@ -52,14 +57,16 @@ impl Server {
 
     /// Starts it and waits for nothing.
     pub fn spawn(folder: &Path, arguments: &[&str]) -> Self {
+        let said = tempfile::tempfile().unwrap();
         let mut process = whimbrel(folder)
             .args(["serve", "--listen", "127.0.0.1:0", "--set", "telemetry.level=warn"])
             .args(arguments)
             .stdout(Stdio::piped())
+            .stderr(said.try_clone().unwrap())
             .spawn()
             .unwrap();
         let stdout = process.stdout.take().map(BufReader::new);
-        Self { process, stdout, banner: String::new(), url: String::new() }
+        Self { process, stdout, said, banner: String::new(), url: String::new() }
     }
 
     fn wait_for_banner(&mut self) {
@@ -137,12 +144,25 @@ impl Server {
     pub fn is_running(&mut self) -> bool {
         self.process.try_wait().unwrap().is_none()
     }
+
+    fn show_what_it_said(&mut self) {
+        let mut said = Vec::new();
+        if self.said.rewind().and_then(|()| self.said.read_to_end(&mut said)).is_ok() && !said.is_empty() {
+            let said = String::from_utf8_lossy(&said);
+            let lines: Vec<&str> = said.lines().collect();
+            println!("the server at {} said last:", self.url);
+            lines[lines.len().saturating_sub(LAST_LINES)..].iter().for_each(|line| println!("  {line}"));
+        }
+    }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
+        if std::thread::panicking() {
+            self.show_what_it_said();
+        }
     }
 }
 
@@ -160,13 +180,30 @@ pub fn converse<T>(conversation: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(conversation)
 }
 
-/// Everything of a partition from an offset on, and the offset behind it.
+/// Whether asking again may be answered.
+pub fn may_pass(error: &ClientError) -> bool {
+    match error {
+        ClientError::Problem(problem) => problem.status == 503,
+        ClientError::Timeout { .. } => true,
+        _ => false,
+    }
+}
+
+/// Everything of a partition from an offset on, and the offset behind it. A log that cannot answer at the moment, as a broker may on a busy
+/// machine, is asked again.
 pub async fn read_all(client: &Client, topic: &str, partition: u32, from: u64) -> (Vec<Message>, u64) {
     let mut messages: Vec<Message> = Vec::new();
     let mut next = from;
     loop {
         let from = ReadFrom { partition, position: Position::Offset(next), limit: Some(10_000), wait: None };
-        let page = client.read(topic, &from).await.unwrap();
+        let began = Instant::now();
+        let page = loop {
+            match client.read(topic, &from).await {
+                Ok(page) => break page,
+                Err(error) => assert!(may_pass(&error) && began.elapsed() < PATIENCE, "{topic}/{partition}: {error}"),
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
+        };
         assert!(page.messages.iter().map(|message| message.offset).is_sorted_by(|one, other| one < other));
         let is_end = page.messages.is_empty() && page.next_offset == next;
         messages.extend(page.messages);
