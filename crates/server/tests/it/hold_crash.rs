@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use whimbrel_model::HOLDS_TOPIC;
 
+use super::hold_kept::Kept;
 use super::hold_settling::{Settling, make_topics};
 use super::hold_work::{Doors, Work, Worker};
 use super::random::Random;
@@ -36,7 +37,7 @@ pub fn number(name: &str, default: u64) -> u64 {
 
 #[test]
 fn holds_agree_with_a_model_through_kills() {
-    kill_at_random("embedded", &[]);
+    kill_at_random("embedded", &[], Kept::new);
 }
 
 #[test]
@@ -49,10 +50,10 @@ fn holds_on_kafka_with_redis_agree_with_a_model_through_kills() {
     settings.extend(redis.settings());
     // Whoever held a lease was killed, so it need not be long.
     settings.extend(["kafka.message_timeout=5s", "receipts.lease=6s"].map(str::to_owned));
-    kill_at_random("Kafka with Redis", &settings);
+    kill_at_random("Kafka with Redis", &settings, Kept::on_kafka);
 }
 
-fn kill_at_random(engines: &str, engine_settings: &[String]) {
+fn kill_at_random(engines: &str, engine_settings: &[String], keep: fn(Box<dyn FnMut() -> Server>) -> Kept) {
     let operations = number("WHIMBREL_HOLD_OPS", OPERATIONS_DEFAULT);
     let kills = number("WHIMBREL_HOLD_KILLS", KILLS_DEFAULT);
     let seed = number("WHIMBREL_HOLD_SEED", u64::from(std::process::id()));
@@ -61,35 +62,38 @@ fn kill_at_random(engines: &str, engine_settings: &[String]) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let mut random = Random(seed);
 
-    let mut server = start(folder.path(), engine_settings, &mut random);
-    runtime.block_on(make_topics(&server.client(), WORKERS));
+    let (path, engine_settings, mut of_starts) =
+        (folder.path().to_owned(), engine_settings.to_vec(), Random(random.next()));
+    let mut kept = keep(Box::new(move || start(&path, &engine_settings, &mut of_starts)));
+    runtime.block_on(make_topics(&kept.server.client(), WORKERS));
     let crew = Crew::begin(&runtime, WORKERS, ANSWER_WAIT, &mut random);
-    crew.open(&[&server]);
+    crew.open(&[&kept.server]);
     let mut settling = Settling::default();
     for round in 0..kills {
         // On average so many in each round that all are done with the last.
-        crew.wait_for(random.below(2 * operations / kills) + 1);
+        kept.wait_for(&crew, random.below(2 * operations / kills) + 1);
         std::thread::sleep(Duration::from_micros(random.below(3000)));
-        server.kill();
+        kept.kill();
         println!("killed for the {}. time after {} operations", round + 1, crew.operations.load(Ordering::Relaxed));
         crew.open(&[]);
-        server = start(folder.path(), engine_settings, &mut random);
-        runtime.block_on(settling.read_on(&server.client(), WORKERS));
-        crew.open(&[&server]);
+        kept.start();
+        runtime.block_on(settling.read_on(&kept.server.client(), WORKERS));
+        crew.open(&[&kept.server]);
     }
     let done = crew.operations.load(Ordering::Relaxed);
-    crew.wait_for(operations.saturating_sub(done));
+    kept.wait_for(&crew, operations.saturating_sub(done));
     let operations = crew.operations.load(Ordering::Relaxed);
     let workers = crew.end(&runtime);
-    let summary = runtime.block_on(settling.settle(&server.client(), workers));
-    let shards = runtime.block_on(server.client().topic(HOLDS_TOPIC)).unwrap().partition_list;
+    kept.see_holds_end(&runtime);
+    let summary = runtime.block_on(settling.settle(&kept.server.client(), workers));
+    let shards = runtime.block_on(kept.server.client().topic(HOLDS_TOPIC)).unwrap().partition_list;
     let trimmed: u64 = shards.iter().map(|shard| shard.first_offset).sum();
     println!("{engines}: seed {seed}, {operations} operations, {kills} kills, {trimmed} records trimmed\n{summary}");
-    server.kill();
+    kept.kill();
 
     // What was there must be there after one more start.
-    let server = start(folder.path(), engine_settings, &mut random);
-    runtime.block_on(settling.read_again(&server.client(), WORKERS));
+    kept.start();
+    runtime.block_on(settling.read_again(&kept.server.client(), WORKERS));
 }
 
 /// Starts a server, perhaps after one that is killed while it starts.
@@ -147,8 +151,13 @@ impl Crew {
         self.workers.iter().any(JoinHandle::is_finished)
     }
 
-    /// Waits until so much more was asked. A worker that ended has found something wrong.
+    /// Waits until so much more was asked.
     pub fn wait_for(&self, more: u64) {
+        self.wait_while(more, || false);
+    }
+
+    /// The same while somebody tends to the servers, and says whether that took a while. A worker that ended has found something wrong.
+    pub fn wait_while(&self, more: u64, mut tend: impl FnMut() -> bool) {
         let goal = self.operations.load(Ordering::Relaxed) + more;
         let mut last = (Instant::now(), 0);
         loop {
@@ -156,7 +165,7 @@ impl Crew {
             if now >= goal || self.has_somebody_ended() {
                 return;
             }
-            if now != last.1 {
+            if tend() || now != last.1 {
                 last = (Instant::now(), now);
             }
             assert!(last.0.elapsed() < PATIENCE, "nothing is answered any more");

@@ -4,10 +4,11 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use whimbrel_client::{Client, ClientError, Extension, HoldFilter, NewMessage};
+use whimbrel_client::{ClientError, Extension, NewMessage};
 
 use super::hold_crash::{Crew, number, settings};
 use super::hold_heard::millis_of;
+use super::hold_kept::Kept;
 use super::hold_settling::{Settling, make_topics};
 use super::hold_work::now_ms;
 use super::random::Random;
@@ -20,10 +21,6 @@ const OUTAGE_MS_MAX: u64 = 4000;
 const WORKERS: u64 = 6;
 const ANSWER_WAIT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Starts of a server by which its client library's fault is mended; more would be another fault.
-const STARTS_AGAIN_MAX: usize = 2;
-/// Holds of the last outage have certainly ended after this, where their partitions are read.
-const END_OF_HOLDS_WAIT: Duration = Duration::from_secs(90);
 /// A hold that is due has certainly fired after this, where it can.
 const FIRED_WITHIN_MS: i64 = 500;
 
@@ -103,9 +100,11 @@ fn holds_agree_with_a_model_while_their_broker_goes_and_stalls() {
     all.extend(
         ["kafka.message_timeout=2s", "kafka.transaction_timeout=3s", "kafka.request_timeout=2s"].map(str::to_owned),
     );
-    let arguments: Vec<&str> = all.iter().flat_map(|setting| ["--set", setting.as_str()]).collect();
-    let start = || Server::start(folder.path(), &arguments);
-    let mut kept = Kept { server: start(), start: &start, starts_again: 0 };
+    let path = folder.path().to_owned();
+    let mut kept = Kept::on_kafka(Box::new(move || {
+        let arguments: Vec<&str> = all.iter().flat_map(|setting| ["--set", setting.as_str()]).collect();
+        Server::start(&path, &arguments)
+    }));
     runtime.block_on(make_topics(&kept.server.client(), WORKERS));
     let crew = Crew::begin(&runtime, WORKERS, ANSWER_WAIT, &mut random);
     crew.open(&[&kept.server]);
@@ -119,58 +118,9 @@ fn holds_agree_with_a_model_while_their_broker_goes_and_stalls() {
     kept.wait_for(&crew, OPERATIONS_BETWEEN);
     let operations = crew.operations.load(Ordering::Relaxed);
     let workers = crew.end(&runtime);
-    if !runtime.block_on(nothing_is_pending_within(&kept.server.client(), END_OF_HOLDS_WAIT)) {
-        kept.start_again("a partition is not read on");
-    }
+    kept.see_holds_end(&runtime);
     let summary = runtime.block_on(Settling::default().settle(&kept.server.client(), workers));
     println!("a broker that fails: seed {seed}, {operations} operations, {outages} outages\n{summary}");
-}
-
-/// A server that is kept running, as whoever runs it in earnest does.
-///
-/// Kafka's client library takes garbage for a leader where a broker that has just started names none (librdkafka's issue 5280; there is no
-/// version without it for us to take). Seldom, and more so on a busy machine, a process ends by it, or a partition is never read again.
-/// A new start mends both; docs/operating/kafka.md says so to operators. What is proven here is that nothing is lost or doubled either way.
-struct Kept<'a> {
-    server: Server,
-    start: &'a dyn Fn() -> Server,
-    starts_again: usize,
-}
-
-impl Kept<'_> {
-    /// Waits until so much more was asked, of a server that runs.
-    fn wait_for(&mut self, crew: &Crew, more: u64) {
-        let goal = crew.operations.load(Ordering::Relaxed) + more;
-        let began = Instant::now();
-        while crew.operations.load(Ordering::Relaxed) < goal && !crew.has_somebody_ended() {
-            if !self.server.is_running() {
-                self.start_again("the process has ended");
-                crew.open(&[&self.server]);
-            }
-            assert!(began.elapsed() < 2 * PATIENCE, "nothing is answered any more");
-            std::thread::sleep(POLL_INTERVAL);
-        }
-    }
-
-    fn start_again(&mut self, why: &str) {
-        println!("the server is started again: {why}");
-        self.starts_again += 1;
-        assert!(self.starts_again <= STARTS_AGAIN_MAX, "it does not stay: {why}");
-        // The earlier one, where it still runs, must have let go of the folder.
-        self.server.kill_and_wait();
-        self.server = (self.start)();
-    }
-}
-
-async fn nothing_is_pending_within(client: &Client, wait: Duration) -> bool {
-    let began = Instant::now();
-    while began.elapsed() < wait {
-        if client.count_holds(&HoldFilter::default()).await.is_ok_and(|counts| counts.count == 0) {
-            return true;
-        }
-        tokio::time::sleep(POLL_INTERVAL).await;
-    }
-    false
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod deliver_verified;
 mod device;
 mod hold_crash;
 mod hold_heard;
+mod hold_kept;
 mod hold_model;
 mod hold_nodes;
 mod hold_outage;

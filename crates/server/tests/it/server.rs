@@ -145,7 +145,8 @@ impl Server {
         self.process.try_wait().unwrap().is_none()
     }
 
-    fn show_what_it_said(&mut self) {
+    /// Its last lines on standard error.
+    pub fn show_what_it_said(&mut self) {
         let mut said = Vec::new();
         if self.said.rewind().and_then(|()| self.said.read_to_end(&mut said)).is_ok() && !said.is_empty() {
             let said = String::from_utf8_lossy(&said);
