@@ -1,7 +1,7 @@
 //! Reading on through a stretch of one partition, past what retention or damage has taken.
 //!
 //! Whoever looks for something in the log walks; whoever must account for every record (a fold, a reader who is told of losses) reads
-//! the port itself, since a walk says nothing of the places that it passed over.
+//! the port itself, since a walk says only that it passed over something, and not what.
 
 use std::time::Duration;
 
@@ -17,12 +17,13 @@ pub(crate) struct LogWalk<'a> {
     partition: PartitionId,
     at: u64,
     until: u64,
+    has_passed_over: bool,
 }
 
 impl<'a> LogWalk<'a> {
     /// A walk from `from` to before `until`.
     pub(crate) fn new(log: &'a dyn Log, partition: PartitionId, from: u64, until: u64) -> Self {
-        Self { log, partition, at: from, until }
+        Self { log, partition, at: from, until, has_passed_over: false }
     }
 
     /// The next records, at most so many and at least one. `None` at the end of the stretch, or where nothing more is visible: a walk
@@ -34,11 +35,11 @@ impl<'a> LogWalk<'a> {
             let mut batch = match self.log.read(self.partition, self.at, limits).await {
                 Ok(batch) => batch,
                 Err(LogError::Trimmed { first, .. }) if first > self.at => {
-                    self.at = first;
+                    self.pass_over(first);
                     continue;
                 }
                 Err(LogError::Damaged { resume_at, .. }) if resume_at > self.at => {
-                    self.at = resume_at;
+                    self.pass_over(resume_at);
                     continue;
                 }
                 Err(LogError::BeyondEnd { .. }) => return Ok(None),
@@ -54,6 +55,16 @@ impl<'a> LogWalk<'a> {
             }
         }
         Ok(None)
+    }
+
+    fn pass_over(&mut self, to: u64) {
+        self.at = to;
+        self.has_passed_over = true;
+    }
+
+    /// Whether something of the stretch was there and can not be seen any more.
+    pub(crate) fn has_passed_over(&self) -> bool {
+        self.has_passed_over
     }
 
     /// Whether everything of the stretch was seen or can never be.

@@ -440,6 +440,13 @@ async fn look_for(door: &Door, claim: &Claim, partition: PartitionId, from: u64)
     while looked_at <= LAPSED_SCAN_RECORDS_MAX {
         let records = match walk.step(usize::MAX).await {
             Ok(Some(records)) => records,
+            // What is dropped may have been it: to write again would be to write twice.
+            Ok(None) if walk.has_passed_over() => {
+                let detail = "an earlier publish under this key has an outcome that nobody knows any more: what was written then has been \
+                              dropped from the log. Nothing was published now; look whether its message was delivered, and publish \
+                              under another key if not";
+                return Err(Problem::new(Code::OutcomeUnknown, detail));
+            }
             Ok(None) if walk.is_at_end() => return Ok(None),
             Ok(None) => break,
             // The topic was made again: nothing of the old one can be found, and nothing is left to repeat.

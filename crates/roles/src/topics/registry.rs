@@ -16,6 +16,7 @@ use whimbrel_model::{Clock, Event, EventSink, HOLDS_TOPIC, Retention, TopicNumbe
 use super::gate::{Closed, Pass};
 use super::growth::{DRAIN_WITHIN, Growth, PUBLISH_WAITS_WITHIN, ends_of};
 use super::stored::{LAST_NUMBER_KEY, StoredTopic, TOPIC_PREFIX, key_of};
+use super::system::patiently;
 use super::topic::Topic;
 use super::workers::WorkersChange;
 
@@ -134,10 +135,12 @@ impl Registry {
     /// topics that others made. A log that cannot be reached is an error; one topic that fails alone is left out and reported.
     pub async fn open(ports: RegistryPorts, defaults: TopicDefaults) -> Result<Self, TopicError> {
         let registry = Self { ports, defaults, map: ArcSwap::default(), changing: Mutex::new(i64::MIN) };
-        let mut changing = registry.changing.lock().await;
-        registry.reload(&changing).await?;
-        registry.adopt_found(&mut changing).await?;
-        drop(changing);
+        patiently("topics", async || {
+            let mut changing = registry.changing.lock().await;
+            registry.reload(&changing).await?;
+            registry.adopt_found(&mut changing).await
+        })
+        .await?;
         Ok(registry)
     }
 

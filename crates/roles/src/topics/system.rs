@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use whimbrel_model::ports::LogError;
 use whimbrel_model::push::{NOTICES_TOPIC, PRESENCE_TOPIC, PUSH_DEAD_TOPIC, PUSH_TOPIC};
 use whimbrel_model::{EVENTS_TOPIC, HOLDS_TOPIC};
 
@@ -18,6 +19,9 @@ pub const PUSH_PARTITIONS_DEFAULT: u32 = 16;
 const NOTICES_PARTITIONS: u32 = 4;
 const DAY: Duration = Duration::from_secs(86_400);
 const WEEK: Duration = Duration::from_secs(7 * 86_400);
+/// A log that has just started itself, or is busy, may not answer in the time that it has. So often it is asked, with a pause between.
+const TRIES: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(500);
 
 /// How the system's topics are made. It is for the first start only: a hold's shard is computed from the number of partitions of
 /// `_holds`, and a user's place from that of `_push`, so that neither ever changes afterwards.
@@ -58,8 +62,23 @@ pub async fn open_topics(
     ];
     for (name, change) in topics {
         if registry.get(name).is_none() {
-            registry.put(name, change).await?;
+            patiently(name, async || registry.put(name, change.clone()).await).await?;
         }
     }
     Ok(Arc::new(registry))
+}
+
+/// Asks a log again that does not answer at a start. What is asked may be asked twice.
+pub(super) async fn patiently<T>(what: &str, ask: impl AsyncFn() -> Result<T, TopicError>) -> Result<T, TopicError> {
+    let mut tries = 1;
+    loop {
+        match ask().await {
+            Err(TopicError::Log(LogError::Unavailable(why))) if tries < TRIES => {
+                tracing::warn!(why, "{what}: the log does not answer; trying again");
+                tries += 1;
+                tokio::time::sleep(PAUSE).await;
+            }
+            told => return told,
+        }
+    }
 }

@@ -129,6 +129,26 @@ async fn after_an_unknown_outcome_the_log_is_looked_through_before_writing_again
     }
 }
 
+#[tokio::test]
+async fn what_may_have_been_written_and_dropped_since_is_not_written_again() {
+    let house = House::new().await;
+    with_key(&house, "k0", "x").await.ok(201);
+    house.world.log.judge(|_| Err(LogError::Unknown("timed out".into())));
+    with_key(&house, "k1", "hello").await.problem(504, "outcome_unknown");
+    house.world.log.judge_nothing();
+    house.world.receipts.lapse_all();
+    land(&house, "k1");
+    let partition = PartitionId::new(house.world.log.number_of("orders").unwrap(), 1);
+    house.world.log.drop_before(partition, 1);
+    for _ in 0..2 {
+        let refused = with_key(&house, "k1", "hello").await.problem(504, "outcome_unknown");
+        assert!(refused["detail"].as_str().unwrap().contains("dropped from the log"), "{refused}");
+        house.world.receipts.lapse_all();
+    }
+    assert_eq!(count(&house), 2, "nothing but the first and the one that landed was ever written");
+    with_key(&house, "k2", "hello").await.ok(201);
+}
+
 /// Puts the record of a claim into the log, as an append whose answer was lost would have.
 fn land(house: &House, key: &str) {
     use whimbrel_model::record::{HEADER_FINGERPRINT, HEADER_ID, HEADER_IDEMPOTENCY_KEY, idempotency_header};

@@ -357,3 +357,19 @@ async fn a_topic_that_another_process_has_just_made_is_not_gone() {
     house.delete("/v1/topics/orders").await;
     assert!(is_gone("orders", orders.0).await);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_log_that_does_not_answer_at_first_is_asked_again_for_the_systems_topics() {
+    let world = World::new();
+    world.log.refuse(Some(LogError::Unavailable("timed out".into())));
+    let mends = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        world.log.refuse(None);
+    };
+    let (opened, ()) = tokio::join!(world.try_open(ReceiveSettings::default()), mends);
+    opened.unwrap().get("/v1/topics/_holds").await.ok(200);
+
+    let deaf = World::new();
+    deaf.log.refuse(Some(LogError::Unavailable("timed out".into())));
+    assert!(deaf.try_open(ReceiveSettings::default()).await.is_err(), "it is not asked for ever");
+}
