@@ -25,6 +25,8 @@ use crate::protocol::{ClientFrame, ServerFrame};
 
 /// Where the router finds the service.
 pub(super) const PATH: &str = "/whimbrel.v1.Gateway/{*method}";
+/// What every path that it finds there begins with.
+pub(super) const PATH_START: &str = "/whimbrel.v1.Gateway/";
 /// Bytes of the length in front of each frame.
 const LENGTH_BYTES: usize = 4;
 

@@ -56,6 +56,11 @@ const ENDING_LOOK: Duration = Duration::from_millis(20);
 pub const PATHS: [(&str, &[&str]); 3] =
     [("/v1/connect", &["get"]), ("/v1/connect/sse", &["get"]), ("/v1/connect/ack", &["post"])];
 
+/// Whether the gateway serves that path, over HTTP or gRPC.
+pub fn is_served(path: &str) -> bool {
+    path.starts_with(grpc::PATH_START) || PATHS.iter().any(|(served, _)| *served == path)
+}
+
 /// The gateway of this process.
 pub struct Gateway {
     shared: Arc<Shared>,

@@ -20,6 +20,7 @@ use whimbrel_roles::owners::{
 use whimbrel_roles::stats::TopicStats;
 use whimbrel_roles::worker::{CallDesks, workers_service};
 
+use super::guard::Guard;
 use super::listen::{self, ListenSettings};
 use crate::cli::Failure;
 use crate::config::Config;
@@ -105,7 +106,8 @@ impl Cluster {
             }
             let router = add_services(routes, key).into_axum_router();
             let settings = ListenSettings { workers: INTERNAL_WORKERS, ..super::listen_settings(config) };
-            tokio::spawn(listen::serve(listener, router, settings, internal_ends.clone()))
+            // Other nodes ask here, and no browser: the internal key guards it.
+            tokio::spawn(listen::serve(listener, router, Guard::default(), settings, internal_ends.clone()))
         });
         let member = Member {
             name: name.clone(),

@@ -14,6 +14,8 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::ConnectInfo;
+use futures_util::TryFutureExt as _;
+use futures_util::future::{Either, ready};
 use hyper::body::Incoming;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -23,6 +25,8 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
+
+use super::guard::{Guard, Verdict};
 
 /// Connections that the kernel keeps until they are accepted.
 const BACKLOG: u32 = 1024;
@@ -64,6 +68,7 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 pub async fn serve(
     listener: TcpListener,
     router: Router,
+    guard: Guard,
     settings: ListenSettings,
     shutdown: CancellationToken,
 ) -> io::Result<()> {
@@ -73,10 +78,10 @@ pub async fn serve(
         // Without a bound of its own: every entry holds one of the permits, which are bounded.
         let (deal, dealt) = mpsc::unbounded_channel();
         let (end, has_ended) = tokio::sync::oneshot::channel();
-        let (router, shutdown) = (router.clone(), shutdown.clone());
+        let (router, guard, shutdown) = (router.clone(), guard.clone(), shutdown.clone());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         std::thread::Builder::new().name(format!("worker-{number}")).spawn(move || {
-            runtime.block_on(work(dealt, router, settings, shutdown));
+            runtime.block_on(work(dealt, router, guard, settings, shutdown));
             // What is still under way has had its time.
             runtime.shutdown_background();
             let _ = end.send(());
@@ -131,6 +136,7 @@ async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> io::Result<D
 async fn work(
     mut dealt: mpsc::UnboundedReceiver<Dealt>,
     router: Router,
+    guard: Guard,
     settings: ListenSettings,
     shutdown: CancellationToken,
 ) {
@@ -153,10 +159,16 @@ async fn work(
         let Some((stream, place)) = next else { break };
         let Ok(stream) = adopt(stream) else { continue };
         let Ok(peer) = stream.peer_addr() else { continue };
-        let service = service.clone();
+        let (service, guard) = (service.clone(), guard.clone());
+        // What passes costs no allocation of its own: both futures are part of the connection's.
         let service = service_fn(move |mut request: http::Request<Incoming>| {
-            request.extensions_mut().insert(ConnectInfo(peer));
-            service.call(request)
+            match guard.judge(request.method(), request.uri(), request.headers()) {
+                Verdict::Answered(response) => Either::Left(ready(Ok(response))),
+                Verdict::Pass(told) => {
+                    request.extensions_mut().insert(ConnectInfo(peer));
+                    Either::Right(service.call(request).map_ok(|response| told.with(response)))
+                }
+            }
         });
         let connections = connections.clone();
         connections.increment(1.0);
@@ -246,7 +258,7 @@ mod tests {
             "done"
         };
         let router = Router::new().route("/", get(answer));
-        (address, tokio::spawn(serve(listener, router, settings, shutdown.clone())))
+        (address, tokio::spawn(serve(listener, router, Guard::default(), settings, shutdown.clone())))
     }
 
     #[tokio::test]
@@ -287,7 +299,7 @@ mod tests {
         let router = Router::new().route("/", get(|| async { "here" }));
         let settings =
             ListenSettings { header_wait: Duration::from_millis(100), ..settings(2, Duration::from_secs(5)) };
-        let server = tokio::spawn(serve(listener, router, settings, shutdown.clone()));
+        let server = tokio::spawn(serve(listener, router, Guard::default(), settings, shutdown.clone()));
         let _silent = TcpStream::connect(address).await.unwrap();
         let mut half = TcpStream::connect(address).await.unwrap();
         half.write_all(b"PRI * HT").await.unwrap();
@@ -305,7 +317,13 @@ mod tests {
         let (address, shutdown) = (listener.local_addr().unwrap(), CancellationToken::new());
         let count = || async { SERVED.fetch_add(1, Ordering::SeqCst).to_string() };
         let router = Router::new().route("/", get(count));
-        let server = tokio::spawn(serve(listener, router, settings(1, Duration::from_secs(5)), shutdown.clone()));
+        let server = tokio::spawn(serve(
+            listener,
+            router,
+            Guard::default(),
+            settings(1, Duration::from_secs(5)),
+            shutdown.clone(),
+        ));
         let mut first = TcpStream::connect(address).await.unwrap();
         let mut second = TcpStream::connect(address).await.unwrap();
         second.write_all(REQUEST).await.unwrap();

@@ -6,6 +6,7 @@
 mod banner;
 mod cluster;
 mod deliveries;
+mod guard;
 mod listen;
 mod origins;
 mod people;
@@ -36,6 +37,7 @@ use whimbrel_roles::topics::{Registry, RegistryPorts, SystemTopics, open_topics}
 
 use self::cluster::{Cluster, Ground, NoCenter, NobodyHere};
 use self::deliveries::Deliveries;
+use self::guard::Guard;
 use self::listen::ListenSettings;
 use self::people::{People, PeopleParts, Reach};
 use crate::cli::Failure;
@@ -175,8 +177,7 @@ impl Server<'_> {
         let watch = tokio::spawn(async move { watched.watch(watch_ends).await });
         let upkeep = tokio::spawn(telemetry::keep_figures(figures.clone()));
         let router = door.router().route("/metrics", get(move || async move { figures.render() }));
-        let router = origins::guard_keyless(router, &self.config.gateway.origins, !self.config.keys.is_empty());
-        let router = joined.reach.mount(router, self.config);
+        let (router, guard) = (joined.reach.mount(router), Guard::of(self.config));
 
         banner::print(&banner::render(self.config, address, joined.cluster.internal_address, &described));
         let (reach, wait) = (joined.reach, self.config.shutdown_wait);
@@ -187,7 +188,7 @@ impl Server<'_> {
             reach.go_away(wait).await;
             devices_gone.cancel();
         });
-        let served = listen::serve(listener, router, listen_settings(self.config), ends).await;
+        let served = listen::serve(listener, router, guard, listen_settings(self.config), ends).await;
         tracing::info!("no more requests; closing the engines");
         self.shutdown.cancel();
         leaving.abort();

@@ -1,4 +1,4 @@
-//! Which web pages may connect as devices, and which may do anything where no API key guards it.
+//! Which web pages may ask, and under which names: what [`super::guard`] decides by.
 //!
 //! A browser lets any page open a WebSocket or post a form to any place, this machine's own ports included, and only says where the page is
 //! from (`Origin`). So without this a page of somebody else's that is open in the operator's browser could be anybody, or push to anybody, on
@@ -10,16 +10,9 @@
 //! another site browsers say (`Sec-Fetch-Site`). What is not a browser says neither, and is not judged; nor is other reading, whose
 //! answers browsers keep from pages of elsewhere.
 
-use std::sync::Arc;
-
-use axum::Router;
-use axum::extract::Request;
-use axum::middleware::{Next, from_fn};
-use axum::response::{IntoResponse as _, Response};
-use http::header::{ACCESS_CONTROL_ALLOW_ORIGIN, HOST, ORIGIN, VARY};
-use http::{HeaderMap, HeaderValue, Method, Uri};
+use http::header::{HOST, ORIGIN};
+use http::{HeaderMap, HeaderValue, Uri};
 use whimbrel_roles::gateway::is_public_name;
-use whimbrel_roles::receive::{Code, Problem};
 
 /// Pages that may.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,8 +35,8 @@ impl Origins {
         }
     }
 
-    /// What a browser says of where a request is from, where one does.
-    fn judge(&self, headers: &HeaderMap) -> Judged {
+    /// Whether a page asks, as its browser says, and whether that one may.
+    pub fn judge(&self, headers: &HeaderMap) -> Judged {
         match headers.get(ORIGIN) {
             Some(origin) if self.allow(origin.to_str().unwrap_or_default()) => Judged::Page(origin.clone()),
             Some(origin) => Judged::Foreign(format!("`{}`", origin.to_str().unwrap_or_default())),
@@ -54,7 +47,7 @@ impl Origins {
         }
     }
 
-    pub fn allow(&self, origin: &str) -> bool {
+    fn allow(&self, origin: &str) -> bool {
         match self {
             Self::All => true,
             Self::Local => is_local(origin),
@@ -63,7 +56,7 @@ impl Origins {
     }
 
     /// Whether anything may be asked under that name.
-    fn know(&self, host: &str) -> bool {
+    pub fn know(&self, host: &str) -> bool {
         let is_elsewhere = is_public_name(host) && !NEAR.iter().any(|near| has_end(host, near));
         !is_elsewhere
             || match self {
@@ -85,7 +78,9 @@ fn has_end(host: &str, end: &str) -> bool {
     name.len().checked_sub(end.len()).is_some_and(|at| name[at..].eq_ignore_ascii_case(end.as_bytes()))
 }
 
-enum Judged {
+/// What a browser said of where a request is from.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Judged {
     /// One that may, from there.
     Page(HeaderValue),
     /// One that may not, in words.
@@ -113,78 +108,11 @@ fn without_port(place: &str) -> &str {
 }
 
 /// The name that the server was asked under; empty where none was said, which browsers do not do.
-fn host_of<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> &'a str {
+pub fn host_of<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> &'a str {
     match uri.authority() {
         Some(authority) => authority.host(),
         None => headers.get(HOST).and_then(|host| host.to_str().ok()).map_or("", without_port),
     }
-}
-
-/// In front of what devices connect to: every request of a page is judged.
-pub fn guard_connecting(router: Router, origins: Origins) -> Router {
-    guarded(router, origins, Judges { is_page_judged: |_| true, is_host_judged: false, what: "connect" })
-}
-
-/// In front of everything else where there are no API keys: what a page would change is judged, and the name that anything is asked under.
-/// With keys whoever has one may, wherever the page is from, and nothing is to be guarded.
-pub fn guard_keyless(router: Router, configured: &[String], has_api_keys: bool) -> Router {
-    if has_api_keys {
-        return router;
-    }
-    let changes = |method: &Method| !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
-    let what = "change anything here without an API key";
-    let judges = Judges { is_page_judged: changes, is_host_judged: true, what };
-    guarded(router, Origins::of(configured, false), judges)
-}
-
-/// What says only whether the process is well, under whatever name somebody probes it.
-const TELLS_NOTHING: [&str; 2] = ["/healthz", "/readyz"];
-
-/// What a guard looks at, and what for.
-#[derive(Clone, Copy)]
-struct Judges {
-    is_page_judged: fn(&Method) -> bool,
-    is_host_judged: bool,
-    what: &'static str,
-}
-
-fn guarded(router: Router, origins: Origins, judges: Judges) -> Router {
-    let origins = Arc::new(origins);
-    router.layer(from_fn(move |request: Request, next: Next| {
-        let origins = Arc::clone(&origins);
-        async move {
-            let host = host_of(request.uri(), request.headers());
-            if judges.is_host_judged && !origins.know(host) && !TELLS_NOTHING.contains(&request.uri().path()) {
-                let detail = format!(
-                    "without API keys nothing is answered under the name `{host}`, which a page of somebody else's could have; use an \
-                     address or `localhost`, configure API keys, or name http://{host} in `gateway.origins`"
-                );
-                return Problem::new(Code::OriginNotAllowed, detail).into_response();
-            }
-            if !(judges.is_page_judged)(request.method()) {
-                return next.run(request).await;
-            }
-            match origins.judge(request.headers()) {
-                Judged::NoPage => next.run(request).await,
-                Judged::Page(origin) => {
-                    let mut response = next.run(request).await;
-                    readable(&mut response, origin);
-                    response
-                }
-                Judged::Foreign(place) => {
-                    let what = judges.what;
-                    let detail = format!("pages of {place} may not {what}; `gateway.origins` names those that may");
-                    Problem::new(Code::OriginNotAllowed, detail).into_response()
-                }
-            }
-        }
-    }))
-}
-
-/// A page that may ask may read what it is answered: its browser asks for that to be said.
-fn readable(response: &mut Response, origin: HeaderValue) {
-    response.headers_mut().insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-    response.headers_mut().append(VARY, HeaderValue::from_static("origin"));
 }
 
 #[cfg(test)]

@@ -28,7 +28,6 @@ use whimbrel_roles::topics::Registry;
 use whimbrel_roles::worker::{CallDesks, Worker};
 
 use super::cluster::{AddServices, Cluster, Ground, NobodyHere};
-use super::origins::{self, Origins};
 use super::{cannot_start, people_wiring};
 use crate::cli::Failure;
 use crate::config::{Config, PresenceEngineName};
@@ -232,12 +231,9 @@ impl People {
 
 impl Reach {
     /// What devices find at the public port, beside everything else.
-    pub fn mount(&self, router: Router, config: &Config) -> Router {
+    pub fn mount(&self, router: Router) -> Router {
         match &self.gateway {
-            Some(gateway) => {
-                let origins = Origins::of(&config.gateway.origins, config.clients.has_keys());
-                router.merge(origins::guard_connecting(gateway.router(), origins))
-            }
+            Some(gateway) => router.merge(gateway.router()),
             None => router,
         }
     }

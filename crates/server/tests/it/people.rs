@@ -93,6 +93,7 @@ properties![
     notices::an_acknowledgement_of_a_platforms_one_seat_is_enough,
     doors::an_event_stream_is_a_device_too,
     doors::a_browser_that_reconnects_an_event_stream_gets_neither_a_gap_nor_a_repeat,
+    doors::a_page_of_another_origin_streams_and_acknowledges_where_it_may,
     doors::an_event_id_that_was_never_given_is_not_resumed_and_says_why,
     doors::grpc_is_a_device_too,
     doors::the_command_line_is_a_device_too,

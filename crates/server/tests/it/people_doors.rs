@@ -165,6 +165,51 @@ pub fn a_browser_that_reconnects_an_event_stream_gets_neither_a_gap_nor_a_repeat
     assert_eq!(browser.payloads(2), ["three", "four"]);
 }
 
+/// Asks as the browser of that page does, and reads to the end of the answer's head.
+fn asked_by_page(site: &Site, origin: &str, request: &str, body: &str) -> (String, BufReader<TcpStream>) {
+    let mut stream = TcpStream::connect(site.server.address()).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let (line, headers) = request.split_once('\n').unwrap_or((request, ""));
+    let headers = if headers.is_empty() { String::new() } else { format!("{headers}\r\n") };
+    let length = body.len();
+    write!(stream, "{line} HTTP/1.1\r\nhost: {}\r\norigin: {origin}\r\n", site.server.address()).unwrap();
+    write!(stream, "{headers}content-length: {length}\r\n\r\n{body}").unwrap();
+    let (mut reader, mut head) = (BufReader::new(stream), String::new());
+    while !head.ends_with("\r\n\r\n") {
+        assert!(reader.read_line(&mut head).unwrap() > 0, "{head}");
+    }
+    (head, reader)
+}
+
+pub fn a_page_of_another_origin_streams_and_acknowledges_where_it_may(site: &Site) {
+    let (near, elsewhere) = ("http://localhost:8000", "https://evil.example");
+    let may_read = format!("access-control-allow-origin: {near}\r\n");
+    let stream = "/v1/connect/sse?uid=page&platform=web";
+    for (path, method) in [(stream, "GET"), ("/v1/connect/ack", "POST")] {
+        let ahead = format!("OPTIONS {path}\naccess-control-request-method: {method}");
+        let (head, _) = asked_by_page(site, near, &ahead, "");
+        assert!(head.starts_with("HTTP/1.1 204") && head.contains(&may_read), "{head}");
+        assert!(head.contains(&format!("access-control-allow-methods: {method}\r\n")), "{head}");
+        for request in [ahead, format!("{method} {path}")] {
+            let (head, _) = asked_by_page(site, elsewhere, &request, "");
+            assert!(head.starts_with("HTTP/1.1 403") && !head.contains("access-control"), "{request}: {head}");
+        }
+    }
+    site.push_texts("page", ["stored"]);
+    let (head, events) = asked_by_page(site, near, &format!("GET {stream}"), "");
+    assert!(head.starts_with("HTTP/1.1 200") && head.contains(&may_read) && head.contains("vary: origin"), "{head}");
+    let mut frames = events.lines().map_while(Result::ok).filter_map(|line| {
+        let data = line.strip_prefix("data:")?;
+        serde_json::from_str::<Value>(data.trim()).ok()
+    });
+    let session = frames.next().unwrap()["connected"]["session"].clone();
+    let seq = frames.next().unwrap()["message"]["seq"].clone();
+    let body = json!({ "session": session, "ack": seq, "uid": "page" }).to_string();
+    let (head, _) = asked_by_page(site, near, "POST /v1/connect/ack\ncontent-type: application/json", &body);
+    assert!(head.starts_with("HTTP/1.1 204") && head.contains(&may_read), "{head}");
+    site.stores("page", 0);
+}
+
 pub fn an_event_id_that_was_never_given_is_not_resumed_and_says_why(site: &Site) {
     site.push_texts("strange-id", ["kept"]);
     for id in ["17", "another:17", "nonsense"] {
