@@ -159,7 +159,7 @@ impl Duties for Carrier {
         let (tools, ends) = (Arc::clone(&self.tools), stop.clone());
         let partition = PartitionId::new(self.topic, shard);
         let post = Post { number: shard, partition, name: format!("{FAMILY}/{shard}"), epoch, membership };
-        let (resign, events) = (self.resign.clone(), Arc::clone(&self.tools.events));
+        let (resign, shared) = (self.resign.clone(), Arc::clone(&self.tools));
         let (running, serving) = (Arc::clone(&self.running), self.serving.clone());
         self.running().insert(shard, Running { epoch, said, stop, ended });
         let thread = &self.threads[shard as usize % self.threads.len()];
@@ -169,10 +169,12 @@ impl Duties for Carrier {
             let owning = AssertUnwindSafe(own(tools, post, hears, serves, ends)).catch_unwind();
             let why = owning.await.unwrap_or_else(|_| Some("its owner panicked".to_owned()));
             serves(false);
+            // However it ended: doors would otherwise wait for an owner here that is none any more.
+            shared.topics.push().running.folding.left(shard);
             if let Some(why) = why {
                 let detail = format!("partition {shard} of the pushes was given up: {why}");
                 tracing::warn!(partition = shard, epoch, %why, "a partition of the pushes was given up");
-                events(Event::warning("push_partition_given_up", detail).with("partition", shard));
+                (shared.events)(Event::warning("push_partition_given_up", detail).with("partition", shard));
                 let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
                 if running.get(&shard).is_some_and(|entry| entry.epoch == epoch) {
                     running.remove(&shard);

@@ -404,7 +404,6 @@ impl Owner {
         }
         self.note_figures();
         self.tools.figures.present(self.post.number, None);
-        self.tools.topics.push().running.folding.left(self.post.number);
         for (_, reply) in self.replies.drain() {
             let _ = reply.send(Err(PeopleError::NoOwner(self.post.number)));
         }

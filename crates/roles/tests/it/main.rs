@@ -17,6 +17,7 @@ mod mqproxy;
 mod nonsense;
 mod operating;
 mod people;
+mod people_behind;
 mod people_grpc;
 mod people_push;
 mod publish;

@@ -157,6 +157,13 @@ fn judge_sharing(config: &Config, at: &impl Fn(&str) -> String, findings: &mut F
             at("push.engine")
         ));
     }
+    if config.push.engine == StateEngineName::Embedded && config.roles.receive && !config.roles.carrier {
+        findings.warnings.push(format!(
+            "{engine} is \"etcd\", and {} has no view of the inboxes that carriers elsewhere keep: pushes are taken here however far those \
+             are behind; push.engine = \"redis\" makes push.behind hold",
+            at("push.engine")
+        ));
+    }
     if config.devices == StateEngineName::Embedded && (config.roles.receive || config.roles.horn) {
         findings.problems.push(format!(
             "{engine} is \"etcd\", and {} keeps the registry of devices in this process's own folder, where no other finds it; \
@@ -324,6 +331,8 @@ mod tests {
             assert!(problems(&[("roles", role)]).contains("through etcd"), "{role}");
             assert!(with_flags(&[&SHARED[..], &[("roles", role)]].concat()).config.is_some(), "{role}");
         }
+        let apart = [&SHARED[..], &[("roles", "receive"), ("push.engine", "embedded")]].concat();
+        assert!(with_flags(&apart).findings.warnings.iter().any(|warning| warning.contains("push.behind")));
         assert!(with_flags(&[("roles", "center,receive,worker,gateway,presence,carrier,horn")]).config.is_some());
         assert!(problems(&[("roles", "baker")]).contains("a list of all, receive, center, worker"));
     }
