@@ -90,6 +90,11 @@ pub enum ToGateway {
         to: u64,
         prev: u64,
     },
+    /// So many ephemeral messages for the session were dropped on their way.
+    Lost {
+        session: u64,
+        count: u64,
+    },
     /// The session is over: it is told why, and closed.
     Kick {
         session: u64,

@@ -11,7 +11,7 @@ pub const REFUSED: &str = "whimbrel_gateway_refused_total";
 pub const FRAMES_IN: &str = "whimbrel_gateway_frames_in_total";
 /// Frames that devices were sent.
 pub const FRAMES_OUT: &str = "whimbrel_gateway_frames_out_total";
-/// Messages that were not stored and that a device did not read fast enough for.
+/// Messages that were not stored and that a device did not read fast enough for, or its gateway: counted where they were dropped.
 pub const DROPPED: &str = "whimbrel_gateway_dropped_total";
 /// Connections that the gateway closed, by the code's word.
 pub const CLOSED: &str = "whimbrel_gateway_closed_total";
@@ -22,7 +22,7 @@ pub const NAMES: &[(&str, &str)] = &[
     (REFUSED, "Connections of devices that were refused, by why: too many, or too many at once"),
     (FRAMES_IN, "Frames that devices sent"),
     (FRAMES_OUT, "Frames that devices were sent"),
-    (DROPPED, "Ephemeral messages dropped because a device did not read fast enough"),
+    (DROPPED, "Ephemeral messages dropped because a device, or the gateway that it is at, did not read fast enough"),
     (CLOSED, "Connections that the gateway closed, by the word of the code"),
 ];
 

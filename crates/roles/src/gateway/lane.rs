@@ -84,6 +84,7 @@ pub(super) fn session_of(news: &ToGateway) -> u64 {
         ToGateway::Deliver(delivery) => delivery.session,
         ToGateway::Rejected { session, .. }
         | ToGateway::Truncated { session, .. }
+        | ToGateway::Lost { session, .. }
         | ToGateway::Kick { session, .. } => *session,
     }
 }
@@ -176,7 +177,7 @@ impl Lane {
             }
         }
         for session in dropped.into_iter().filter_map(|number| self.get(number)) {
-            session.count_lost();
+            session.drop_one();
         }
         self.wake.notify_one();
     }

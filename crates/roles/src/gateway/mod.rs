@@ -43,6 +43,7 @@ use tokens::Tokens;
 use crate::reachability::Entrance;
 
 pub use connect::is_public_name;
+pub(crate) use figures::DROPPED;
 pub use figures::NAMES as METRIC_NAMES;
 pub use frames::Format;
 pub use settings::GatewaySettings;

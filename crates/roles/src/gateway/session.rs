@@ -231,6 +231,8 @@ impl Session {
                 self.shared().figures.frames_out.increment(1);
             }
             ToGateway::Truncated { .. } => {}
+            // Counted where they were dropped. The device is told when it is written to next, which is at the end of this batch.
+            ToGateway::Lost { count, .. } => state.count_lost(count),
             ToGateway::Deliver(delivery) => self.deliver(state, &delivery, now),
         }
     }
@@ -279,10 +281,10 @@ impl Session {
         }
     }
 
-    /// Dropped before it got here.
-    pub(super) fn count_lost(&self) {
+    /// One was dropped before it got here.
+    pub(super) fn drop_one(&self) {
         self.shared().figures.dropped.increment(1);
-        self.lock().count_lost();
+        self.lock().count_lost(1);
     }
 
     /// Looks whether anything is to be done about it, and when next.

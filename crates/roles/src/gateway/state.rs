@@ -235,7 +235,7 @@ impl State {
             DeliveryPlace::Ephemeral { place } => self.place = place,
         }
         if !has_room {
-            self.lost = self.lost.saturating_add(1);
+            self.count_lost(1);
             return Delivered::Dropped;
         }
         self.tell_lost(now);
@@ -282,8 +282,9 @@ impl State {
         }
     }
 
-    pub(super) fn count_lost(&mut self) {
-        self.lost = self.lost.saturating_add(1);
+    /// So many were dropped before they got here.
+    pub fn count_lost(&mut self, count: u64) {
+        self.lost = self.lost.saturating_add(u32::try_from(count).unwrap_or(u32::MAX));
     }
 
     pub(super) fn say(&mut self, says: &Says<'_>, now: Tick) {

@@ -1,9 +1,6 @@
 //! The port `Gateways`: what an owner says goes to this node's own gateway, or down the stream that a gateway elsewhere opened.
 //!
 //! It never waits. A gateway is known by its incarnation: what is for an earlier one goes nowhere, and an earlier one opens nothing.
-//!
-//! When many devices of one gateway come back at once, their pages are more than a stream may have waiting. What is stored then stays in the
-//! inbox, and in its place the gateway is told of a gap: when it hears that, what waited before has gone, and it asks for the rest.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -11,11 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use whimbrel_model::people::GatewayId;
-use whimbrel_model::ports::{DeliveryPlace, FromCarrier, GatewayDesk, Gateways, Node, ToGateway};
+use whimbrel_model::ports::{FromCarrier, GatewayDesk, Gateways, Node};
 
-use super::outbox::Outbox;
-use super::wire::to_batches;
-use crate::owners::wire::protocol::LinkDown;
+use super::down::DownBox;
 use crate::owners::{GATEWAY_ROLE, Sight, View};
 
 /// All gateways. It is made before the node joins, since owners need it; until [`GatewayLinks::run`] it knows streams only.
@@ -39,7 +34,7 @@ struct Book {
 struct Down {
     gateway: GatewayId,
     stream: u64,
-    outbox: Outbox<LinkDown>,
+    outbox: DownBox,
     /// A view had it: when a later one has not, it is gone.
     was_seen: bool,
 }
@@ -103,7 +98,7 @@ impl GatewayLinks {
     }
 
     /// A gateway elsewhere has opened a stream; whatever it or an earlier incarnation had open ends.
-    pub(super) fn open(&self, gateway: GatewayId, outbox: &Outbox<LinkDown>) -> Result<u64, Refused> {
+    pub(super) fn open(&self, gateway: GatewayId, outbox: &DownBox) -> Result<u64, Refused> {
         let mut book = self.book();
         if book.is_closed {
             return Err(Refused::Closed);
@@ -146,19 +141,6 @@ fn incarnation_of(node: &Node) -> GatewayId {
     GatewayId { node: node.number, incarnation: node.member.incarnation }
 }
 
-/// The same without the bodies of stored messages. Each is a loss of nothing, after a number that no session has been sent: the gateway takes
-/// it for a gap, and asks the owner to send on from what the session has.
-fn without_stored(mut news: FromCarrier) -> FromCarrier {
-    for one in &mut news.news {
-        if let ToGateway::Deliver(delivery) = one
-            && matches!(delivery.place, DeliveryPlace::Stored { .. })
-        {
-            *one = ToGateway::Truncated { session: delivery.session, from: 0, to: 0, prev: u64::MAX };
-        }
-    }
-    news
-}
-
 impl Gateways for GatewayLinks {
     fn tell(&self, gateway: GatewayId, news: FromCarrier) -> bool {
         if self.sight.get().and_then(Sight::identity) == Some(gateway) {
@@ -169,64 +151,10 @@ impl Gateways for GatewayLinks {
             let down = book.streams.get(&gateway.node).filter(|down| down.gateway == gateway);
             down.map(|down| down.outbox.clone())
         };
-        outbox.is_some_and(|outbox| {
-            let news = if outbox.is_crowded() { without_stored(news) } else { news };
-            to_batches(news).into_iter().all(|batch| outbox.push(batch))
-        })
+        outbox.is_some_and(|outbox| outbox.tell(news))
     }
 
     fn living(&self) -> watch::Receiver<Arc<Vec<GatewayId>>> {
         self.living.subscribe()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use futures_util::{FutureExt as _, StreamExt as _};
-    use whimbrel_model::ports::{Delivery, OutMessage};
-
-    use super::super::outbox::{Outgoing, outbox};
-    use super::super::wire::from_batch;
-    use super::*;
-    use crate::owners::wire::protocol::link_down::Says;
-
-    const GATEWAY: GatewayId = GatewayId { node: 1, incarnation: 100 };
-
-    fn page(seq: u64) -> FromCarrier {
-        let message = Arc::new(OutMessage { payload: vec![b'x'; 1_000].into(), ..OutMessage::default() });
-        let place = DeliveryPlace::Stored { seq, prev: seq - 1 };
-        let news = vec![ToGateway::Deliver(Delivery { session: 7, place, again: false, message })];
-        FromCarrier { partition: 0, epoch: 1, news }
-    }
-
-    /// What waits goes: `Some` for a delivery's number, `None` for a gap.
-    fn sent(outgoing: &mut Outgoing<LinkDown>) -> Vec<Option<u64>> {
-        let mut sent = Vec::new();
-        while let Some(Some(down)) = outgoing.next().now_or_never() {
-            let Some(Says::Batch(batch)) = down.says else { panic!("{down:?} and not a batch") };
-            sent.extend(from_batch(batch).unwrap().news.iter().map(|one| match one {
-                ToGateway::Deliver(Delivery { place: DeliveryPlace::Stored { seq, .. }, .. }) => Some(*seq),
-                ToGateway::Truncated { session: 7, prev: u64::MAX, .. } => None,
-                other => panic!("{other:?}"),
-            }));
-        }
-        sent
-    }
-
-    #[tokio::test]
-    async fn a_burst_of_pages_leaves_the_stream_as_it_is_and_what_had_no_room_is_told_as_a_gap() {
-        let links = GatewayLinks::new();
-        let (outbox, mut outgoing) = outbox(16_000);
-        links.open(GATEWAY, &outbox).unwrap();
-        for seq in 1..=100 {
-            assert!(links.tell(GATEWAY, page(seq)), "the stream was ended at {seq}");
-        }
-        let first = sent(&mut outgoing);
-        let delivered = first.iter().take_while(|one| one.is_some()).count();
-        assert!(delivered > 1 && delivered < 100, "{first:?}");
-        assert!(first[delivered..].iter().all(Option::is_none), "{first:?}");
-        // There is room again, and the gateway asked from there on.
-        assert!(links.tell(GATEWAY, page(delivered as u64 + 1)));
-        assert_eq!(sent(&mut outgoing), [Some(delivered as u64 + 1)]);
     }
 }

@@ -4,9 +4,17 @@ use std::time::Duration;
 
 /// The version of what goes over a stream, in the first message of each end.
 pub const LINK_VERSION: u32 = 1;
-/// Bytes that wait to be sent on one stream; beyond, the stream is ended and made anew. From half of them on stored messages stay in the
-/// inbox, and are asked for.
+/// Bytes that wait to be sent on one stream; beyond, the stream is ended and made anew.
 pub const QUEUE_BYTES_MAX: usize = 16 << 20;
+/// Where more than this part of them waits, stored messages stay in the inbox, and are asked for.
+pub const STORED_PART: usize = 2;
+/// The same for ephemeral messages, which are dropped: so a flood of them takes nothing from what is stored.
+pub const EPHEMERAL_PART: usize = 4;
+/// What was dropped is told where less than this part waits: well below the one before, so that it is told for many at once.
+pub const LOSSES_PART: usize = 8;
+const _: () = assert!(STORED_PART < EPHEMERAL_PART && EPHEMERAL_PART < LOSSES_PART);
+/// Sessions of one gateway whose losses are kept until it can be told of them; what others lose is counted and not told.
+pub const LOSERS_MAX: usize = 1 << 18;
 /// Bytes of one message on a stream, and of one answer: a batch is cut after [`BATCH_BYTES`], and one body may be large.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 /// A batch of news is cut when it has this many bytes of bodies.

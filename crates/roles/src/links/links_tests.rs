@@ -14,10 +14,11 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use whimbrel_model::people::{GatewayId, Uid};
 use whimbrel_model::ports::{
-    CarrierDesk, Carriers, FromCarrier, GatewayDesk, Gateways, InboxView, Member, NoCarrier, Node, Owner, PeopleAsk,
-    PeopleError, PeopleTold, PortFuture, Tenure, ToCarrier, ToGateway,
+    CarrierDesk, Carriers, Delivery, DeliveryPlace, FromCarrier, GatewayDesk, Gateways, InboxView, Member, NoCarrier,
+    Node, OutMessage, Owner, PeopleAsk, PeopleError, PeopleTold, PortFuture, Tenure, ToCarrier, ToGateway,
 };
 
+use super::limits::QUEUE_BYTES_MAX;
 use super::{CarrierLinkParts, CarrierLinks, GatewayLinks, carriers_service};
 use crate::owners::{CARRIER_ROLE, GATEWAY_ROLE, PUSH_FAMILY, PeerSettings, Peers, Sight, View};
 
@@ -69,17 +70,20 @@ impl CarrierDesk for FakeCarrier {
 struct FakeGateway {
     me: GatewayId,
     told: mpsc::UnboundedSender<FromCarrier>,
+    /// Whoever has it makes the gateway stand still, and its stream with it.
+    stall: Mutex<()>,
 }
 
 impl FakeGateway {
     fn new(me: GatewayId) -> (Arc<Self>, mpsc::UnboundedReceiver<FromCarrier>) {
         let (told, tells) = mpsc::unbounded_channel();
-        (Arc::new(Self { me, told }), tells)
+        (Arc::new(Self { me, told, stall: Mutex::default() }), tells)
     }
 }
 
 impl GatewayDesk for FakeGateway {
     fn take(&self, gateway: GatewayId, news: FromCarrier) -> bool {
+        drop(self.stall.lock());
         gateway == self.me && self.told.send(news).is_ok()
     }
 }
@@ -130,6 +134,7 @@ struct Pair {
     carriers: Arc<CarrierLinks>,
     gateways: Arc<GatewayLinks>,
     carrier: Arc<FakeCarrier>,
+    gateway: Arc<FakeGateway>,
     takes: mpsc::UnboundedReceiver<(GatewayId, Vec<ToCarrier>)>,
     tells: mpsc::UnboundedReceiver<FromCarrier>,
     server: JoinHandle<()>,
@@ -150,8 +155,8 @@ impl Pair {
         let (running, sight, until) = (gateways.clone(), scene.sight_of(CARRIER), ends.clone());
         tokio::spawn(async move { running.run(sight, None, until).await });
         let carriers = links(scene.sight_of(GATEWAY), None);
-        tokio::spawn(carriers.clone().run(Some(gateway), ends.clone()));
-        Self { scene, carriers, gateways, carrier, takes, tells, server, ends }
+        tokio::spawn(carriers.clone().run(Some(gateway.clone()), ends.clone()));
+        Self { scene, carriers, gateways, carrier, gateway, takes, tells, server, ends }
     }
 
     /// The tenure of the only partition, once it is so.
@@ -273,7 +278,7 @@ async fn a_stream_that_was_ended_is_opened_again_under_a_new_tenure() {
     let mut pair = Pair::new().await;
     let first = pair.tenure(|tenure| tenure.is_some()).await;
     // Whoever opens another stream as the same gateway ends the one before.
-    let (outbox, _outgoing) = super::outbox::outbox(1024);
+    let (outbox, _outgoing) = super::down::down(1024);
     pair.gateways.open(GATEWAY, &outbox).unwrap();
     let second = pair.tenure(|tenure| tenure.is_some() && tenure != first).await;
     assert!(second > first);
@@ -288,7 +293,7 @@ async fn a_stream_that_was_ended_is_opened_again_under_a_new_tenure() {
 async fn an_older_incarnation_of_a_gateway_opens_nothing_and_is_told_nothing() {
     let pair = Pair::new().await;
     pair.tenure(|tenure| tenure.is_some()).await;
-    let (outbox, _outgoing) = super::outbox::outbox(1024);
+    let (outbox, _outgoing) = super::down::down(1024);
     let older = GatewayId { incarnation: GATEWAY.incarnation - 1, ..GATEWAY };
     assert!(pair.gateways.open(older, &outbox).is_err());
     assert!(pair.gateways.open(CARRIER, &outbox).is_err(), "nobody else is this node");
@@ -302,10 +307,47 @@ async fn an_older_incarnation_of_a_gateway_opens_nothing_and_is_told_nothing() {
 #[tokio::test]
 async fn a_gateway_that_does_not_read_loses_its_stream_and_holds_up_nobody() {
     let pair = Pair::new().await;
-    let (outbox, _outgoing) = super::outbox::outbox(1024);
+    let (outbox, _outgoing) = super::down::down(1024);
     let slow = GatewayId { node: 9, incarnation: 1 };
     pair.gateways.open(slow, &outbox).unwrap();
     let told = (0..1000).take_while(|from| pair.gateways.tell(slow, news(*from))).count();
     assert!((1..1000).contains(&told), "the bound is reached: {told}");
     outbox.ended().await;
+}
+
+/// A delivery of a body of its own.
+fn delivery(place: DeliveryPlace, bytes: usize) -> FromCarrier {
+    let message = Arc::new(OutMessage { payload: vec![b'x'; bytes].into(), ..OutMessage::default() });
+    let news = vec![ToGateway::Deliver(Delivery { session: 1, place, again: false, message })];
+    FromCarrier { partition: 0, epoch: 5, news }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_flood_that_may_be_lost_towards_a_gateway_that_stands_still_costs_neither_its_stream_nor_what_is_stored() {
+    const BODY: usize = 32 << 10;
+    let flood = 2 * (QUEUE_BYTES_MAX / BODY) as u64;
+    let mut pair = Pair::new().await;
+    let tenure = pair.tenure(|tenure| tenure.is_some()).await;
+    {
+        let _standing = pair.gateway.stall.lock().unwrap();
+        for place in 1..=flood {
+            assert!(pair.gateways.tell(GATEWAY, delivery(DeliveryPlace::Ephemeral { place }, BODY)), "at {place}");
+            let stored = DeliveryPlace::Stored { seq: place, prev: place - 1 };
+            assert!(pair.gateways.tell(GATEWAY, delivery(stored, 1)), "at {place}");
+        }
+    }
+    let (mut numbers, mut arrived, mut lost) = (Vec::new(), 0, 0);
+    while (numbers.len() as u64, arrived + lost) != (flood, flood) {
+        for one in pair.told().await.news {
+            match one {
+                ToGateway::Deliver(Delivery { place: DeliveryPlace::Stored { seq, .. }, .. }) => numbers.push(seq),
+                ToGateway::Deliver(Delivery { place: DeliveryPlace::Ephemeral { .. }, .. }) => arrived += 1,
+                ToGateway::Lost { session: 1, count } => lost += count,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    assert!(lost > 0 && arrived > 0, "{arrived} arrived, {lost} were lost");
+    assert_eq!(numbers, (1..=flood).collect::<Vec<_>>(), "what is stored comes whole and in order");
+    assert_eq!(*pair.carriers.tenures().borrow().clone(), [tenure], "nobody has to be announced again");
 }

@@ -29,13 +29,15 @@ impl<T> Clone for Outbox<T> {
 pub(super) struct Outgoing<T> {
     receiver: mpsc::UnboundedReceiver<(T, usize)>,
     waiting: Arc<AtomicUsize>,
+    bytes_max: usize,
     ended: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
 pub(super) fn outbox<T: Message>(bytes_max: usize) -> (Outbox<T>, Outgoing<T>) {
     let (sender, receiver) = mpsc::unbounded_channel();
     let (waiting, ended) = (Arc::<AtomicUsize>::default(), CancellationToken::new());
-    let outgoing = Outgoing { receiver, waiting: waiting.clone(), ended: Box::pin(ended.clone().cancelled_owned()) };
+    let end = Box::pin(ended.clone().cancelled_owned());
+    let outgoing = Outgoing { receiver, waiting: waiting.clone(), bytes_max, ended: end };
     (Outbox { sender, waiting, bytes_max, ended }, outgoing)
 }
 
@@ -56,9 +58,14 @@ impl<T: Message> Outbox<T> {
 }
 
 impl<T> Outbox<T> {
-    /// More than half of what may wait does: what can come another way should.
-    pub fn is_crowded(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) > self.bytes_max / 2
+    /// Bytes that wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that are that part of what may wait.
+    pub fn part(&self, part: usize) -> usize {
+        self.bytes_max / part
     }
 
     pub fn end(&self) {
@@ -67,6 +74,13 @@ impl<T> Outbox<T> {
 
     pub async fn ended(&self) {
         self.ended.cancelled().await;
+    }
+}
+
+impl<T> Outgoing<T> {
+    /// Whether more than that part of what may wait does.
+    pub fn is_above(&self, part: usize) -> bool {
+        self.waiting.load(Ordering::Relaxed) > self.bytes_max / part
     }
 }
 

@@ -10,9 +10,9 @@ use tonic::{Request, Response, Status, Streaming};
 use whimbrel_model::people::GatewayId;
 use whimbrel_model::ports::CarrierDesk;
 
+use super::down::{DownBox, down};
 use super::gateways::GatewayLinks;
 use super::limits::{MESSAGE_BYTES_MAX, OPEN_WITHIN, QUEUE_BYTES_MAX};
-use super::outbox::{Outbox, outbox};
 use super::wire::{from_hello, from_told, to_serving, to_welcome, uid_of};
 use super::wire_asks::{from_request, to_response};
 use crate::owners::Admission;
@@ -49,7 +49,7 @@ impl Carriers for CarriersDoor {
         let first = timeout(OPEN_WITHIN, incoming.message()).await;
         let first = first.map_err(|_| Status::deadline_exceeded("no hello in time"))??;
         let gateway = from_hello(first).map_err(|garbled| refusal(&garbled))?;
-        let (outbox, outgoing) = outbox(QUEUE_BYTES_MAX);
+        let (outbox, outgoing) = down(QUEUE_BYTES_MAX);
         // The welcome and what is served come before anything that an owner says.
         let mut serving = self.desk.serving();
         outbox.push(to_welcome());
@@ -83,7 +83,7 @@ async fn listen(
     desk: &dyn CarrierDesk,
     gateway: GatewayId,
     mut incoming: Streaming<LinkUp>,
-    outbox: &Outbox<LinkDown>,
+    outbox: &DownBox,
     mut serving: watch::Receiver<Arc<Vec<Option<u64>>>>,
 ) -> Result<(), String> {
     let partitions = u32::try_from(serving.borrow().len()).unwrap_or(u32::MAX);

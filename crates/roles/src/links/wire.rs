@@ -15,7 +15,7 @@ use super::limits::{BATCH_BYTES, EPOCH_MAX_BYTES, LINK_VERSION, PARTITIONS_SERVE
 use crate::owners::wire::Garbled;
 use crate::owners::wire::protocol::{
     LinkAck, LinkAdmitted, LinkAnnounced, LinkArrival, LinkBatch, LinkBody, LinkClosed, LinkDelivery, LinkDown,
-    LinkGone, LinkHello, LinkMessage, LinkNews, LinkResume, LinkServed, LinkServing, LinkStored, LinkTold,
+    LinkGone, LinkHello, LinkLost, LinkMessage, LinkNews, LinkResume, LinkServed, LinkServing, LinkStored, LinkTold,
     LinkTruncated, LinkUp, LinkWelcome, link_delivery, link_down, link_message, link_news, link_up,
 };
 
@@ -158,30 +158,60 @@ fn from_arrival(arrival: LinkArrival) -> Result<Arrival, Garbled> {
     })
 }
 
-/// News as they travel, in as many batches as it takes. A body is in each batch once, however many sessions it is for.
-pub(super) fn to_batches(news: FromCarrier) -> Vec<LinkDown> {
-    let FromCarrier { partition, epoch, news } = news;
-    let empty = || LinkBatch { partition, epoch, bodies: Vec::new(), news: Vec::new() };
-    let (mut batches, mut batch, mut bytes) = (Vec::new(), empty(), 0);
-    let mut places: HashMap<*const OutMessage, u32> = HashMap::new();
-    for each in &news {
-        if batch.news.len() >= TOGETHER_MAX || bytes >= BATCH_BYTES {
-            batches.push(std::mem::replace(&mut batch, empty()));
-            places.clear();
-            bytes = 0;
-        }
-        let bodies = &mut batch.bodies;
-        let told = to_news(each, |message| {
-            *places.entry(Arc::as_ptr(message)).or_insert_with(|| {
-                bytes += message.payload.len();
-                bodies.push(to_body(message));
-                u32::try_from(bodies.len() - 1).unwrap_or(u32::MAX)
-            })
-        });
-        batch.news.push(told);
+/// News as they travel: a body is in each batch once, however many sessions it is for.
+pub(super) struct Batch {
+    partition: u32,
+    epoch: u64,
+    news: Vec<LinkNews>,
+    bodies: Vec<LinkBody>,
+    /// Where each body is. What is here lives as long as the batch, so that no two have the same address.
+    places: HashMap<*const OutMessage, (u32, Arc<OutMessage>)>,
+    /// Of the bodies.
+    bytes: usize,
+}
+
+impl Batch {
+    pub fn new(partition: u32, epoch: u64) -> Self {
+        Self { partition, epoch, news: Vec::new(), bodies: Vec::new(), places: HashMap::new(), bytes: 0 }
     }
-    batches.push(batch);
-    batches.into_iter().map(|batch| LinkDown { says: Some(link_down::Says::Batch(batch)) }).collect()
+
+    /// Bytes of bodies in it.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether news of that message would add no body.
+    pub fn has_body(&self, message: &Arc<OutMessage>) -> bool {
+        self.news.len() < TOGETHER_MAX && self.places.contains_key(&Arc::as_ptr(message))
+    }
+
+    /// Adds news that there is room for, or for which a new batch is begun: then the one before is returned, to be sent first.
+    pub fn add(&mut self, news: &ToGateway) -> Option<LinkDown> {
+        let brings_body = matches!(news, ToGateway::Deliver(delivery) if !self.has_body(&delivery.message));
+        let is_full = self.news.len() >= TOGETHER_MAX || (brings_body && self.bytes >= BATCH_BYTES);
+        let before = if is_full { self.take() } else { None };
+        let (bodies, places, bytes) = (&mut self.bodies, &mut self.places, &mut self.bytes);
+        let told = to_news(news, |message| {
+            let (place, _) = places.entry(Arc::as_ptr(message)).or_insert_with(|| {
+                *bytes += message.payload.len();
+                bodies.push(to_body(message));
+                (u32::try_from(bodies.len() - 1).unwrap_or(u32::MAX), Arc::clone(message))
+            });
+            *place
+        });
+        self.news.push(told);
+        before
+    }
+
+    /// What is in it, where anything is; it is empty afterwards.
+    pub fn take(&mut self) -> Option<LinkDown> {
+        if self.news.is_empty() {
+            return None;
+        }
+        let Self { partition, epoch, news, bodies, .. } =
+            std::mem::replace(self, Self::new(self.partition, self.epoch));
+        Some(LinkDown { says: Some(link_down::Says::Batch(LinkBatch { partition, epoch, bodies, news })) })
+    }
 }
 
 pub(super) fn from_batch(batch: LinkBatch) -> Result<FromCarrier, Garbled> {
@@ -215,6 +245,7 @@ fn to_news(news: &ToGateway, place_of: impl FnOnce(&Arc<OutMessage>) -> u32) -> 
         ToGateway::Truncated { session, from, to, prev } => {
             (*session, News::Truncated(LinkTruncated { from: *from, to: *to, prev: *prev }))
         }
+        ToGateway::Lost { session, count } => (*session, News::Lost(LinkLost { count: *count })),
         ToGateway::Kick { session, code, reason } => (*session, News::Kick(closed(*code, reason))),
     };
     LinkNews { session, news: Some(news) }
@@ -243,6 +274,7 @@ fn from_news(news: LinkNews, bodies: &[Arc<OutMessage>]) -> Result<ToGateway, Ga
             ToGateway::Deliver(Delivery { session, place, again: delivery.again, message })
         }
         News::Truncated(LinkTruncated { from, to, prev }) => ToGateway::Truncated { session, from, to, prev },
+        News::Lost(LinkLost { count }) => ToGateway::Lost { session, count },
         News::Kick(closed) => {
             let (code, reason) = from_closed(closed)?;
             ToGateway::Kick { session, code, reason }

@@ -13,8 +13,7 @@ use whimbrel_model::ports::{
 
 use super::limits::{BATCH_BYTES, LINK_VERSION, TOGETHER_MAX};
 use super::wire::{
-    from_batch, from_hello, from_serving, from_told, from_welcome, to_batches, to_hello, to_serving, to_told,
-    to_welcome,
+    Batch, from_batch, from_hello, from_serving, from_told, from_welcome, to_hello, to_serving, to_told, to_welcome,
 };
 use super::wire_asks::{from_request, from_response, to_request, to_response};
 use crate::owners::wire::protocol::{
@@ -39,6 +38,13 @@ fn body(payload: &'static [u8]) -> Arc<OutMessage> {
 fn deliver(session: u64, message: &Arc<OutMessage>) -> ToGateway {
     let place = DeliveryPlace::Stored { seq: session + 1, prev: session };
     ToGateway::Deliver(Delivery { session, place, again: false, message: message.clone() })
+}
+
+fn to_batches(news: FromCarrier) -> Vec<LinkDown> {
+    let mut batch = Batch::new(news.partition, news.epoch);
+    let mut batches: Vec<LinkDown> = news.news.iter().filter_map(|one| batch.add(one)).collect();
+    batches.extend(batch.take());
+    batches
 }
 
 fn batch_of(down: &LinkDown) -> &LinkBatch {
@@ -88,6 +94,7 @@ fn everything_a_carrier_says_arrives_as_it_was_said() {
         deliver(3, &message),
         ToGateway::Deliver(Delivery { session: 4, place, again: true, message }),
         ToGateway::Truncated { session: 5, from: 1, to: 9, prev: 0 },
+        ToGateway::Lost { session: 8, count: 1 << 40 },
         ToGateway::Kick { session: 6, code: CloseCode::NoAck, reason: "".into() },
     ];
     let news = FromCarrier { partition: 2, epoch: 8, news };

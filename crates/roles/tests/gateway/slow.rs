@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
-use whimbrel_model::ports::ToCarrier;
+use whimbrel_model::ports::{ToCarrier, ToGateway};
 use whimbrel_roles::gateway::GatewaySettings;
 use whimbrel_roles::gateway::tokens::TokenSettings;
 
@@ -33,6 +33,14 @@ async fn a_slow_reader_is_told_how_many_ephemeral_messages_it_lost() {
     assert!(lost > 0 && got > 0, "{got} came and {lost} were lost");
     scene.say(vec![ephemeral(session, sent + 1, b"on we go")]);
     assert_eq!(device.hears().await["message"]["payload"], "on we go");
+}
+
+#[tokio::test]
+async fn a_device_is_told_at_once_of_what_was_dropped_on_its_way_here() {
+    let mut scene = Scene::start().await;
+    let (mut device, session) = scene.device("u1").await;
+    scene.say(vec![ToGateway::Lost { session, count: 3 }]);
+    assert_eq!(device.hears().await, json!({"lost": {"count": 3}}));
 }
 
 #[tokio::test]

@@ -52,6 +52,7 @@ fn session_of(news: &ToGateway) -> u64 {
         ToGateway::Deliver(delivery) => delivery.session,
         ToGateway::Rejected { session, .. }
         | ToGateway::Truncated { session, .. }
+        | ToGateway::Lost { session, .. }
         | ToGateway::Kick { session, .. } => *session,
     }
 }
@@ -181,6 +182,7 @@ impl World {
                 (!is_gap).then_some(Frame::Truncated { from, to, prev })
             }
             ToGateway::Truncated { .. } => None,
+            ToGateway::Lost { .. } => return Err("nothing is dropped on the way here".to_owned()),
             ToGateway::Deliver(delivery) => match state.deliver(&delivery, ROOM, tick(now)) {
                 Delivered::Queued => {
                     state.was_answered();

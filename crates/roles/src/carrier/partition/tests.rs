@@ -236,6 +236,7 @@ fn session_of(news: &ToGateway) -> u64 {
         ToGateway::Rejected { session, .. }
         | ToGateway::Deliver(Delivery { session, .. })
         | ToGateway::Truncated { session, .. }
+        | ToGateway::Lost { session, .. }
         | ToGateway::Kick { session, .. } => *session,
     }
 }
@@ -256,6 +257,7 @@ fn short(news: &ToGateway) -> String {
             }
         }
         ToGateway::Truncated { from, to, .. } => format!("lost {from} to {to}"),
+        ToGateway::Lost { count, .. } => format!("lost {count}"),
         ToGateway::Kick { code, reason, .. } => format!("kick {} {reason}", code.word()),
     }
 }
