@@ -41,7 +41,8 @@ struct Arguments {
     trace: bool,
     /// Of the log: crashes, errors, full, flips, mixed; or a deliberate breakage: lying-sync, resealed-flips. Of holds: crashes,
     /// zombies, store, clock, mixed. Of deliveries: endpoint, crashes, zombies, store, seeks, topics, mixed.
-    /// Of presence: network, outages, writers, deaths, leases, mixed; or a deliberate breakage: no-dedupe, no-gaps, no-void.
+    /// Of presence: network, outages, writers, deaths, leases, unheard, mixed; or a deliberate breakage: no-dedupe, no-gaps, no-void,
+    /// old-news.
     /// Of people: devices, crashes, zombies, links, gateways, store, clock, mixed; or a deliberate breakage: no-gaps, sent-is-acked,
     /// lost-writes, double-release, no-announce, no-kicks. All but the breakages where it is left out
     #[arg(long)]

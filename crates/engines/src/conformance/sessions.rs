@@ -296,12 +296,15 @@ mod properties {
         let heard = || async { open.sessions.of(SHARD, vec![]).await.expect("it can be asked").ago_ms };
         put(&open, vec![came("u", GATEWAY, 1, 1)]).await;
         assert_eq!(heard().await, None, "never");
-        open.sessions.keep_alive(SHARD).await.expect("it takes that");
+        open.sessions.keep_alive(SHARD, 0).await.expect("it takes that");
         let first = heard().await.expect("it was heard");
         assert!(first < 60_000, "{first} ms ago");
         while heard().await <= Some(first) {
             tokio::task::yield_now().await;
         }
+        open.sessions.keep_alive(SHARD, 2_000).await.expect("it takes that");
+        let behind = heard().await.expect("it was heard");
+        assert!((2_000..60_000).contains(&behind), "{behind} ms ago, and 2 s of them the writer was behind");
         assert_eq!(open.sessions.of(SHARD + 1, vec![]).await.expect("it can be asked").ago_ms, None);
     }
 

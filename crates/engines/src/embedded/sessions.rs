@@ -6,7 +6,7 @@ mod shard;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use whimbrel_model::people::{GatewayId, OnlineSession, Uid};
 use whimbrel_model::ports::{Heard, PortFuture, SessionNews, Sessions, SessionsError, UserChange, UserSessions};
@@ -73,9 +73,11 @@ impl Sessions for MemorySessions {
         Box::pin(async move { Ok(self.with(shard, |kept| kept.shard.gateways())) })
     }
 
-    fn keep_alive(&self, shard: u32) -> PortFuture<'_, Result<(), SessionsError>> {
+    fn keep_alive(&self, shard: u32, behind_ms: u64) -> PortFuture<'_, Result<(), SessionsError>> {
         Box::pin(async move {
-            self.with(shard, |kept| kept.heard = Some(Instant::now()));
+            // Before the beginning of the machine's time is as good as never.
+            let heard = Instant::now().checked_sub(Duration::from_millis(behind_ms));
+            self.with(shard, |kept| kept.heard = heard);
             Ok(())
         })
     }

@@ -2,7 +2,7 @@
 //!
 //! | key | what it has |
 //! | --- | --- |
-//! | `meta` | a hash: the version of the last step, and when the writer was last heard |
+//! | `meta` | a hash: the version of the last step, and as of when the writer vouched for them |
 //! | `void` | a hash: node → its newest incarnation that is void |
 //! | `pictures` | a hash: gateway → the version of its last whole picture |
 //! | `users` | a hash: user → its sessions, one after the other |
@@ -132,8 +132,9 @@ impl RedisSessions {
         Ok(gateways)
     }
 
-    async fn keep_alive(&self, shard: u32) -> Result<(), Failure> {
-        let call = self.keep_alive.on(self.keys(shard, &["meta"]).iter());
+    async fn keep_alive(&self, shard: u32, behind_ms: u64) -> Result<(), Failure> {
+        let mut call = self.keep_alive.on(self.keys(shard, &["meta"]).iter());
+        call.arg(behind_ms);
         self.connection.run(&self.keep_alive, call).await?;
         Ok(())
     }
@@ -253,8 +254,8 @@ impl Sessions for RedisSessions {
         Box::pin(async move { Ok(self.gateways(shard).await?) })
     }
 
-    fn keep_alive(&self, shard: u32) -> PortFuture<'_, Result<(), SessionsError>> {
-        Box::pin(async move { Ok(self.keep_alive(shard).await?) })
+    fn keep_alive(&self, shard: u32, behind_ms: u64) -> PortFuture<'_, Result<(), SessionsError>> {
+        Box::pin(async move { Ok(self.keep_alive(shard, behind_ms).await?) })
     }
 
     fn of(&self, shard: u32, uids: Vec<Uid>) -> PortFuture<'_, Result<Heard<Vec<UserSessions>>, SessionsError>> {

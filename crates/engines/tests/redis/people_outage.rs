@@ -75,7 +75,7 @@ impl Stores {
     async fn write_all(&self) {
         assert_eq!(self.inbox.apply(PARTITION, write(0, 10, vec![box_of(b"one"), row(1)])).await, Ok(Applied::Done));
         self.sessions.put(SHARD, vec![came(1)]).await.unwrap();
-        self.sessions.keep_alive(SHARD).await.unwrap();
+        self.sessions.keep_alive(SHARD, 0).await.unwrap();
         self.devices.put(&uid(), device("first")).await.unwrap();
     }
 

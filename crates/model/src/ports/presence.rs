@@ -10,7 +10,7 @@ use crate::people::{OnlineSession, SessionId, Uid};
 pub struct PresenceAnswer {
     /// In the order of the question.
     pub users: Vec<UserSessions>,
-    /// The oldest of the moments at which the shards asked were heard from.
+    /// Each of them is as it was then or later: the oldest of the moments as of which the shards' writers vouch for what they wrote.
     pub fresh_as_of: Timestamp,
 }
 

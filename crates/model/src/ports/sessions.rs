@@ -27,7 +27,7 @@ pub struct UserSessions {
     pub last_seen: Option<Timestamp>,
 }
 
-/// What was found, and when the shard's writer was last heard from by the store.
+/// What was found, and as of when the shard's writer last vouched for what the store has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Heard<T> {
     /// How long ago, by the store's own clock; `None`: never.
@@ -74,8 +74,8 @@ pub trait Sessions: Send + Sync {
         Box::pin(async { Ok(Vec::new()) })
     }
 
-    /// The writer of the shard lives. Nothing else that is written says so.
-    fn keep_alive(&self, shard: u32) -> PortFuture<'_, Result<(), SessionsError>>;
+    /// The writer of the shard lives, and what it has written is true as of `behind_ms` ago. Nothing else that is written says so.
+    fn keep_alive(&self, shard: u32, behind_ms: u64) -> PortFuture<'_, Result<(), SessionsError>>;
 
     /// These users, in the order of the question, and how fresh that is.
     fn of(&self, shard: u32, uids: Vec<Uid>) -> PortFuture<'_, Result<Heard<Vec<UserSessions>>, SessionsError>>;

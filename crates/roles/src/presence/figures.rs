@@ -1,6 +1,7 @@
 //! The names of the metrics that presence writes, and its handles.
 
 use metrics::{Counter, Gauge, counter, gauge};
+use whimbrel_model::people::GatewayId;
 
 /// Packets that this process's gateway sent, and the news therein.
 pub const PACKETS_SENT: &str = "whimbrel_presence_packets_sent_total";
@@ -28,6 +29,8 @@ pub const EVENTS: &str = "whimbrel_presence_events_total";
 pub const EVENTS_LOST: &str = "whimbrel_presence_events_lost_total";
 /// Shards of this process whose picture is drawn.
 pub const SHARDS_DRAWN: &str = "whimbrel_presence_shards_drawn";
+/// Shards of this process that do not hear a gateway which has its lease, by its node's number.
+pub const UNHEARD: &str = "whimbrel_presence_unheard_shards";
 /// Questions to the reader that were refused: not fresh, or not available.
 pub const READS_REFUSED: &str = "whimbrel_presence_reads_refused_total";
 
@@ -50,8 +53,17 @@ pub const NAMES: &[(&str, &str)] = &[
     (EVENTS, "Events written to _presence"),
     (EVENTS_LOST, "Events for _presence that were given up: the log refused for too long"),
     (SHARDS_DRAWN, "Shards of presence that this process has the picture of"),
+    (
+        UNHEARD,
+        "Shards of presence of this process that are not fresh because they do not hear the gateway of that node",
+    ),
     (READS_REFUSED, "Questions about presence that were refused: not fresh or not available"),
 ];
+
+/// Labelled by the node, of which there are few; its incarnation is in the log.
+pub(super) fn unheard_gauge(gateway: GatewayId) -> Gauge {
+    gauge!(UNHEARD, "node" => gateway.node.to_string())
+}
 
 pub struct Figures {
     pub(super) packets_sent: Counter,

@@ -7,6 +7,10 @@
 //! Of each gateway it keeps the number up to which everything is complete, the highest number that was seen, what came after a gap (it
 //! waits), and one open question: for the missing packets at first; for the whole picture where nothing is known yet, where too much is
 //! missing, or where [`ASKS_MAX`] questions went unanswered.
+//!
+//! It also knows as of when all of that is true ([`Ledger::fresh_at`]), by the writer's clock alone: a gateway is known as of when the number
+//! up to which everything is complete came for the first time, or as of when its picture was asked for. What came after a gap, came again,
+//! or was brought by an answer to a question for packets does not make it any fresher: all of that may have happened long ago.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -27,7 +31,7 @@ pub struct LedgerTimes {
     pub picture_again_ms: u64,
     /// How long a gateway that did not answer is left alone.
     pub rest_ms: u64,
-    /// A gateway that is there and says nothing for so long is asked for its picture: what it said last may be lost.
+    /// A gateway that is there and of which nothing new is known for so long is asked for its picture: what it said last may be lost.
     pub silent_after_ms: u64,
     /// One that reports and that the cluster does not know for so long is forgotten.
     pub unseen_after_ms: u64,
@@ -40,7 +44,7 @@ impl Default for LedgerTimes {
             ask_again_ms: 300,
             picture_again_ms: 1_000,
             rest_ms: 2_000,
-            silent_after_ms: 3_000,
+            silent_after_ms: 2_000,
             unseen_after_ms: 10_000,
         }
     }
@@ -112,7 +116,7 @@ struct Known {
     complete: u64,
     highest: u64,
     /// What came after a gap, by number.
-    buffered: BTreeMap<u64, Vec<News>>,
+    buffered: BTreeMap<u64, Waiting>,
     buffered_news: usize,
     /// The whole picture has come once; before, nothing is known for certain.
     is_drawn: bool,
@@ -122,17 +126,27 @@ struct Known {
     gap_since: Option<u64>,
     asking: Option<Asking>,
     rest_until: u64,
-    heard_at: u64,
+    /// As of when what was told is true; `None`: nothing says it yet.
+    fresh_at: Option<u64>,
     first_heard_at: u64,
     /// Whether the cluster knew it.
     was_seen: bool,
 }
 
+/// A packet that waits for those before it.
+struct Waiting {
+    news: Vec<News>,
+    /// When it came by itself. One that had to be asked for was made at any time before that.
+    came_at: Option<u64>,
+}
+
 /// A question under way: what for, how often asked, and when again.
 struct Asking {
+    /// Of the first attempt; each further one has the next.
     ask: u64,
     wanted: Wanted,
     attempt: u32,
+    asked_at: [u64; ASKS_MAX as usize],
     again_at: u64,
 }
 
@@ -142,15 +156,14 @@ impl Ledger {
         Self { times, known: BTreeMap::new(), voided: BTreeMap::new(), last_ask: 0, counts: LedgerCounts::default() }
     }
 
-    /// A packet came, on whichever path.
+    /// A packet came just now, on whichever path.
     pub fn packet(&mut self, packet: Packet, now_ms: u64) -> Vec<Todo> {
         let mut todo = Vec::new();
         let Some(known) = self.meet(packet.gateway, &packet.address, now_ms, &mut todo) else {
             self.counts.refused += 1;
             return todo;
         };
-        known.heard_at = now_ms;
-        let took = known.take(packet.number, packet.news);
+        let took = known.take(packet.number, Waiting { news: packet.news, came_at: Some(now_ms) });
         match took {
             Took::New => {}
             Took::Repeated => self.counts.repeated += 1,
@@ -166,19 +179,21 @@ impl Ledger {
         let Some(known) = self.known.get_mut(&of.node).filter(|known| known.id == of) else { return todo };
         match answer {
             Answer::Packets(packets) => {
-                known.heard_at = now_ms;
                 for packet in packets.into_iter().filter(|packet| packet.gateway == of) {
-                    known.take(packet.number, packet.news);
+                    known.take(packet.number, Waiting { news: packet.news, came_at: None });
                 }
-                if let Some(asking) = known.asking.take_if(|asking| asking.ask == ask) {
+                if let Some(asking) = known.asking.take_if(|asking| asking.asked_at(ask).is_some()) {
                     // What it was asked for and did not bring will not come: the whole picture has it.
                     let is_short = matches!(&asking.wanted, Wanted::Packets(numbers) if numbers.iter().any(|number| known.lacks(*number)));
                     known.wants_picture |= is_short;
                 }
             }
             Answer::Picture { as_of, sessions } => {
-                known.heard_at = now_ms;
                 // A picture that is older than what is known is the late answer to an earlier question.
+                if as_of >= known.complete {
+                    let asked_at = known.asking.as_ref().and_then(|asking| asking.asked_at(ask));
+                    known.fresh_at = known.fresh_at.max(asked_at);
+                }
                 if as_of >= known.complete && (known.wants_picture || as_of > known.complete) {
                     known.picture(as_of);
                     self.counts.pictures += 1;
@@ -236,9 +251,22 @@ impl Ledger {
         todo
     }
 
+    /// As of when everything that was told is true of all gateways that the cluster knows: as of now where there are none, of no time as
+    /// long as nothing says it of one of them.
+    pub fn fresh_at(&self, now_ms: u64) -> Option<u64> {
+        let seen = self.known.values().filter(|known| known.was_seen);
+        seen.map(Known::fresh_at).fold(Some(now_ms), Ord::min)
+    }
+
     /// Gateways that the cluster knows and whose whole picture has not come yet.
     pub fn undrawn(&self) -> impl Iterator<Item = GatewayId> {
         self.known.values().filter(|known| known.was_seen && !known.is_drawn).map(|known| known.id)
+    }
+
+    /// Gateways that the cluster knows and of which nothing that is true after `since_ms` is known.
+    pub fn unheard(&self, since_ms: u64) -> impl Iterator<Item = GatewayId> {
+        let seen = self.known.values().filter(|known| known.was_seen);
+        seen.filter(move |known| known.fresh_at().is_none_or(|at| at < since_ms)).map(|known| known.id)
     }
 
     /// Of the gateway of that node: the incarnation, up to where it is complete, and the highest number seen.
@@ -286,15 +314,19 @@ impl Ledger {
     /// Tells what has become complete, and asks about what is missing when it is time to.
     fn go_on(&mut self, node: u16, now_ms: u64, todo: &mut Vec<Todo>) {
         let Some(known) = self.known.get_mut(&node).filter(|known| known.was_seen) else { return };
+        let mut came_at = None;
         while known.is_drawn {
-            let Some(news) = known.next_complete() else { break };
-            if !news.is_empty() {
-                todo.push(Todo::Apply { gateway: known.id, number: known.complete, news });
+            let Some(next) = known.next_complete() else { break };
+            came_at = next.came_at;
+            if !next.news.is_empty() {
+                todo.push(Todo::Apply { gateway: known.id, number: known.complete, news: next.news });
             }
         }
+        // The last one counts: one before it that came later tells nothing later.
+        known.fresh_at = known.fresh_at.max(came_at);
         let missing = known.missing();
         known.gap_since = if missing == 0 { None } else { known.gap_since.or(Some(now_ms)) };
-        let is_silent = now_ms >= known.heard_at + self.times.silent_after_ms;
+        let is_silent = now_ms >= known.fresh_at.unwrap_or(known.first_heard_at) + self.times.silent_after_ms;
         // Where all that was missing came after all, there is nothing to ask.
         known.wants_picture = is_silent || (known.wants_picture && (missing > 0 || !known.is_drawn));
         if let Some(asking) = &mut known.asking {
@@ -309,6 +341,7 @@ impl Ledger {
             }
             if !is_settled && asking.attempt + 1 < ASKS_MAX {
                 asking.attempt += 1;
+                asking.asked_at[asking.attempt as usize] = now_ms;
                 asking.again_at = now_ms + self.times.again_after(&asking.wanted);
                 self.counts.asks += 1;
                 todo.push(Todo::Ask(known.question()));
@@ -336,10 +369,11 @@ impl Ledger {
         } else {
             return;
         };
-        self.last_ask += 1;
+        self.last_ask += u64::from(ASKS_MAX);
         self.counts.asks += 1;
         let again_at = now_ms + self.times.again_after(&wanted);
-        known.asking = Some(Asking { ask: self.last_ask, wanted, attempt: 0, again_at });
+        let asked_at = [now_ms; ASKS_MAX as usize];
+        known.asking = Some(Asking { ask: self.last_ask, wanted, attempt: 0, asked_at, again_at });
         todo.push(Todo::Ask(known.question()));
     }
 }
@@ -350,6 +384,14 @@ impl LedgerTimes {
             Wanted::Packets(_) => self.ask_again_ms,
             Wanted::Picture => self.picture_again_ms,
         }
+    }
+}
+
+impl Asking {
+    /// When the attempt of that name was made; `None`: it is none of this question.
+    fn asked_at(&self, ask: u64) -> Option<u64> {
+        let attempt = ask.checked_sub(self.ask).filter(|attempt| *attempt <= u64::from(self.attempt))?;
+        self.asked_at.get(usize::try_from(attempt).ok()?).copied()
     }
 }
 
@@ -373,7 +415,7 @@ impl Known {
             gap_since: None,
             asking: None,
             rest_until: 0,
-            heard_at: now_ms,
+            fresh_at: None,
             first_heard_at: now_ms,
             was_seen: false,
         }
@@ -383,7 +425,12 @@ impl Known {
         number > self.complete && !self.buffered.contains_key(&number)
     }
 
-    fn take(&mut self, number: u64, news: Vec<News>) -> Took {
+    /// As of when what was told of it is true: before its picture has come, of no time.
+    fn fresh_at(&self) -> Option<u64> {
+        self.fresh_at.filter(|_| self.is_drawn)
+    }
+
+    fn take(&mut self, number: u64, packet: Waiting) -> Took {
         self.highest = self.highest.max(number);
         if !self.lacks(number) {
             return Took::Repeated;
@@ -393,17 +440,17 @@ impl Known {
         if is_full && !is_next {
             return Took::NoRoom;
         }
-        self.buffered_news += news.len();
-        self.buffered.insert(number, news);
+        self.buffered_news += packet.news.len();
+        self.buffered.insert(number, packet);
         Took::New
     }
 
     /// The next packet, where it is there.
-    fn next_complete(&mut self) -> Option<Vec<News>> {
-        let news = self.buffered.remove(&(self.complete + 1))?;
+    fn next_complete(&mut self) -> Option<Waiting> {
+        let next = self.buffered.remove(&(self.complete + 1))?;
         self.complete += 1;
-        self.buffered_news -= news.len();
-        Some(news)
+        self.buffered_news -= next.news.len();
+        Some(next)
     }
 
     /// The picture as of that number stands: what was waiting up to there is in it.
@@ -412,7 +459,7 @@ impl Known {
         self.buffered = self.buffered.split_off(&(as_of + 1));
         // A number so far ahead of the gateway's own picture is none of its own.
         self.buffered.retain(|number, _| *number <= as_of + BUFFERED_PACKETS_MAX as u64);
-        self.buffered_news = self.buffered.values().map(Vec::len).sum();
+        self.buffered_news = self.buffered.values().map(|packet| packet.news.len()).sum();
         // A number that was seen and is not there any more shows again with the next packet.
         self.highest = self.buffered.last_key_value().map_or(as_of, |(number, _)| *number);
         self.wants_picture = false;
@@ -434,7 +481,7 @@ impl Known {
     fn question(&self) -> Question {
         let asking = self.asking.as_ref().expect("a question is under way");
         Question {
-            ask: asking.ask,
+            ask: asking.ask + u64::from(asking.attempt),
             gateway: self.id,
             address: self.address.clone(),
             wanted: asking.wanted.clone(),

@@ -232,3 +232,105 @@ fn what_waits_is_bounded_and_what_there_was_no_room_for_is_asked_for_later() {
     let todo = ledger.tick(100);
     assert!(matches!(&the_ask(&todo).wanted, Wanted::Packets(numbers) if numbers.len() == 9));
 }
+
+#[test]
+fn a_picture_is_as_fresh_as_its_question_and_packets_are_as_they_come() {
+    let mut ledger = Ledger::new(TIMES);
+    assert_eq!(ledger.fresh_at(5), Some(5), "nobody is there, and that is known");
+    let ask = the_ask(&ledger.living(&[(ONE, "g".into())], 10)).ask;
+    ledger.packet(packet(ONE, 1), 20);
+    assert_eq!(ledger.fresh_at(50), None);
+    ledger.answered(ask, ONE, picture(1), 50);
+    assert_eq!(ledger.fresh_at(60), Some(10));
+    ledger.packet(packet(ONE, 2), 70);
+    assert_eq!(ledger.fresh_at(80), Some(70));
+}
+
+#[test]
+fn an_answer_counts_from_the_attempt_that_it_answers() {
+    let mut ledger = Ledger::new(TIMES);
+    let first = the_ask(&ledger.living(&[(ONE, "g".into())], 0)).ask;
+    let second = the_ask(&ledger.tick(1_000)).ask;
+    assert_ne!(first, second);
+    ledger.answered(first, ONE, picture(1), 1_100);
+    assert_eq!(ledger.fresh_at(1_100), Some(0));
+
+    let mut ledger = Ledger::new(TIMES);
+    ledger.living(&[(ONE, "g".into())], 0);
+    let second = the_ask(&ledger.tick(1_000)).ask;
+    ledger.answered(second, ONE, picture(1), 1_100);
+    assert_eq!(ledger.fresh_at(1_100), Some(1_000));
+}
+
+#[test]
+fn an_answer_to_a_question_that_is_over_says_nothing_about_when() {
+    let mut ledger = Ledger::new(TIMES);
+    let early = the_ask(&ledger.living(&[(ONE, "g".into())], 0)).ask;
+    ledger.tick(1_000);
+    ledger.tick(2_000);
+    ledger.tick(3_000);
+    ledger.tick(5_000);
+    ledger.answered(early, ONE, picture(1), 5_100);
+    assert_eq!(ledger.fresh_at(5_100), None);
+    ledger.packet(packet(ONE, 2), 5_200);
+    assert_eq!(ledger.fresh_at(5_200), Some(5_200));
+}
+
+#[test]
+fn what_comes_after_a_gap_makes_nothing_fresher_until_the_gap_is_closed() {
+    let mut ledger = drawn(0);
+    ledger.packet(packet(ONE, 1), 10);
+    ledger.packet(packet(ONE, 3), 30);
+    assert_eq!(ledger.fresh_at(40), Some(10));
+    let ask = the_ask(&ledger.tick(200)).ask;
+    // The missing one was made at any time before; that after it came at 30.
+    ledger.answered(ask, ONE, Answer::Packets(vec![packet(ONE, 2)]), 300);
+    assert_eq!(ledger.fresh_at(300), Some(30));
+}
+
+#[test]
+fn a_packet_that_closes_a_gap_late_is_older_than_what_came_before_it() {
+    let mut ledger = drawn(0);
+    ledger.packet(packet(ONE, 2), 20);
+    ledger.packet(packet(ONE, 1), 90);
+    assert_eq!(ledger.fresh_at(90), Some(20));
+}
+
+#[test]
+fn one_dead_path_makes_nothing_stale_and_a_repeat_nothing_fresher() {
+    let mut ledger = drawn(0);
+    for number in 1..=5 {
+        ledger.packet(packet(ONE, number), number * 1_000);
+        assert_eq!(ledger.fresh_at(number * 1_000), Some(number * 1_000));
+    }
+    ledger.packet(packet(ONE, 5), 5_900);
+    assert_eq!(ledger.fresh_at(6_000), Some(5_000));
+}
+
+#[test]
+fn a_shard_is_as_fresh_as_the_gateway_that_was_heard_the_longest_ago_until_its_lease_goes() {
+    let other = GatewayId { node: 2, incarnation: 11 };
+    let both = [(ONE, "g".into()), (other, "h".into())];
+    let mut ledger = drawn(0);
+    let ask = the_ask(&ledger.living(&both, 100)).ask;
+    assert_eq!(ledger.fresh_at(100), None, "one of them was never heard");
+    ledger.answered(ask, other, picture(0), 110);
+    ledger.packet(packet(ONE, 1), 4_000);
+    assert_eq!(ledger.fresh_at(4_000), Some(100));
+    assert_eq!(ledger.unheard(100).count(), 0);
+    assert_eq!(ledger.unheard(1_000).collect::<Vec<_>>(), [other]);
+    ledger.living(&both[..1], 4_100);
+    assert_eq!(ledger.fresh_at(4_100), Some(4_000));
+    assert_eq!(ledger.unheard(4_000).count(), 0);
+}
+
+#[test]
+fn a_gateway_that_says_nothing_new_is_asked_although_its_old_packets_still_come() {
+    let mut ledger = drawn(3);
+    ledger.packet(packet(ONE, 3), 2_900);
+    let todo = ledger.tick(3_000);
+    assert_eq!(words(&todo), ["ask picture 0"]);
+    // Nothing happened meanwhile, and that is known now.
+    assert_eq!(words(&ledger.answered(the_ask(&todo).ask, ONE, picture(3), 3_100)), ["replace 3"]);
+    assert_eq!(ledger.fresh_at(3_100), Some(3_000));
+}

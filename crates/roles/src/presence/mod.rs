@@ -24,6 +24,7 @@ pub mod reporter;
 pub mod service;
 pub mod settings;
 pub mod station;
+mod watch;
 pub mod wire;
 pub mod writer;
 

@@ -1,5 +1,5 @@
-//! The reader: the port `Presence`. It finds a user's shard, reads it, and refuses where the shard's writer has not been heard from by the
-//! store. It keeps nothing; any number of them may run.
+//! The reader: the port `Presence`. It finds a user's shard, reads it, and refuses where the shard's writer has not vouched for it for too
+//! long. It keeps nothing; any number of them may run.
 //!
 //! Every data centre has the whole picture: where this one cannot answer, the others are asked, in order.
 
@@ -60,6 +60,8 @@ impl Reader {
             let uids = places.iter().map(|place| uids[*place].clone()).collect();
             Ok::<_, PresenceError>((places, self.read(centre, shard as u32, uids).await?))
         });
+        // Whatever the stores say is how long ago it was when they were read, which is after this.
+        let asked_at = self.clock.now();
         let mut users = vec![UserSessions::default(); uids.len()];
         let mut oldest_ms = 0;
         for (places, heard) in try_join_all(reads).await? {
@@ -75,7 +77,7 @@ impl Reader {
                 users[*place] = found;
             }
         }
-        let fresh_as_of = self.clock.now().saturating_sub(Duration::from_millis(oldest_ms));
+        let fresh_as_of = asked_at.saturating_sub(Duration::from_millis(oldest_ms));
         Ok(PresenceAnswer { users, fresh_as_of })
     }
 

@@ -1,12 +1,12 @@
 //! What presence asks of other nodes, and the queues in front of it: one for each node, bounded, so that a node that hangs holds up nobody
-//! and costs what was meant for it. What is lost shows as a gap.
+//! and costs what was meant for it. What is lost shows as a gap. What waited too long is lost too: packets that came late would pass for fresh.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use whimbrel_model::people::Uid;
 use whimbrel_model::ports::{Heard, PortFuture, UserSessions};
@@ -53,7 +53,7 @@ pub trait Remote: Send + Sync {
 /// The queues to other nodes.
 pub struct Outlets {
     remote: Arc<dyn Remote>,
-    queues: Mutex<HashMap<String, mpsc::Sender<Post>>>,
+    queues: Mutex<HashMap<String, mpsc::Sender<(Instant, Post)>>>,
     send_within: Duration,
     figures: Arc<Figures>,
     shutdown: CancellationToken,
@@ -83,7 +83,7 @@ impl Outlets {
             tokio::spawn(async move { shutdown.run_until_cancelled(sending).await });
             queues.insert(address.to_owned(), sender);
         }
-        if queues[address].try_send(post).is_err() {
+        if queues[address].try_send((Instant::now(), post)).is_err() {
             self.figures.posts_lost.increment(1);
         }
     }
@@ -92,17 +92,25 @@ impl Outlets {
 async fn send_all(
     remote: Arc<dyn Remote>,
     address: String,
-    mut posts: mpsc::Receiver<Post>,
+    mut posts: mpsc::Receiver<(Instant, Post)>,
     within: Duration,
     figures: Arc<Figures>,
 ) {
     while let Some(first) = posts.recv().await {
-        let mut news = first.news();
-        let mut batch = vec![first];
-        while batch.len() < POSTS_PER_CALL_MAX && news < NEWS_PER_CALL_MAX {
-            let Ok(post) = posts.try_recv() else { break };
-            news += post.news();
-            batch.push(post);
+        let (mut news, mut batch) = (0, Vec::new());
+        let mut next = Some(first);
+        while let Some((posted_at, post)) = next {
+            if posted_at.elapsed() > within {
+                figures.posts_lost.increment(1);
+            } else {
+                news += post.news();
+                batch.push(post);
+            }
+            let has_room = batch.len() < POSTS_PER_CALL_MAX && news < NEWS_PER_CALL_MAX;
+            next = if has_room { posts.try_recv().ok() } else { None };
+        }
+        if batch.is_empty() {
+            continue;
         }
         let count = batch.len() as u64;
         let failure = match timeout(within, remote.send(&address, batch)).await {

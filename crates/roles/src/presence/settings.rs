@@ -27,7 +27,7 @@ pub struct PresenceSettings {
     /// How long and how much of packets a gateway keeps.
     pub keep: Duration,
     pub keep_bytes: usize,
-    /// How often a writer tells its store that it lives, and after which silence a reader refuses to answer.
+    /// How much fresher its picture has become before a writer tells its store so, and beyond which age a reader refuses to answer.
     pub keep_alive: Duration,
     pub stale_after: Duration,
     /// A user that comes and goes within this is told of once, as it is then.
@@ -36,7 +36,7 @@ pub struct PresenceSettings {
     pub events: bool,
     /// Sessions of a lost gateway that one shard clears away in a second, with the events about them.
     pub sweep_per_second: u32,
-    /// How long a gateway's whole picture may take to come before a log line says that its shards are not fresh for the lack of it.
+    /// How long a gateway's first picture may take to come before a log line says that its shards are not fresh for the lack of it.
     pub draw_within: Duration,
     /// How long another node may take to take a packet, or to answer.
     pub answer_within: Duration,
@@ -53,7 +53,7 @@ impl Default for PresenceSettings {
             heartbeat: Duration::from_secs(1),
             keep: Duration::from_secs(60),
             keep_bytes: 16 << 20,
-            keep_alive: Duration::from_secs(1),
+            keep_alive: Duration::from_millis(500),
             stale_after: Duration::from_secs(3),
             debounce: Duration::from_secs(1),
             events: true,
@@ -76,13 +76,25 @@ pub enum PresenceSettingsError {
     Here(usize),
     #[error("data centre {0} is another one: the address of each of its writers must be listed")]
     Elsewhere(usize),
-    #[error("`stale_after` must be longer than `keep_alive`, or nothing is ever fresh")]
+    #[error(
+        "`stale_after` must be longer than `heartbeat` and `keep_alive` together, or nothing is ever fresh for long"
+    )]
     NeverFresh,
     #[error("`{0}` must be longer than nothing")]
     Zero(&'static str),
 }
 
 impl PresenceSettings {
+    /// The same with another `stale_after`: gateways and writers say often enough that they live, and who is silent is asked in time.
+    pub fn with_stale_after(self, stale_after: Duration) -> Self {
+        let usual = Self::default();
+        let heartbeat = usual.heartbeat.min(stale_after / 3);
+        let keep_alive = usual.keep_alive.min(stale_after / 6);
+        let silent_after_ms = 2 * heartbeat.as_millis() as u64;
+        let ledger = LedgerTimes { silent_after_ms, ..self.ledger };
+        Self { heartbeat, keep_alive, stale_after, ledger, ..self }
+    }
+
     pub fn check(&self) -> Result<(), PresenceSettingsError> {
         let centres = self.writers.len();
         if centres > CENTRES_MAX {
@@ -100,7 +112,7 @@ impl PresenceSettings {
         if !are_few || self.shards == 0 || self.shards as usize > SHARDS_MAX {
             return Err(PresenceSettingsError::Shards);
         }
-        if self.stale_after <= self.keep_alive {
+        if self.stale_after <= self.heartbeat + self.keep_alive {
             return Err(PresenceSettingsError::NeverFresh);
         }
         let times = [
@@ -188,5 +200,24 @@ impl Layout {
     pub fn own_shards(&self) -> Vec<u32> {
         let shards = 0..self.shards(self.here);
         shards.filter(|shard| *self.place_of(self.here, *shard) == Place::ThisProcess).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_is_called_stale_a_lost_heartbeat_does_not_make_it_so() {
+        let usual = PresenceSettings::default();
+        assert_eq!(usual.clone().with_stale_after(usual.stale_after), usual);
+        for stale_after in [1, 3, 60].map(Duration::from_secs) {
+            let settings = usual.clone().with_stale_after(stale_after);
+            assert_eq!(settings.check(), Ok(()));
+            assert!(2 * settings.heartbeat + settings.keep_alive < stale_after, "{settings:?}");
+            assert!(Duration::from_millis(settings.ledger.silent_after_ms) < stale_after, "{settings:?}");
+        }
+        let settings = PresenceSettings { heartbeat: usual.stale_after, ..usual };
+        assert_eq!(settings.check(), Err(PresenceSettingsError::NeverFresh));
     }
 }

@@ -14,13 +14,13 @@ use whimbrel_model::ports::{Heard, Presence, Sessions, UserSessions};
 use super::events::PresenceEvents;
 use super::figures::Figures;
 use super::living::Living;
-use super::packet::{Answer, AskGateway, Packet};
+use super::packet::{Answer, AskGateway};
 use super::proxy::Proxy;
 use super::reader::Reader;
 use super::remote::{Outlets, Post, Remote};
 use super::reporter::GatewayReporter;
 use super::settings::{Layout, PresenceSettings, PresenceSettingsError};
-use super::writer::{WriterDesk, WriterParts, write};
+use super::writer::{Arrived, WriterDesk, WriterParts, write};
 
 /// What presence works with.
 pub struct StationParts {
@@ -55,7 +55,7 @@ pub struct Station {
     clock: Arc<dyn Clock>,
     figures: Arc<Figures>,
     /// The writers' ends of the desk, until they run.
-    ends: Mutex<Vec<(u32, mpsc::Receiver<Packet>)>>,
+    ends: Mutex<Vec<(u32, mpsc::Receiver<Arrived>)>>,
     shutdown: CancellationToken,
 }
 

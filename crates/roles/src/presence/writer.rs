@@ -1,9 +1,11 @@
 //! The writer of a shard: the ledger's hands. It takes packets, asks gateways, writes the shard's store and publishes who came and went.
 //!
 //! A shard has one writer, and everything about it happens in one task, in order. Where the store fails, the writer forgets everything and
-//! begins again as if it had just started: gateways that died are void, the pictures of the living are asked for. While a writer does not
-//! have the picture of every gateway that has its lease, it does not say that it lives, so that no reader takes whom it has not heard of for
-//! offline; which gateway it waits for is logged.
+//! begins again as if it had just started: gateways that died are void, the pictures of the living are asked for.
+//!
+//! What it tells its store to be fresh is what the ledger vouches for, and never more: as of when the gateway that was heard from the longest
+//! ago was, of all that have their lease; nothing while the picture of one of them has not come. So no reader takes old news for new, or whom
+//! the writer has not heard of for offline. Which gateway it waits for is logged and counted.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,6 +29,7 @@ use super::packet::{Answer, AskGateway, Packet, ShardPacket, as_session_news, ve
 use super::remote::Remote;
 use super::reporter::GatewayReporter;
 use super::settings::PresenceSettings;
+use super::watch::Watch;
 
 /// How often a writer looks at the time.
 const TICK: Duration = Duration::from_millis(50);
@@ -37,13 +40,19 @@ const PUBLISH_AGAIN_MS: u64 = 500;
 /// Where packets for the writers of this process are put.
 pub struct WriterDesk {
     centre: u32,
-    queues: HashMap<u32, mpsc::Sender<Packet>>,
+    queues: HashMap<u32, mpsc::Sender<Arrived>>,
     figures: Arc<Figures>,
+}
+
+/// A packet, and when it was put there: while the writer waits for its store, packets grow old.
+pub struct Arrived {
+    packet: Packet,
+    at: Instant,
 }
 
 impl WriterDesk {
     /// The desk, and each shard's end of it.
-    pub fn new(centre: u32, shards: &[u32], figures: Arc<Figures>) -> (Self, Vec<(u32, mpsc::Receiver<Packet>)>) {
+    pub fn new(centre: u32, shards: &[u32], figures: Arc<Figures>) -> (Self, Vec<(u32, mpsc::Receiver<Arrived>)>) {
         let (mut queues, mut ends) = (HashMap::new(), Vec::new());
         for shard in shards {
             let (sender, receiver) = mpsc::channel(WRITER_QUEUE_MAX);
@@ -60,7 +69,7 @@ impl WriterDesk {
     /// Never waits. A packet that there is no room for, or no writer, is lost.
     pub fn take(&self, ShardPacket { centre, shard, packet }: ShardPacket) {
         let queue = self.queues.get(&shard).filter(|_| centre == self.centre);
-        if queue.is_none_or(|queue| queue.try_send(packet).is_err()) {
+        if queue.is_none_or(|queue| queue.try_send(Arrived { packet, at: Instant::now() }).is_err()) {
             self.figures.packets_lost.increment(1);
         }
     }
@@ -85,7 +94,7 @@ pub struct WriterParts {
 }
 
 /// Writes a shard until `shutdown`.
-pub async fn write(parts: WriterParts, packets: mpsc::Receiver<Packet>, shutdown: CancellationToken) {
+pub async fn write(parts: WriterParts, packets: mpsc::Receiver<Arrived>, shutdown: CancellationToken) {
     let writing = Writer::new(parts).run(packets);
     shutdown.run_until_cancelled(writing).await;
 }
@@ -101,10 +110,9 @@ struct Writer {
     /// When the store was last looked through for the dead; `None`: not yet, or it failed since.
     begun_at_ms: Option<u64>,
     is_drawn: bool,
-    /// Since when the picture of a gateway is lacking, and whether that was logged.
-    undrawn_since_ms: Option<u64>,
-    is_lack_told: bool,
-    alive_due_ms: u64,
+    /// As of when the store was told to be fresh.
+    vouched_ms: Option<u64>,
+    watch: Watch,
     /// There may be sessions of void gateways.
     is_sweeping: bool,
     asks: JoinSet<()>,
@@ -125,9 +133,8 @@ impl Writer {
             began: Instant::now(),
             begun_at_ms: None,
             is_drawn: false,
-            undrawn_since_ms: None,
-            is_lack_told: false,
-            alive_due_ms: 0,
+            vouched_ms: None,
+            watch: Watch::new(parts.shard, &parts.settings),
             is_sweeping: false,
             asks: JoinSet::new(),
             answers,
@@ -138,7 +145,7 @@ impl Writer {
         }
     }
 
-    async fn run(mut self, mut packets: mpsc::Receiver<Packet>) {
+    async fn run(mut self, mut packets: mpsc::Receiver<Arrived>) {
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut living = self.parts.living.clone();
@@ -167,14 +174,14 @@ impl Writer {
         }
     }
 
-    async fn take(&mut self, packets: impl Iterator<Item = Packet>) {
-        let now_ms = self.now_ms();
+    async fn take(&mut self, packets: impl Iterator<Item = Arrived>) {
         let mut todo = Vec::new();
-        for packet in packets {
+        for Arrived { packet, at } in packets {
             self.parts.figures.packets_taken.increment(1);
             // Before the writer has begun, a packet tells nothing that the picture will not.
             if self.begun_at_ms.is_some() {
-                todo.extend(self.ledger.packet(packet, now_ms));
+                let came_ms = at.saturating_duration_since(self.began).as_millis() as u64;
+                todo.extend(self.ledger.packet(packet, came_ms));
             }
         }
         self.carry_out(todo).await;
@@ -232,7 +239,7 @@ impl Writer {
         }
         self.ledger = Ledger::new(self.parts.settings.ledger);
         self.counted = LedgerCounts::default();
-        (self.begun_at_ms, self.undrawn_since_ms) = (None, None);
+        (self.begun_at_ms, self.vouched_ms) = (None, None);
     }
 
     async fn carry_out(&mut self, todo: Vec<Todo>) {
@@ -279,13 +286,15 @@ impl Writer {
         changes.into_iter().for_each(|change| self.debounce.note(change, at, now_ms));
     }
 
-    /// Tells the store that the writer lives, and clears away a little of what is void.
+    /// Tells the store that the writer lives and as of when its picture is true, and clears away a little of what is void.
     async fn keep(&mut self) -> Result<(), SessionsError> {
         let (settings, shard, now_ms) = (self.parts.settings.clone(), self.parts.shard, self.now_ms());
         self.look_at_picture(now_ms);
-        if self.is_drawn && now_ms >= self.alive_due_ms {
-            self.alive_due_ms = now_ms + settings.keep_alive.as_millis() as u64;
-            self.parts.sessions.keep_alive(shard).await?;
+        let fresh_ms = self.ledger.fresh_at(now_ms);
+        let due_ms = self.vouched_ms.map_or(0, |vouched_ms| vouched_ms + settings.keep_alive.as_millis() as u64);
+        if let Some(fresh_ms) = fresh_ms.filter(|fresh_ms| *fresh_ms >= due_ms) {
+            self.vouched_ms = Some(fresh_ms);
+            self.parts.sessions.keep_alive(shard, now_ms - fresh_ms.min(now_ms)).await?;
         }
         if self.is_sweeping {
             let limit = (u64::from(settings.sweep_per_second) * TICK.as_millis() as u64 / 1_000).max(1);
@@ -299,30 +308,19 @@ impl Writer {
         Ok(())
     }
 
-    /// Whether the picture is whole; a gateway that keeps it from being so for long is named.
+    /// Whether the picture is whole, and who keeps it from being fresh.
     fn look_at_picture(&mut self, now_ms: u64) {
-        let (figures, shard) = (&self.parts.figures, self.parts.shard);
-        if self.ledger.undrawn().next().is_none() {
-            if !std::mem::replace(&mut self.is_drawn, true) {
-                (self.has_failed, self.alive_due_ms) = (false, now_ms);
+        let figures = &self.parts.figures;
+        let is_drawn = self.ledger.undrawn().next().is_none();
+        match (std::mem::replace(&mut self.is_drawn, is_drawn), is_drawn) {
+            (false, true) => {
+                self.has_failed = false;
                 figures.shards_drawn.increment(1.0);
             }
-            if std::mem::take(&mut self.is_lack_told) {
-                tracing::info!(shard, "a shard of presence has the picture of every gateway again");
-            }
-            self.undrawn_since_ms = None;
-            return;
+            (true, false) => figures.shards_drawn.decrement(1.0),
+            _ => {}
         }
-        if std::mem::take(&mut self.is_drawn) {
-            figures.shards_drawn.decrement(1.0);
-        }
-        let since_ms = *self.undrawn_since_ms.get_or_insert(now_ms);
-        let is_long = now_ms >= since_ms + self.parts.settings.draw_within.as_millis() as u64;
-        if is_long && !std::mem::replace(&mut self.is_lack_told, true) {
-            let gateways: Vec<String> = self.ledger.undrawn().map(|gateway| gateway.to_string()).collect();
-            let gateways = gateways.join(", ");
-            tracing::warn!(shard, gateways, "a shard of presence is not fresh: gateways that live cannot be asked");
-        }
+        self.watch.look(&self.ledger, now_ms);
     }
 
     fn ask(&mut self, question: Question) {

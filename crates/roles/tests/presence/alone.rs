@@ -21,7 +21,7 @@ struct Alone {
 fn alone(settings: PresenceSettings) -> Alone {
     let (sender, receiver) = watch::channel(living(&[(gateway(1, 10), "me")], &["me"]));
     let store = MemoryStore::new();
-    let house = House::open("me", settings, store.clone(), Arc::new(Line(Network::new())), receiver);
+    let house = House::open("me", settings, store.clone(), Arc::new(Line(Network::new(), "me".to_owned())), receiver);
     house.station.reporter().reincarnate(gateway(1, 10));
     Alone { house, store, living: sender }
 }

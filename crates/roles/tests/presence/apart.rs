@@ -6,12 +6,14 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::Instant;
 use whimbrel_model::ports::PresenceError;
+use whimbrel_model::{Clock as _, SystemClock};
 use whimbrel_roles::presence::{Living, PresenceSettings};
 
 use super::network::{Line, Network};
 use super::store::MemoryStore;
-use super::town::{House, counts, gateway, living, wait_until};
+use super::town::{House, counts, gateway, living, uid, wait_until};
 
 const HOUSES: [&str; 3] = ["a", "b", "c"];
 
@@ -52,7 +54,7 @@ fn open(
     network: &Arc<Network>,
     living: watch::Receiver<Arc<Living>>,
 ) -> House {
-    let house = House::open(me, settings(index), store.clone(), Arc::new(Line(network.clone())), living);
+    let house = House::open(me, settings(index), store.clone(), Arc::new(Line(network.clone(), me.to_owned())), living);
     network.add(me, house.station.clone());
     house
 }
@@ -129,20 +131,94 @@ async fn nothing_is_said_before_the_picture_of_every_gateway_has_come() {
     // Nobody can be asked or heard from: the store of the new process is empty and it knows that it is.
     network.loses.store(100, Ordering::SeqCst);
     let store = MemoryStore::new();
+    cluster.send_replace(living(&[(gateway(1, 11), "a"), (gateway(3, 10), "c")], &["a", "c"]));
     let again = open("a", 0, &store, &network, cluster.subscribe());
-    again.station.reporter().reincarnate(gateway(1, 10));
+    again.station.reporter().reincarnate(gateway(1, 11));
     // However long that lasts: the gateway has its lease, and its users are where they were.
     for _ in 0..600 {
         tokio::time::sleep(Duration::from_millis(100)).await;
         for user in &users {
             if let Ok(seen) = again.sees(std::slice::from_ref(user)).await {
-                // What it cannot say, the other data centre can.
+                // What it cannot say, the other data centre can while what that heard is fresh.
                 assert_eq!(seen, [1], "{user}");
             }
         }
     }
     network.loses.store(0, Ordering::SeqCst);
     again.wait_to_see(&there).await;
+}
+
+/// How fresh a house says that what it knows of the user is.
+async fn age_of(house: &House, user: &str) -> Result<Duration, PresenceError> {
+    let answer = house.station.reader().of(vec![uid(user)]).await?;
+    Ok(Duration::from_millis((SystemClock.now().as_millis() - answer.fresh_as_of.as_millis()).max(0) as u64))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gateway_that_is_cut_off_with_its_lease_makes_everything_not_fresh_until_it_is_heard_again() {
+    let Town { network, houses, living: _cluster, .. } = town();
+    let there: BTreeMap<String, usize> = (0..16).map(|number| (format!("user-{number}"), 1)).collect();
+    let users: Vec<String> = there.keys().cloned().collect();
+    users.iter().zip(1..).for_each(|(user, number)| houses[2].come(user, number));
+    for house in &houses {
+        house.wait_to_see(&there).await;
+    }
+    network.cut_off("c");
+    houses[2].go(&users[0], 1);
+    houses[2].come(&users[1], 100);
+    let cut_at = Instant::now();
+    let stale_after = PresenceSettings::default().stale_after;
+    // What is said meanwhile is what was true when it was cut off, and as old as it says.
+    while cut_at.elapsed() <= stale_after {
+        for user in &users {
+            if let Ok(age) = age_of(&houses[0], user).await {
+                assert!(age + Duration::from_millis(200) >= cut_at.elapsed(), "{age:?} after {:?}", cut_at.elapsed());
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    // However long that lasts.
+    for _ in 0..300 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        for house in &houses {
+            let seen = house.sees(&users[..1]).await;
+            assert!(matches!(seen, Err(PresenceError::NotFresh { ago_ms: Some(_) })), "{seen:?}");
+        }
+    }
+    network.heal();
+    let mut there = there;
+    there.insert(users[0].clone(), 0);
+    there.insert(users[1].clone(), 2);
+    for house in &houses {
+        house.wait_to_see(&there).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gateway_that_is_cut_off_and_loses_its_lease_is_waited_for_by_nobody() {
+    let Town { network, houses, living: cluster, .. } = town();
+    houses[2].come("eva", 1);
+    houses[0].come("kim", 1);
+    houses[0].wait_to_see(&counts(&[("eva", 1), ("kim", 1)])).await;
+    network.cut_off("c");
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(houses[0].sees(&["kim".to_owned()]).await.is_err());
+    cluster.send_replace(living(&[(gateway(1, 10), "a"), (gateway(2, 10), "b")], &["a", "b"]));
+    houses[0].wait_to_see(&counts(&[("eva", 0), ("kim", 1)])).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_path_that_is_lost_makes_nothing_stale() {
+    let Town { network, houses, living: cluster, .. } = town();
+    houses[2].come("eva", 1);
+    houses[2].wait_to_see(&counts(&[("eva", 1)])).await;
+    // The second path of whoever goes through b, and whatever b writes.
+    network.cut_off("b");
+    cluster.send_replace(living(&[(gateway(1, 10), "a"), (gateway(3, 10), "c")], &HOUSES));
+    for _ in 0..200 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(houses[2].sees(&["eva".to_owned()]).await, Ok(vec![1]));
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::time::Instant;
 use whimbrel_model::Timestamp;
@@ -153,8 +154,8 @@ impl Sessions for MemoryStore {
         })
     }
 
-    fn keep_alive(&self, shard: u32) -> PortFuture<'_, Result<(), SessionsError>> {
-        self.with(shard, |shard| shard.heard = Some(Instant::now()))
+    fn keep_alive(&self, shard: u32, behind_ms: u64) -> PortFuture<'_, Result<(), SessionsError>> {
+        self.with(shard, move |shard| shard.heard = Instant::now().checked_sub(Duration::from_millis(behind_ms)))
     }
 
     fn of(&self, shard: u32, uids: Vec<Uid>) -> PortFuture<'_, Result<Heard<Vec<UserSessions>>, SessionsError>> {

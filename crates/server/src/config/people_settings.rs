@@ -231,7 +231,7 @@ pub const PEOPLE: &[Setting] = &[
         "presence.stale_after",
         duration(SECOND, MINUTE),
         Text("3s"),
-        "After this long without a sign of life of a shard's writer nothing is said about who is online: 503 not_fresh.",
+        "How old what is said about who is online may be: where a gateway that lives, or a shard's writer, was not heard for longer, 503 not_fresh.",
     ),
     setting(
         "presence.debounce",

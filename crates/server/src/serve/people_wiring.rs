@@ -76,11 +76,10 @@ pub fn presence_settings(config: &Config) -> PresenceSettings {
         shards: presence.shards,
         writers: presence.writers.clone(),
         here: presence.data_centre,
-        stale_after: presence.stale_after,
         debounce: presence.debounce,
         events: presence.events,
         sweep_per_second: presence.sweep_per_second,
-        ..PresenceSettings::default()
+        ..PresenceSettings::default().with_stale_after(presence.stale_after)
     }
 }
 

@@ -51,6 +51,8 @@ fn run_with(seed: u64, profile: PresenceProfile, print: bool) -> Result<Presence
         restarts: world.restarts,
         deaths: world.deaths,
         leases_lost: world.leases_lost,
+        fresh: world.fresh,
+        not_fresh: world.not_fresh,
         fingerprint: world.trace.fingerprint(),
         ..report
     })
@@ -78,6 +80,10 @@ fn drive(world: &mut World, rng: &mut Rng, trouble: Trouble, report: &mut Presen
             world.cut_until[rng.below(3) as usize] = until;
             report.outages += 1;
         }
+        if rng.one_in(trouble.unheard) {
+            world.unheard_until[gateway] = world.now + rng.below(OUTAGE_MS_MAX);
+            report.unheard += 1;
+        }
         world.tick()?;
     }
     settle(world)
@@ -87,6 +93,7 @@ fn drive(world: &mut World, rng: &mut Rng, trouble: Trouble, report: &mut Presen
 fn settle(world: &mut World) -> Check {
     world.trouble = Trouble::default();
     world.cut_until = [0; 3];
+    world.unheard_until.fill(0);
     for _ in 0..QUIET_MS / TICK_MS {
         world.tick()?;
     }

@@ -23,15 +23,47 @@ pub struct SimGateway {
     last_session: u64,
 }
 
-/// What was true at each number of each incarnation: the first of them is number one.
+/// What was true at each number of each incarnation, and since when: the first of them is number one.
 #[derive(Default)]
 pub struct Truth {
-    at: BTreeMap<GatewayId, Vec<There>>,
+    at: BTreeMap<GatewayId, Vec<(u64, There)>>,
+    /// When its process was gone, or its lease for everybody, whichever was first: from then on nobody is there.
+    ended: BTreeMap<GatewayId, u64>,
 }
 
 impl Truth {
     pub fn at(&self, id: GatewayId, number: u64) -> Option<&There> {
-        self.at.get(&id)?.get(usize::try_from(number.checked_sub(1)?).ok()?)
+        self.at.get(&id)?.get(usize::try_from(number.checked_sub(1)?).ok()?).map(|(_, there)| there)
+    }
+
+    pub fn ends(&mut self, id: GatewayId, at_ms: u64) {
+        self.ended.entry(id).or_insert(at_ms);
+    }
+
+    /// Every incarnation that there ever was.
+    pub fn ids(&self) -> impl Iterator<Item = GatewayId> {
+        self.at.keys().copied()
+    }
+
+    /// Whether that is who was there at any moment from `since_ms` on.
+    pub fn was_so(&self, id: GatewayId, since_ms: u64, is_that: impl Fn(&There) -> bool) -> bool {
+        let (nobody, end) = (There::new(), self.ended.get(&id).copied());
+        if end.is_some() && is_that(&nobody) {
+            return true;
+        }
+        let end = end.unwrap_or(u64::MAX);
+        // From the newest on, each until the one after it.
+        let mut until = end;
+        for (at, there) in self.at.get(&id).into_iter().flatten().rev().filter(|(at, _)| *at <= end) {
+            if until < since_ms {
+                return false;
+            }
+            if is_that(there) {
+                return true;
+            }
+            until = *at;
+        }
+        until >= since_ms && is_that(&nobody)
     }
 }
 
@@ -72,7 +104,7 @@ impl SimGateway {
         for packet in &packets {
             // What was there before an incarnation began is in no packet of it.
             let mut there = match history.last() {
-                Some(there) => there.clone(),
+                Some((_, there)) => there.clone(),
                 None => self.before(&packets),
             };
             for news in &packet.news {
@@ -84,9 +116,9 @@ impl SimGateway {
             if packet.number != history.len() as u64 + 1 || packet.gateway != self.id {
                 return Err(format!("packet {} of {} after {}", packet.number, packet.gateway, history.len()));
             }
-            history.push(there);
+            history.push((now_ms, there));
         }
-        if !packets.is_empty() && history.last() != Some(&self.there) {
+        if !packets.is_empty() && history.last().map(|(_, there)| there) != Some(&self.there) {
             return Err(format!("the packets of {} do not say who is there", self.id));
         }
         Ok(packets)

@@ -1,5 +1,6 @@
 //! Presence under simulated trouble: the real books of gateways, the real spreading and the real ledgers of writers, on a network that
-//! loses, repeats and reorders, with gateways that die or lose their leases and writers that restart.
+//! loses, repeats and reorders, with gateways that die, lose their leases or cannot be heard, and writers that restart. At every tick whatever
+//! a store would be read as fresh for is held against what was true.
 //!
 //! - [`SimGateway`](gateway::SimGateway) is a gateway's process, and knows what was true at each of its numbers.
 //! - [`SimWriter`](writer::SimWriter) is a ledger with a store that believes everything it is told, and complains about what must not be.

@@ -14,6 +14,8 @@ pub enum PresenceProfile {
     Deaths,
     /// Gateways that live and lose their leases.
     Leases,
+    /// Gateways that keep their leases and can neither be heard nor asked for seconds.
+    Unheard,
     /// All of the above together.
     Mixed,
     /// A breakage: writers that take a packet as often as it comes.
@@ -22,6 +24,8 @@ pub enum PresenceProfile {
     NoGaps,
     /// A breakage: stores that keep what is void.
     NoVoid,
+    /// A breakage: writers to whom a gateway that was heard once is heard.
+    OldNews,
 }
 
 /// How often each kind of trouble comes: once in so many, or never where it is zero.
@@ -36,13 +40,15 @@ pub struct Trouble {
     pub restart: u64,
     pub death: u64,
     pub lease: u64,
+    pub unheard: u64,
 }
 
 impl PresenceProfile {
     /// Those that must be clean.
-    pub const ALL: [Self; 6] = [Self::Network, Self::Outages, Self::Writers, Self::Deaths, Self::Leases, Self::Mixed];
+    pub const ALL: [Self; 7] =
+        [Self::Network, Self::Outages, Self::Writers, Self::Deaths, Self::Leases, Self::Unheard, Self::Mixed];
     /// Those that must be found out.
-    pub const BREAKAGES: [Self; 3] = [Self::NoDedupe, Self::NoGaps, Self::NoVoid];
+    pub const BREAKAGES: [Self; 4] = [Self::NoDedupe, Self::NoGaps, Self::NoVoid, Self::OldNews];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -51,10 +57,12 @@ impl PresenceProfile {
             Self::Writers => "writers",
             Self::Deaths => "deaths",
             Self::Leases => "leases",
+            Self::Unheard => "unheard",
             Self::Mixed => "mixed",
             Self::NoDedupe => "no-dedupe",
             Self::NoGaps => "no-gaps",
             Self::NoVoid => "no-void",
+            Self::OldNews => "old-news",
         }
     }
 
@@ -76,11 +84,14 @@ impl PresenceProfile {
             Self::Writers => Trouble { restart: rng.between(20, 80), ..mild },
             Self::Deaths | Self::NoVoid => Trouble { death: rng.between(30, 100), ..mild },
             Self::Leases => Trouble { lease: rng.between(20, 80), ..mild },
+            // Nothing is slow, so that what is told as fresh can be held against the truth closely.
+            Self::Unheard | Self::OldNews => Trouble { unheard: rng.between(20, 100), slow: 0, ..mild },
             Self::Mixed => Trouble {
                 outage: rng.between(60, 200),
                 restart: rng.between(40, 150),
                 death: rng.between(60, 200),
                 lease: rng.between(60, 200),
+                unheard: rng.between(60, 200),
                 ..network
             },
         }

@@ -44,6 +44,10 @@ pub struct PresenceReport {
     pub deaths: u64,
     pub leases_lost: u64,
     pub outages: u64,
+    pub unheard: u64,
+    /// Looks at the stores that a reader would have answered from, and that it would have refused.
+    pub fresh: u64,
+    pub not_fresh: u64,
     /// Follows from everything that was done: the same for the same seed.
     pub fingerprint: u64,
 }
@@ -65,6 +69,9 @@ impl PresenceReport {
         self.deaths += other.deaths;
         self.leases_lost += other.leases_lost;
         self.outages += other.outages;
+        self.unheard += other.unheard;
+        self.fresh += other.fresh;
+        self.not_fresh += other.not_fresh;
         self.fingerprint ^= other.fingerprint.rotate_left((self.seeds % 64) as u32);
     }
 }
@@ -82,10 +89,11 @@ impl fmt::Display for PresenceReport {
             "{} gaps, {} questions, {} pictures, {} unanswered",
             self.gaps, self.asks, self.pictures, self.unanswered
         )?;
-        write!(
+        writeln!(
             f,
-            "{} restarts of writers, {} deaths of gateways, {} leases lost, {} outages",
-            self.restarts, self.deaths, self.leases_lost, self.outages
-        )
+            "{} restarts of writers, {} deaths of gateways, {} leases lost, {} outages, {} times a gateway unheard",
+            self.restarts, self.deaths, self.leases_lost, self.outages, self.unheard
+        )?;
+        write!(f, "{} looks at what was fresh, each true; {} refused as not fresh", self.fresh, self.not_fresh)
     }
 }

@@ -28,6 +28,8 @@ const SLOW_WAY_MS_MAX: u64 = 3_000;
 /// How long a lease outlives its gateway, and a view the change that it shows.
 const LEASE_MS: (u64, u64) = (200, 3_000);
 const VIEW_MS_MAX: u64 = 300;
+/// Beyond this age a reader refuses to answer.
+const STALE_AFTER_MS: u64 = 3_000;
 
 /// Something on its way.
 enum Message {
@@ -88,12 +90,19 @@ pub struct World {
     seen: Vec<u64>,
     /// Until when each of the two paths, and questions, do not come through.
     pub cut_until: [u64; 3],
+    /// Until when nothing comes from or to each gateway.
+    pub unheard_until: Vec<u64>,
+    /// How much older what is told as fresh may be: what happened is gathered, then on its way to a proxy and to a writer; and who lives is
+    /// seen late.
+    allowed_ms: u64,
     pub news: u64,
     pub packets: u64,
     pub lost: u64,
     pub restarts: u64,
     pub deaths: u64,
     pub leases_lost: u64,
+    pub fresh: u64,
+    pub not_fresh: u64,
 }
 
 impl World {
@@ -107,6 +116,7 @@ impl World {
             (0..*shards).map(move |shard| SimWriter::new(centre as u32, shard, *shards, profile))
         });
         let writers: Vec<SimWriter> = writers.collect();
+        let longest_way_ms = if trouble.slow == 0 { WAY_MS_MAX } else { SLOW_WAY_MS_MAX };
         let mut world = Self {
             now: 1,
             rng,
@@ -123,12 +133,16 @@ impl World {
             on_the_way: BTreeMap::new(),
             sent: 0,
             cut_until: [0; 3],
+            unheard_until: vec![0; gateways],
+            allowed_ms: TICK_MS + 2 * longest_way_ms + VIEW_MS_MAX,
             news: 0,
             packets: 0,
             lost: 0,
             restarts: 0,
             deaths: 0,
             leases_lost: 0,
+            fresh: 0,
+            not_fresh: 0,
         };
         for gateway in 0..gateways {
             world.join(gateway)?;
@@ -164,6 +178,21 @@ impl World {
                 let todo = self.writers[writer].ledger.tick(self.now);
                 let questions = self.writers[writer].carry_out(todo, &self.truth)?;
                 self.ask(writer, questions);
+                self.writers[writer].vouch(self.now);
+            }
+        }
+        self.is_true_where_fresh()
+    }
+
+    /// Whatever a reader would answer now was true when it says, or later.
+    fn is_true_where_fresh(&mut self) -> Check {
+        for writer in &self.writers {
+            match writer.vouched.filter(|vouched| self.now <= vouched + STALE_AFTER_MS) {
+                None => self.not_fresh += 1,
+                Some(vouched) => {
+                    self.fresh += 1;
+                    writer.is_true_since(vouched.saturating_sub(self.allowed_ms), &self.truth)?;
+                }
             }
         }
         Ok(())
@@ -188,6 +217,7 @@ impl World {
         let Some(dead) = self.gateways[gateway].take() else { return };
         self.deaths += 1;
         self.note(|| format!("gateway {} dies", dead.id));
+        self.truth.ends(dead.id, self.now);
         let lapse = self.now + self.rng.between(LEASE_MS.0, LEASE_MS.1);
         self.later(lapse, Message::Lapse { id: dead.id });
         let back = lapse + self.rng.below(3_000);
@@ -252,6 +282,8 @@ impl World {
     fn lapse(&mut self, id: GatewayId) {
         self.note(|| format!("the lease of {id} is over"));
         self.living.retain(|(living, _)| *living != id);
+        // A gateway that lives on is believed until everybody has seen it.
+        self.truth.ends(id, self.now + VIEW_MS_MAX);
         self.show();
     }
 
@@ -269,14 +301,18 @@ impl World {
     fn cut(&mut self, gateway: usize) -> Check {
         let Some(at) = &mut self.gateways[gateway] else { return Ok(()) };
         let packets = at.cut(self.now, &mut self.truth)?;
-        self.report(packets);
+        self.report(gateway, packets);
         Ok(())
     }
 
     /// Each packet goes on both paths.
-    fn report(&mut self, packets: Vec<Arc<Packet>>) {
+    fn report(&mut self, gateway: usize, packets: Vec<Arc<Packet>>) {
         for packet in packets {
             self.packets += 1;
+            if self.is_unheard(gateway) {
+                self.lost += 2;
+                continue;
+            }
             for path in 0..2 {
                 self.send(path, || Message::Relay { path, packet: packet.clone() });
             }
@@ -329,12 +365,11 @@ impl World {
             }
             Message::Ask { writer, life, ask, asked } => {
                 // Who is at that address answers, whoever it is by now.
-                let at = asked.address.strip_prefix('g').and_then(|number| number.parse::<usize>().ok());
-                let Some(at) = at.and_then(|index| self.gateways.get_mut(index)).and_then(Option::as_mut) else {
-                    return Ok(());
-                };
+                let index = asked.address.strip_prefix('g').and_then(|number| number.parse::<usize>().ok());
+                let index = index.filter(|index| !self.is_unheard(*index)).unwrap_or(usize::MAX);
+                let Some(at) = self.gateways.get_mut(index).and_then(Option::as_mut) else { return Ok(()) };
                 let (answer, packets) = at.answer(&asked, self.now, &mut self.truth)?;
-                self.report(packets);
+                self.report(index, packets);
                 let of = asked.gateway;
                 self.send(2, || Message::Answer { writer, life, ask, of, answer: answer.clone() });
             }
@@ -359,13 +394,20 @@ impl World {
         Ok(())
     }
 
+    fn is_unheard(&self, gateway: usize) -> bool {
+        self.unheard_until.get(gateway).is_some_and(|until| self.now < *until)
+    }
+
     fn is_up(&self, writer: usize, life: u64) -> bool {
         self.writers[writer].life == life && self.writers[writer].down_until.is_none()
     }
 
-    /// Every writer of every data centre shows who is there, and nobody else.
+    /// Every writer of every data centre shows who is there, and nobody else, and can tell that this is so.
     pub fn is_true_everywhere(&self) -> Check {
         for writer in &self.writers {
+            if writer.vouched.is_none_or(|vouched| self.now > vouched + STALE_AFTER_MS) {
+                return Err(format!("{writer:?} is not fresh, and nothing is the matter"));
+            }
             for gateway in self.gateways.iter().flatten() {
                 writer.has_exactly(gateway.id, &gateway.there)?;
             }

@@ -1,6 +1,6 @@
 //! A writer's shard: the real ledger, and a store that believes everything. So whatever the ledger tells wrongly shows.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use whimbrel_model::people::{GatewayId, Uid};
@@ -22,6 +22,8 @@ pub struct SimWriter {
     pub ledger: Ledger,
     /// Sessions by their gateway.
     pub store: BTreeMap<GatewayId, There>,
+    /// As of when the store was told to be fresh.
+    pub vouched: Option<u64>,
     /// What this life was told to be void, by node.
     voided: BTreeMap<u16, u64>,
     /// The last number that was told of each gateway.
@@ -41,6 +43,7 @@ impl SimWriter {
             down_until: None,
             ledger: Ledger::new(LedgerTimes::default()),
             store: BTreeMap::new(),
+            vouched: None,
             voided: BTreeMap::new(),
             told: BTreeMap::new(),
             breakage,
@@ -54,6 +57,7 @@ impl SimWriter {
         self.down_until = Some(until);
         if !keeps_store {
             self.store.clear();
+            self.vouched = None;
         }
     }
 
@@ -122,6 +126,26 @@ impl SimWriter {
         Ok(questions)
     }
 
+    /// Tells the store how fresh it is, as the shell does.
+    pub fn vouch(&mut self, now_ms: u64) {
+        let fresh_at = match self.breakage {
+            PresenceProfile::OldNews => self.ledger.undrawn().next().is_none().then_some(now_ms),
+            _ => self.ledger.fresh_at(now_ms),
+        };
+        self.vouched = fresh_at.or(self.vouched);
+    }
+
+    /// Of every gateway the store shows who was there at some moment from `since_ms` on.
+    pub fn is_true_since(&self, since_ms: u64, truth: &Truth) -> Check {
+        let is_old = |id: &GatewayId| !truth.was_so(*id, since_ms, |there| self.shows(*id, there));
+        match truth.ids().find(is_old) {
+            None => Ok(()),
+            Some(id) => {
+                Err(format!("{self:?} is fresh as of {:?}, and shows of {id} who was there before", self.vouched))
+            }
+        }
+    }
+
     /// The store has exactly what was true of that gateway at that number.
     fn stands_at(&mut self, gateway: GatewayId, number: u64, truth: &Truth) -> Check {
         self.told.insert(gateway, number);
@@ -132,13 +156,17 @@ impl SimWriter {
     }
 
     pub fn has_exactly(&self, gateway: GatewayId, there: &There) -> Check {
-        let mut wanted: BTreeSet<u64> = BTreeSet::new();
-        wanted.extend(there.iter().filter(|(_, uid)| self.is_mine(uid)).map(|(number, _)| *number));
-        let shown: BTreeSet<u64> = self.store.get(&gateway).into_iter().flatten().map(|(number, _)| *number).collect();
-        if shown == wanted {
+        if self.shows(gateway, there) {
             return Ok(());
         }
+        let wanted: Vec<&u64> = there.iter().filter(|(_, uid)| self.is_mine(uid)).map(|(number, _)| number).collect();
+        let shown: Vec<&u64> = self.store.get(&gateway).into_iter().flat_map(There::keys).collect();
         Err(format!("{self:?} shows {shown:?} of {gateway}, not {wanted:?}"))
+    }
+
+    fn shows(&self, gateway: GatewayId, there: &There) -> bool {
+        let wanted = there.iter().filter(|(_, uid)| self.is_mine(uid)).map(|(number, _)| number);
+        wanted.eq(self.store.get(&gateway).into_iter().flat_map(There::keys))
     }
 
     fn shows_nothing_void(&self) -> Check {

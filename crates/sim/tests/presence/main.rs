@@ -48,13 +48,19 @@ fn a_gateway_that_lost_its_lease_is_void_and_comes_back_as_another() {
 }
 
 #[test]
+fn who_cannot_be_heard_is_told_of_as_of_when_it_was_heard_or_not_at_all() {
+    let report = all_clean(PresenceProfile::Unheard);
+    assert!(report.unheard > SEEDS && report.fresh > 0 && report.not_fresh > 0, "{report}");
+}
+
+#[test]
 fn all_of_it_holds_together() {
     let report = all_clean(PresenceProfile::Mixed);
     assert!(report.restarts > 0 && report.deaths > 0 && report.leases_lost > 0 && report.outages > 0, "{report}");
 }
 
 #[test]
-fn a_writer_without_dedupe_without_gaps_or_that_shows_what_is_void_is_found_out() {
+fn a_writer_without_dedupe_or_gaps_that_shows_what_is_void_or_takes_old_news_for_new_is_found_out() {
     for profile in PresenceProfile::BREAKAGES {
         let found = (0..SEEDS).filter(|seed| run_presence(*seed, profile).is_err()).count();
         assert!(found as u64 > SEEDS / 2, "{}: {found} of {SEEDS} seeds", profile.name());
