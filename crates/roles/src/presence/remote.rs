@@ -122,3 +122,55 @@ async fn send_all(
         tracing::debug!(address, failure, posts = count, "packets of presence did not arrive; they will be asked for");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use whimbrel_model::people::GatewayId;
+
+    use super::*;
+
+    /// A node that hangs: it takes everything and never says so.
+    #[derive(Default)]
+    struct Hanging {
+        posts: AtomicUsize,
+    }
+
+    impl Remote for Hanging {
+        fn send<'a>(&'a self, _address: &'a str, posts: Vec<Post>) -> PortFuture<'a, Result<(), String>> {
+            self.posts.fetch_add(posts.len(), Ordering::SeqCst);
+            Box::pin(std::future::pending())
+        }
+
+        fn ask<'a>(&'a self, _: &'a str, _: AskGateway, _: bool) -> PortFuture<'a, Result<Answer, String>> {
+            Box::pin(std::future::pending())
+        }
+
+        fn read<'a>(
+            &'a self,
+            _: &'a str,
+            _: u32,
+            _: u32,
+            _: Vec<Uid>,
+        ) -> PortFuture<'a, Result<Heard<Vec<UserSessions>>, String>> {
+            Box::pin(std::future::pending())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_waited_too_long_for_its_turn_is_not_sent() {
+        let (remote, within) = (Arc::new(Hanging::default()), Duration::from_secs(1));
+        let outlets = Outlets::new(remote.clone(), within, Arc::new(Figures::new()), CancellationToken::new());
+        let gateway = GatewayId { node: 1, incarnation: 10 };
+        let post = |number| Post::Relay(Arc::new(Packet { gateway, address: "g".into(), number, news: Vec::new() }));
+        // As many as two calls take, and one: the second call begins when the first has hung for so long, the third would after twice that.
+        (0..=2 * POSTS_PER_CALL_MAX as u64).for_each(|number| outlets.post("there", post(number)));
+        tokio::time::sleep(within * 3).await;
+        let sent = remote.posts.load(Ordering::SeqCst);
+        assert!(sent <= 2 * POSTS_PER_CALL_MAX, "{sent}");
+        outlets.post("there", post(9_999));
+        tokio::time::sleep(within).await;
+        assert_eq!(remote.posts.load(Ordering::SeqCst), sent + 1, "what is new is sent");
+    }
+}

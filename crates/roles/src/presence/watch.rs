@@ -67,3 +67,42 @@ impl Drop for Watch {
         self.count(&BTreeSet::new());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::presence::ledger::Todo;
+    use crate::presence::packet::{Answer, Packet};
+
+    const GATEWAY: GatewayId = GatewayId { node: 1, incarnation: 10 };
+
+    #[test]
+    fn who_is_not_heard_is_named_from_when_it_is_stale_until_it_is_heard() {
+        let settings = PresenceSettings::default();
+        let (mut ledger, mut watch) = (Ledger::new(settings.ledger), Watch::new(0, &settings));
+        let todo = ledger.living(&[(GATEWAY, "g".into())], 0);
+        watch.look(&ledger, 50);
+        assert!(watch.unheard.contains(&GATEWAY) && !watch.is_told, "its picture may be on its way");
+        let [Todo::Ask(question)] = &todo[..] else { panic!("{todo:?}") };
+        ledger.answered(question.ask, GATEWAY, Answer::Picture { as_of: 1, sessions: Vec::new() }, 100);
+        watch.look(&ledger, 3_000);
+        assert!(watch.unheard.is_empty() && !watch.is_told);
+        watch.look(&ledger, 3_001);
+        assert!(watch.unheard.contains(&GATEWAY) && watch.is_told);
+        ledger.packet(Packet { gateway: GATEWAY, address: "g".into(), number: 2, news: Vec::new() }, 4_000);
+        watch.look(&ledger, 4_000);
+        assert!(watch.unheard.is_empty() && !watch.is_told);
+    }
+
+    #[test]
+    fn a_picture_that_does_not_come_is_told_of_after_a_while() {
+        let settings = PresenceSettings::default();
+        let (mut ledger, mut watch) = (Ledger::new(settings.ledger), Watch::new(0, &settings));
+        ledger.living(&[(GATEWAY, "g".into())], 0);
+        watch.look(&ledger, 0);
+        watch.look(&ledger, 9_999);
+        assert!(!watch.is_told);
+        watch.look(&ledger, 10_000);
+        assert!(watch.is_told);
+    }
+}
