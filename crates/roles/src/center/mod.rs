@@ -132,17 +132,22 @@ impl Duties for Center {
         let stop = CancellationToken::new();
         let (tools, ends) = (Arc::clone(&self.tools), stop.clone());
         let partition = PartitionId::new(self.topic, shard);
-        let (resign, events) = (self.resign.clone(), Arc::clone(&self.tools.events));
+        let (resign, shared) = (self.resign.clone(), Arc::clone(&self.tools));
         let running = Arc::clone(&self.running);
         self.running().insert(shard, Running { epoch, questions, stop, ended });
         self.runtime.spawn(async move {
             // An owner that panics must not leave a shard that is owned and answers nobody: it is taken anew from store and log.
             let owning = AssertUnwindSafe(own(tools, shard, partition, epoch, membership, asked, ends)).catch_unwind();
             let why = owning.await.unwrap_or_else(|_| Some("its owner panicked".to_owned()));
+            // However it ended: doors would otherwise wait for an owner here that is none any more.
+            if let Some(holds) = shared.registry.get(HOLDS_TOPIC) {
+                holds.running.folding.left(shard);
+            }
+            shared.figures.forget_shard(shard);
             if let Some(why) = why {
                 let detail = format!("shard {shard} of the holds was given up: {why}");
                 tracing::warn!(shard, epoch, %why, "a shard of the holds was given up");
-                events(Event::warning("holds_shard_given_up", detail).with("shard", shard));
+                (shared.events)(Event::warning("holds_shard_given_up", detail).with("shard", shard));
                 let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
                 if running.get(&shard).is_some_and(|entry| entry.epoch == epoch) {
                     running.remove(&shard);

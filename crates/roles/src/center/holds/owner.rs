@@ -389,10 +389,6 @@ impl Owner {
         while let Ok(question) = questions.try_recv() {
             let _ = question.reply.send(Err(DeskError::NotHere));
         }
-        if let Some(holds) = self.tools.registry.get(HOLDS_TOPIC) {
-            holds.running.folding.left(self.number);
-        }
-        self.tools.figures.forget_shard(self.number);
     }
 }
 
