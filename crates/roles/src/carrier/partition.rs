@@ -34,7 +34,6 @@ use whimbrel_model::{Record, Timestamp};
 use super::settings::{CarrierSettings, WORK_RECORDS_MAX};
 use super::user_box::{PlatformRules, UserBox};
 use coming::Coming;
-use kicking::Kicks;
 use saving::{InFlight, Unsaved};
 
 pub type AskId = u64;
@@ -249,7 +248,6 @@ pub struct Partition {
     records_waiting: usize,
     /// Sessions whose arrival or announcement is among the work.
     coming: Coming,
-    kicks: Kicks,
     /// Users whose boxes are being loaded.
     loading: Vec<Uid>,
     /// Where the store was when they were asked for.
@@ -310,7 +308,6 @@ impl Partition {
             work: VecDeque::new(),
             records_waiting: 0,
             coming: Coming::default(),
-            kicks: Kicks::default(),
             loading: Vec::new(),
             loading_at: 0,
             folded: 0,
@@ -338,7 +335,6 @@ impl Partition {
             return Vec::new();
         }
         self.look_at_the_clock(now);
-        self.kicks.forget(now);
         match input {
             Input::Started { applied, first, end } => self.started(applied, first, end, now),
             Input::Read(read) => self.read(read),

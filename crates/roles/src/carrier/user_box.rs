@@ -2,9 +2,10 @@
 //!
 //! A box has *slots*, one for each stored message that somebody still waits for, in the order of their numbers, and *seats*. The messages
 //! themselves are rows beside it. A slot goes when every seat that it is for has acknowledged it (a platform that the message names and that
-//! has no seat yet has not), or by age, bound or collapse key; what a seat loses so is noted, to be told.
+//! has no seat yet has not), or by age, bound or collapse key; what a seat loses so is noted, to be told. And it has the user's latest kicks.
 
 pub(super) mod coding;
+mod kicks;
 #[cfg(test)]
 mod tests;
 
@@ -16,6 +17,7 @@ use whimbrel_model::push::PushMessage;
 use whimbrel_model::{SessionsRule, Timestamp};
 
 pub use coding::BadBox;
+pub use kicks::{KICK_KEPT, KICKS_MAX, Kick};
 
 /// Seats of one user; beyond, the one that was not seen for the longest time is forgotten.
 pub const SEATS_MAX: usize = 32;
@@ -40,6 +42,8 @@ pub struct UserBox {
     pub slots: VecDeque<Slot>,
     /// Hashes of the latest brought ids, the oldest first.
     pub ids: VecDeque<u64>,
+    /// The oldest first.
+    pub kicks: Vec<Kick>,
 }
 
 /// What a platform, or one of its devices, has of the box.
@@ -140,7 +144,7 @@ fn among_many(device: &str) -> &str {
 
 impl UserBox {
     pub fn is_empty(&self) -> bool {
-        self.seats.is_empty() && self.slots.is_empty() && self.ids.is_empty()
+        self.seats.is_empty() && self.slots.is_empty() && self.ids.is_empty() && self.kicks.is_empty()
     }
 
     pub fn seat(&self, platform: &Platform, device: &str) -> Option<usize> {
@@ -349,6 +353,7 @@ impl UserBox {
 
     /// What is of no use any more goes; who waited for it has lost it.
     pub fn expire(&mut self, rules: &PlatformRules, now: Timestamp) -> Vec<Slot> {
+        self.forget_kicks(now);
         let mut gone = Vec::new();
         while let Some(at) = self.slots.iter().position(|slot| slot.expires_at <= now) {
             gone.extend(self.lose(at, rules));
@@ -433,7 +438,7 @@ impl UserBox {
         gone
     }
 
-    /// Everything goes, unread.
+    /// Everything that is stored goes, unread.
     pub fn wipe(&mut self) -> Vec<Slot> {
         self.seats.iter_mut().for_each(|seat| seat.lost.clear());
         std::mem::take(&mut self.slots).into()
@@ -452,7 +457,7 @@ impl UserBox {
         let slots = self.slots.iter().map(|slot| slot.expires_at);
         let seats =
             self.seats.iter().map(|seat| Timestamp::from_millis(seat.seen_at.as_millis().saturating_add(seat_kept_ms)));
-        slots.chain(seats).max()
+        slots.chain(seats).chain(self.kicks.iter().map(|kick| kick.until)).max()
     }
 
     /// How many messages wait for a seat.

@@ -3,7 +3,7 @@
 use std::panic::AssertUnwindSafe;
 
 use whimbrel_model::people::Platform;
-use whimbrel_model::push::{Notify, PushKick, PushMessage, PushTask};
+use whimbrel_model::push::{Notify, PushKick, PushMessage};
 
 use super::Check;
 use super::devices::Acks;
@@ -57,11 +57,12 @@ fn drive(world: &mut World, rng: &mut Rng, trouble: Trouble) -> Check {
                     let acks = *rng.pick(&[Acks::Promptly, Acks::Promptly, Acks::Late, Acks::Never]);
                     world.connect(device, !rng.one_in(3), acks);
                 }
-                Some(_) if rng.one_in(30) => world.disconnect(device),
+                // Who was kicked does not leave: somebody else sees to that.
+                Some(session) if rng.one_in(30) && !world.was_kicked(session) => world.disconnect(device),
                 _ => {}
             }
         }
-        if rng.one_in(100) {
+        if rng.one_in(40) {
             kick(world, rng);
         }
         if rng.one_in(10) {
@@ -148,11 +149,11 @@ fn kick(world: &mut World, rng: &mut Rng) {
     let uid = user_name(rng.below(USERS as u64) as usize);
     let platform = rng.one_in(2).then(|| Platform::new("web").expect("a good name"));
     let kick = PushKick { uid: uid.as_str().to_owned(), platform, session: None, reason: "because".to_owned() };
-    world.do_task(&PushTask::Kick(kick), &uid);
+    world.kick(kick, &uid);
 }
 
-/// The trouble ends. After a while the rules of platforms hold, and who was there and who comes then has everything; at last nobody waits
-/// for anything.
+/// The trouble ends. After a while the rules of platforms hold, nobody is there who was kicked, and who was there and who comes then has
+/// everything; at last nobody waits for anything.
 fn settle(world: &mut World) -> Check {
     world.calm_down();
     world.pass(QUIET_MS)?;
@@ -163,6 +164,7 @@ fn settle(world: &mut World) -> Check {
         }
     }
     world.owner_knows_who_is_there()?;
+    world.nobody_is_there_who_was_kicked()?;
     for wave in 0..WAVES {
         for device in 0..world.devices.len() {
             world.disconnect(device);

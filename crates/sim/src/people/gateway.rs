@@ -42,6 +42,13 @@ pub(super) struct SimSession {
     acked_all_at: u64,
 }
 
+impl SimGateway {
+    /// The states of its sessions, by number.
+    pub(super) fn states(&self) -> impl Iterator<Item = (u64, &State)> {
+        self.sessions.iter().map(|(number, session)| (*number, &session.state))
+    }
+}
+
 fn tick(now: u64) -> Tick {
     Tick(u32::try_from(now / TICK_MS).unwrap_or(u32::MAX))
 }

@@ -41,6 +41,8 @@ pub struct PeopleReport {
     pub resumed: u64,
     pub acks: u64,
     pub kicks: u64,
+    /// Owners that died when a kick was saved and not told.
+    pub kicks_cut_off: u64,
     pub no_acks: u64,
     pub holds: u64,
     pub writes: u64,
@@ -71,6 +73,7 @@ impl PeopleReport {
         self.resumed += other.resumed;
         self.acks += other.acks;
         self.kicks += other.kicks;
+        self.kicks_cut_off += other.kicks_cut_off;
         self.no_acks += other.no_acks;
         self.holds += other.holds;
         self.writes += other.writes;
@@ -98,8 +101,15 @@ impl fmt::Display for PeopleReport {
         )?;
         writeln!(
             f,
-            "{} sessions, {} resumed; {} acknowledgements; {} kicks, {} of them for none; {} holds; {} writes",
-            self.sessions, self.resumed, self.acks, self.kicks, self.no_acks, self.holds, self.writes
+            "{} sessions, {} resumed; {} acknowledgements; {} kicks, {} of them for none, {} owners died over one; {} holds; {} writes",
+            self.sessions,
+            self.resumed,
+            self.acks,
+            self.kicks,
+            self.no_acks,
+            self.kicks_cut_off,
+            self.holds,
+            self.writes
         )?;
         write!(
             f,

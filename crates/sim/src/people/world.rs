@@ -1,16 +1,17 @@
 //! Everything that a run has, and what happens when: every event comes at its time, in one order.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use whimbrel_model::people::{GatewayId, Platform, PlatformSettings, Uid};
+use whimbrel_model::people::{CloseCode, GatewayId, Platform, PlatformSettings, Uid};
 use whimbrel_model::ports::{Applied, InboxError, InboxWrite, RowKey, ToCarrier, ToGateway};
-use whimbrel_model::push::{PushMessage, PushTask};
+use whimbrel_model::push::{PushKick, PushMessage, PushTask};
 use whimbrel_model::{Record, SessionsRule, StoredRecord, Timestamp};
 use whimbrel_roles::carrier::partition::{Input, Letter};
 use whimbrel_roles::carrier::{CarrierSettings, PlatformRules};
+use whimbrel_roles::gateway::{Phase, State};
 
 use super::Check;
 use super::devices::{Device, Frame};
@@ -154,6 +155,8 @@ pub struct World {
     pub(super) last_on: BTreeMap<(u64, bool), u64>,
     pub devices: Vec<Device>,
     pub(super) sessions: u64,
+    /// Sessions that somebody kicked.
+    kicked: BTreeSet<u64>,
     pub truth: Truth,
     pub report: PeopleReport,
     /// The most that any session had to acknowledge.
@@ -211,6 +214,7 @@ impl World {
             last_on: BTreeMap::new(),
             devices: Vec::new(),
             sessions: 0,
+            kicked: BTreeSet::new(),
             truth: Truth::default(),
             report: PeopleReport { seeds: 1, ..PeopleReport::default() },
             most_unacked: 0,
@@ -394,6 +398,11 @@ impl World {
             let applied = self.store.apply(write)?;
             if applied == Applied::Done {
                 users.iter().try_for_each(|uid| self.judge_stored(uid))?;
+                if self.trouble.crash > 0 && self.has_a_kick_under_way(epoch) && self.rng.one_in(2) {
+                    // The kick is behind where the store is, and nobody was told.
+                    self.report.kicks_cut_off += 1;
+                    self.die(epoch);
+                }
             }
             outcome = Ok(applied);
         }
@@ -453,9 +462,39 @@ pub fn user_name(user: usize) -> Uid {
 }
 
 impl World {
-    /// A record that is no message.
-    pub fn do_task(&mut self, task: &PushTask, uid: &Uid) {
-        self.append(task, uid, Bytes::new());
+    /// Somebody ends sessions. Those that are let in by now must not outlive it; who is only on the way in comes after it.
+    pub fn kick(&mut self, kick: PushKick, uid: &Uid) {
+        let now = self.clock();
+        let is_meant = |session: &State| {
+            let is_in = session.phase == Phase::Admitted;
+            session.who.as_ref().is_some_and(|who| {
+                let is_named = kick.platform.as_ref().is_none_or(|platform| *platform == who.platform);
+                is_in && is_named && who.uid == *uid && who.at <= now
+            })
+        };
+        let sessions = self.gateways.iter().flat_map(SimGateway::states);
+        let meant: Vec<u64> = sessions.filter(|(_, state)| is_meant(state)).map(|(number, _)| number).collect();
+        self.kicked.extend(meant);
+        self.append(&PushTask::Kick(kick), uid, Bytes::new());
+    }
+
+    pub fn was_kicked(&self, session: u64) -> bool {
+        self.kicked.contains(&session)
+    }
+
+    pub fn nobody_is_there_who_was_kicked(&self) -> Check {
+        match self.kicked.iter().find(|session| self.gateway_of(**session).is_some()) {
+            Some(session) => Err(format!("session {session} was kicked, and is still there")),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a gateway will hear from that owner that somebody was kicked, and has not yet.
+    fn has_a_kick_under_way(&self, owner: u64) -> bool {
+        let is_kick = |news: &ToGateway| matches!(news, ToGateway::Kick { code: CloseCode::Kicked, .. });
+        self.events.values().any(
+            |event| matches!(event, Event::Down { epoch, news, .. } if *epoch == owner && news.iter().any(is_kick)),
+        )
     }
 
     /// The store is to be on disk.

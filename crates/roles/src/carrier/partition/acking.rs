@@ -91,6 +91,11 @@ impl Partition {
     fn gone(&mut self, gateway: GatewayId, session: u64, uid: &Uid, now: Timestamp) {
         // It may still be on its way in.
         self.coming.left(gateway, session);
+        self.is_over(gateway, session, uid, now);
+    }
+
+    /// The session is over, where it was among those that are there.
+    pub(super) fn is_over(&mut self, gateway: GatewayId, session: u64, uid: &Uid, now: Timestamp) {
         let Some(user) = self.users.get_mut(uid.as_str()) else { return };
         let Some(at) = user.lives.iter().position(|live| live.is(gateway, session)) else { return };
         user.see(now);
@@ -147,11 +152,11 @@ impl Partition {
             return;
         }
         self.began = self.began.min(now);
-        self.kicks.clock_was_set_back(now);
         self.unsaved.last = self.unsaved.last.min(now);
         self.gateways.values_mut().for_each(|known| known.heard_at = known.heard_at.min(now));
         self.deadlines.clear();
         for (uid, user) in &mut self.users {
+            user.state.forget_kicks(now);
             for live in &mut user.lives {
                 live.since = live.since.min(now);
                 if live.is_watched {

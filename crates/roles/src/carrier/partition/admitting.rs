@@ -138,9 +138,11 @@ impl Partition {
         let Announced { arrival, epoch, sent, acked } = announced;
         let settings = (self.rules)(&arrival.platform);
         let seat_name = seat_device(&settings, &arrival.device);
-        if let Some((code, reason)) = self.why_over(gateway, &arrival, &epoch, &seat_name, &settings) {
+        if let Some((code, reason)) = self.why_over(gateway, &arrival, &epoch, &seat_name, &settings, now) {
             let kick = ToGateway::Kick { session: arrival.session, code, reason };
             self.news.entry(gateway).or_default().push(kick);
+            // It may have been there, under a rule that has changed since.
+            self.is_over(gateway, arrival.session, &arrival.uid, now);
             return self.release(arrival.uid.as_str());
         }
         let Arrival { session, uid, platform, device, at: arrived, .. } = arrival;
@@ -158,6 +160,7 @@ impl Partition {
         }
         self.sit_down(&uid, live, gone, now);
     }
+
     /// Why a session that is announced cannot go on, where it cannot.
     fn why_over(
         &self,
@@ -166,14 +169,16 @@ impl Partition {
         epoch: &str,
         seat_name: &str,
         settings: &PlatformSettings,
+        now: Timestamp,
     ) -> Option<(CloseCode, Arc<str>)> {
-        if let Some(reason) = self.kicks.reason(gateway, arrival) {
+        let user = self.users.get(arrival.uid.as_str())?;
+        let kicked = user.state.kicked(&arrival.platform, gateway, arrival.session, arrival.at, now);
+        if let Some(reason) = kicked {
             return Some((CloseCode::Kicked, reason));
         }
         if *epoch != *self.epoch_of(&arrival.uid) {
             return Some((CloseCode::EpochChanged, OTHER_EPOCH.into()));
         }
-        let user = self.users.get(arrival.uid.as_str())?;
         let goes_before_it = |live: &Live| match settings.sessions {
             SessionsRule::Reject => live.arrived <= arrival.at,
             SessionsRule::Replace | SessionsRule::Many(_) => live.arrived > arrival.at,

@@ -30,7 +30,7 @@ impl Partition {
             PushTask::Message(message) => self.fold_message(offset, record, &message, now),
             PushTask::Retry(retry) => self.fold_retry(&retry, now),
             PushTask::NoticeDue(due) => self.fold_notice_due(due, now),
-            PushTask::Kick(kick) => self.fold_kick(record, &kick, now),
+            PushTask::Kick(kick) => self.fold_kick(offset, record, kick, now),
             PushTask::Wipe { uid } => self.fold_wipe(&uid),
         }
     }

@@ -34,7 +34,8 @@ impl Partition {
                 PushTask::Message(message) if message.store => message.uids.iter().for_each(named),
                 PushTask::NoticeDue(due) => due.uids.iter().for_each(named),
                 PushTask::Wipe { uid } => named(uid),
-                PushTask::Message(_) | PushTask::Retry(_) | PushTask::Kick(_) => {}
+                PushTask::Kick(kick) => named(&kick.uid),
+                PushTask::Message(_) | PushTask::Retry(_) => {}
             },
             Work::Record { task: Err(_), .. } => {}
             Work::Arrive { arrival, .. } => each(arrival.uid.as_str()),

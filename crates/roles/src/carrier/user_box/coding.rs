@@ -1,24 +1,28 @@
-//! A box as bytes: a version, then seats, filters, slots and ids, with numbers as short as they are. Bytes from a store are checked, never
-//! believed.
+//! A box as bytes: a version, then seats, filters, slots, ids and kicks, with numbers as short as they are. Bytes from a store are checked,
+//! never believed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::{Buf, BufMut, Bytes};
 use whimbrel_model::Timestamp;
-use whimbrel_model::people::Platform;
+use whimbrel_model::people::{GatewayId, Platform, SessionId};
 
-use super::{Filter, Seat, Slot, UserBox};
+use super::{Filter, Kick, Seat, Slot, UserBox};
 
 const FORMAT: u8 = 1;
+/// The same, and kicks behind it. A box without any is of the first version, as it was before boxes had kicks.
+const FORMAT_WITH_KICKS: u8 = 2;
 const FLAG_SHARED: u8 = 1;
 const FLAG_COLLAPSE: u8 = 2;
 const FLAG_FILTER: u8 = 4;
+const FLAG_PLATFORM: u8 = 1;
+const FLAG_SESSION: u8 = 2;
 
 /// A box that cannot be understood.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadBox {
-    #[error("it is of version {0}, and this binary knows {FORMAT}")]
+    #[error("it is of version {0}, and this binary knows {FORMAT} and {FORMAT_WITH_KICKS}")]
     OtherVersion(u8),
     #[error("it is not well formed")]
     Malformed,
@@ -33,7 +37,7 @@ impl UserBox {
             }
         }
         let mut out = Vec::with_capacity(16 + self.seats.len() * 40 + self.slots.len() * 20);
-        out.put_u8(FORMAT);
+        out.put_u8(if self.kicks.is_empty() { FORMAT } else { FORMAT_WITH_KICKS });
         number(&mut out, self.seats.len() as u64);
         for seat in &self.seats {
             text(&mut out, seat.platform.as_str());
@@ -81,20 +85,26 @@ impl UserBox {
         }
         number(&mut out, self.ids.len() as u64);
         self.ids.iter().for_each(|id| out.put_u64_le(*id));
+        if !self.kicks.is_empty() {
+            number(&mut out, self.kicks.len() as u64);
+            self.kicks.iter().for_each(|kick| write_kick(&mut out, kick));
+        }
         out.into()
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Self, BadBox> {
         let (version, rest) = bytes.split_first().ok_or(BadBox::Malformed)?;
-        if *version != FORMAT {
-            return Err(BadBox::OtherVersion(*version));
-        }
+        let has_kicks = match *version {
+            FORMAT => false,
+            FORMAT_WITH_KICKS => true,
+            other => return Err(BadBox::OtherVersion(other)),
+        };
         let mut rest = rest;
-        read(&mut rest).filter(|_| rest.is_empty()).ok_or(BadBox::Malformed)
+        read(&mut rest, has_kicks).filter(|_| rest.is_empty()).ok_or(BadBox::Malformed)
     }
 }
 
-fn read(rest: &mut &[u8]) -> Option<UserBox> {
+fn read(rest: &mut &[u8], has_kicks: bool) -> Option<UserBox> {
     let mut found = UserBox::default();
     for _ in 0..count(rest)? {
         let platform = Platform::new(take_text(rest)?).ok()?;
@@ -143,7 +153,47 @@ fn read(rest: &mut &[u8]) -> Option<UserBox> {
     for _ in 0..count(rest)? {
         found.ids.push_back(take_word(rest)?);
     }
+    if has_kicks {
+        let count = count(rest)?;
+        found.kicks = (0..count).map(|_| read_kick(rest)).collect::<Option<_>>()?;
+    }
     Some(found)
+}
+
+fn write_kick(out: &mut Vec<u8>, kick: &Kick) {
+    let flags = u8::from(kick.platform.is_some()) * FLAG_PLATFORM + u8::from(kick.session.is_some()) * FLAG_SESSION;
+    out.put_u8(flags);
+    signed(out, kick.at.as_millis());
+    signed(out, kick.until.as_millis().wrapping_sub(kick.at.as_millis()));
+    if let Some(platform) = &kick.platform {
+        text(out, platform.as_str());
+    }
+    if let Some(session) = kick.session {
+        number(out, session.gateway.node.into());
+        number(out, session.gateway.incarnation);
+        number(out, session.number);
+    }
+    text(out, &kick.reason);
+}
+
+fn read_kick(rest: &mut &[u8]) -> Option<Kick> {
+    let flags = take_byte(rest)?;
+    let at = take_signed(rest)?;
+    let until = at.wrapping_add(take_signed(rest)?);
+    let platform = match flags & FLAG_PLATFORM {
+        0 => None,
+        _ => Some(Platform::new(take_text(rest)?).ok()?),
+    };
+    let session = match flags & FLAG_SESSION {
+        0 => None,
+        _ => {
+            let node = u16::try_from(take_number(rest)?).ok()?;
+            let gateway = GatewayId { node, incarnation: take_number(rest)? };
+            Some(SessionId { gateway, number: take_number(rest)? })
+        }
+    };
+    let reason = take_text(rest)?.into();
+    Some(Kick { at: Timestamp::from_millis(at), until: Timestamp::from_millis(until), platform, session, reason })
 }
 
 /// Seven bits a byte, the lowest first.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use whimbrel_model::people::{Platform, PlatformSettings};
+use whimbrel_model::people::{GatewayId, Platform, PlatformSettings, SessionId};
 use whimbrel_model::{SessionsRule, Timestamp};
 
 use super::*;
@@ -233,6 +233,60 @@ fn a_box_of_another_version_is_told_from_a_damaged_one() {
     assert_eq!(UserBox::decode(&[1, 200]), Err(BadBox::Malformed));
 }
 
+#[test]
+fn a_box_without_kicks_is_of_the_version_that_knew_none() {
+    let mut user_box = with_seats(&["web"]);
+    assert_eq!(user_box.encode()[0], 1);
+    user_box.remember_kick(kick(None, None, 5));
+    assert_eq!(user_box.encode()[0], 2);
+    user_box.forget_kicks(at(i64::MAX));
+    assert_eq!(user_box.encode()[0], 1);
+}
+
+fn kick(name: Option<&str>, session: Option<u64>, ms: i64) -> Kick {
+    let gateway = GatewayId { node: 1, incarnation: 7 };
+    let session = session.map(|number| SessionId { gateway, number });
+    Kick { at: at(ms), until: at(1_000_000), platform: name.map(platform), session, reason: "bye".into() }
+}
+
+#[test]
+fn a_kick_that_means_all_that_an_earlier_one_meant_takes_its_place() {
+    let mut user_box = UserBox::default();
+    for one in [kick(Some("web"), None, 1), kick(Some("ios"), None, 2), kick(None, Some(9), 3), kick(None, None, 4)] {
+        user_box.remember_kick(one);
+    }
+    assert_eq!(
+        user_box.kicks,
+        [kick(None, Some(9), 3), kick(None, None, 4)],
+        "one names a session, whenever that came"
+    );
+    user_box.remember_kick(kick(None, None, 3));
+    assert_eq!(user_box.kicks.len(), 3, "an earlier one means less");
+}
+
+#[test]
+fn a_box_remembers_the_latest_kicks_and_no_more_than_it_may() {
+    let mut user_box = UserBox::default();
+    (0..100).for_each(|number| user_box.remember_kick(kick(None, Some(number), 1)));
+    assert_eq!(user_box.kicks.len(), KICKS_MAX);
+    let gateway = GatewayId { node: 1, incarnation: 7 };
+    let is_kicked = |number| user_box.kicked(&platform("web"), gateway, number, at(9), at(10)).is_some();
+    assert!(is_kicked(99) && !is_kicked(0));
+}
+
+fn any_kick() -> impl Strategy<Value = Kick> {
+    let session = (any::<u16>(), any::<u64>(), any::<u64>())
+        .prop_map(|(node, incarnation, number)| SessionId { gateway: GatewayId { node, incarnation }, number });
+    let parts = (any::<i32>(), any::<u32>(), any::<bool>(), proptest::option::of(session), "[a-z]{0,9}");
+    parts.prop_map(|(from, kept, is_of_one, session, reason)| Kick {
+        at: at(from.into()),
+        until: at(i64::from(from) + i64::from(kept)),
+        platform: is_of_one.then(|| platform("web")),
+        session,
+        reason: reason.into(),
+    })
+}
+
 fn any_box() -> impl Strategy<Value = UserBox> {
     let names = ["ios", "web", "tv"];
     let seat = (0..3usize, "[a-z]{0,4}", any::<u32>(), any::<u16>(), any::<i32>(), 0..3u64).prop_map(
@@ -261,14 +315,15 @@ fn any_box() -> impl Strategy<Value = UserBox> {
         proptest::collection::vec(seat, 0..4),
         proptest::collection::vec(slot, 0..20),
         proptest::collection::vec(any::<u64>(), 0..IDS_REMEMBERED),
+        proptest::collection::vec(any_kick(), 0..3),
     );
-    parts.prop_map(|(seats, steps, ids)| {
+    parts.prop_map(|(seats, steps, ids, kicks)| {
         let mut seq = 0;
         let slots = steps.into_iter().map(|slot| {
             seq += slot.seq;
             Slot { seq, ..slot }
         });
-        UserBox { seats, slots: slots.collect(), ids: ids.into() }
+        UserBox { seats, slots: slots.collect(), ids: ids.into(), kicks }
     })
 }
 

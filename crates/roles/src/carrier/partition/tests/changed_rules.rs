@@ -2,12 +2,12 @@
 
 use std::sync::{Arc, Mutex};
 
-use whimbrel_model::people::{Platform, PlatformSettings};
 use whimbrel_model::ports::{Announced, PeopleAsk, PeopleTold, SeatView, ToCarrier};
 use whimbrel_model::{SessionsRule, Timestamp};
 
-use super::super::{Input, Partition};
-use super::{EPOCH, World, epoch, uid};
+use super::super::Input;
+use super::super::admitting::REPLACED;
+use super::{World, epoch, uid};
 
 /// A world whose platforms have the rule that stands there.
 struct Ruled {
@@ -18,16 +18,7 @@ struct Ruled {
 impl Ruled {
     fn new(rule: SessionsRule) -> Self {
         let rule = Arc::new(Mutex::new(rule));
-        let present = Arc::clone(&rule);
-        let mut world = World::new();
-        world.rules = Arc::new(move |_: &Platform| {
-            let sessions = *present.lock().unwrap();
-            Arc::new(PlatformSettings { sessions, ..PlatformSettings::default() })
-        });
-        let now = Timestamp::from_millis(world.now);
-        world.core = Partition::new(world.settings.clone(), world.rules.clone(), 1, EPOCH.into(), now);
-        world.step(Input::Started { applied: 0, first: 0, end: 0 });
-        Self { world, rule }
+        Self { world: World::ruled(&rule), rule }
     }
 
     fn rule(&self, rule: SessionsRule) {
@@ -38,6 +29,15 @@ impl Ruled {
         let mut arrival = self.world.arrival(session, "u", "web", None);
         arrival.device = device.into();
         self.world.from(vec![ToCarrier::Arrive(Box::new(arrival))]);
+        self.world.told(session)
+    }
+
+    /// Its gateway says that the device is there, and came at `at`.
+    fn announce(&mut self, session: u64, device: &str, at: i64, (sent, acked): (u64, u64)) -> Vec<String> {
+        let mut arrival = self.world.arrival(session, "u", "web", None);
+        (arrival.device, arrival.at) = (device.into(), Timestamp::from_millis(at));
+        let announced = Announced { arrival, epoch: (*epoch("u")).into(), sent, acked };
+        self.world.from(vec![ToCarrier::Announce(Box::new(announced))]);
         self.world.told(session)
     }
 
@@ -130,10 +130,7 @@ fn a_new_owner_finds_the_seats_of_sessions_that_began_under_another_rule() {
     ruled.rule(SessionsRule::Many(3));
     ruled.world.take_over();
     ruled.world.news.clear();
-    let mut arrival = ruled.world.arrival(1, "u", "web", None);
-    arrival.device = "phone".into();
-    let announced = Announced { arrival, epoch: (*epoch("u")).into(), sent: 2, acked: 1 };
-    ruled.world.from(vec![ToCarrier::Announce(Box::new(announced))]);
+    ruled.announce(1, "phone", 0, (2, 1));
     ruled.world.push(&["u"], "c");
     assert_eq!(ruled.world.told(1), ["c 3 after 2"]);
     ruled.world.ack(1, "u", 3);
@@ -173,4 +170,58 @@ fn a_seat_that_was_not_seen_for_long_is_forgotten_although_others_come_and_go() 
     assert_eq!(ruled.seats().len(), 1);
     ruled.world.wait(1_000);
     assert!(ruled.world.store.own.is_empty(), "it waited for nobody else");
+}
+
+/// A phone that came first and a tablet, where a platform may have many; from here on it has one.
+fn two_where_there_is_one_now() -> Ruled {
+    let mut ruled = Ruled::new(SessionsRule::Many(3));
+    ruled.arrive(1, "phone");
+    ruled.world.wait(10);
+    ruled.arrive(2, "tablet");
+    ["a", "b"].into_iter().for_each(|body| ruled.world.push(&["u"], body));
+    ruled.world.ack(1, "u", 2);
+    ruled.world.ack(2, "u", 1);
+    ruled.world.wait(1_000);
+    ruled.world.news.clear();
+    ruled.rule(SessionsRule::Replace);
+    ruled
+}
+
+/// The tablet is there and gets what comes; the phone is not.
+fn the_tablet_stays(ruled: &mut Ruled) {
+    assert_eq!(ruled.world.core.sessions(), 1);
+    ruled.world.push(&["u"], "c");
+    assert_eq!((ruled.world.told(1), ruled.world.told(2)), (vec![], vec!["c 3 after 2".to_owned()]));
+}
+
+#[test]
+fn of_many_that_are_announced_to_a_new_owner_only_the_newest_stays_where_there_is_one_now() {
+    for phone_is_first in [true, false] {
+        let mut ruled = two_where_there_is_one_now();
+        ruled.world.take_over();
+        if phone_is_first {
+            assert!(ruled.announce(1, "phone", 0, (2, 2)).is_empty());
+        }
+        assert!(ruled.announce(2, "tablet", 10, (2, 1)).is_empty());
+        let told = if phone_is_first { ruled.world.told(1) } else { ruled.announce(1, "phone", 0, (2, 2)) };
+        assert_eq!(told, [format!("kick replaced {REPLACED}")]);
+        the_tablet_stays(&mut ruled);
+        ruled.world.ack(2, "u", 3);
+        ruled.world.wait(1_000);
+        assert!(ruled.world.store.own.is_empty(), "nobody else waits for it");
+        let seats = ruled.seats();
+        assert_eq!(seats.iter().map(|seat| (&*seat.device, seat.cursor)).collect::<Vec<_>>(), [("", 3)]);
+    }
+}
+
+#[test]
+fn of_many_the_older_one_goes_when_either_is_announced_again_where_there_is_one_now() {
+    for is_the_older_one in [true, false] {
+        let mut ruled = two_where_there_is_one_now();
+        let (session, device, at, acked) = if is_the_older_one { (1, "phone", 0, 2) } else { (2, "tablet", 10, 1) };
+        let mut told = ruled.announce(session, device, at, (2, acked));
+        told.extend(ruled.world.told(1));
+        assert_eq!(told, [format!("kick replaced {REPLACED}")]);
+        the_tablet_stays(&mut ruled);
+    }
 }

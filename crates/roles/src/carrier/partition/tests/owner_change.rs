@@ -1,13 +1,11 @@
-//! What a new owner makes of a store of another log, of kicks, and of sessions that it is told of one after the other.
+//! What a new owner makes of a store of another log, and of sessions that it is told of one after the other.
 
 use whimbrel_model::Timestamp;
-use whimbrel_model::people::{GatewayId, Platform, PlatformSettings, SessionId, SessionsRule};
-use whimbrel_model::ports::{Arrival, PeopleAsk, PeopleTold, ToCarrier};
-use whimbrel_model::push::{PushKick, PushTask};
+use whimbrel_model::people::{GatewayId, PlatformSettings, SessionsRule};
+use whimbrel_model::ports::{Announced, Arrival, At, PeopleAsk, PeopleTold, ToCarrier};
 
-use super::super::kicking::KICK_KEPT;
-use super::super::{Effect, Input};
-use super::{GATEWAY, World, uid};
+use super::super::{Effect, Input, Partition};
+use super::{EPOCH, GATEWAY, World, epoch, uid};
 
 /// A world whose store is far ahead of a log that begins again: one device had acknowledged all but the last message.
 fn with_a_store_of_another_log() -> World {
@@ -42,7 +40,7 @@ fn what_comes_while_a_store_of_another_log_is_emptied_waits_for_it() {
     let (applied, end) = (world.store.applied, 1);
     let (settings, rules) = (world.settings.clone(), world.rules.clone());
     let now = Timestamp::from_millis(world.now);
-    world.core = super::Partition::new(settings, rules, 2, super::EPOCH.into(), now);
+    world.core = Partition::new(settings, rules, 2, EPOCH.into(), now);
     world.reading = None;
     let effects = world.only(Input::Started { applied, first: 0, end });
     let (mut writes, others): (Vec<_>, Vec<_>) =
@@ -61,89 +59,6 @@ fn what_comes_while_a_store_of_another_log_is_emptied_waits_for_it() {
     assert_eq!(view.stored, 1);
 }
 
-/// What the owner is told of a session that came at `at`.
-fn announced(world: &World, session: u64, at: i64) -> Input {
-    let Input::From { gateway, mut messages } = world.announce(session, "u", "web", 0, 0) else { unreachable!() };
-    if let ToCarrier::Announce(announced) = &mut messages[0] {
-        announced.arrival.at = Timestamp::from_millis(at);
-    }
-    Input::From { gateway, messages }
-}
-
-fn kick(platform: Option<&str>, session: Option<SessionId>) -> PushTask {
-    let platform = platform.map(|name| Platform::new(name).unwrap());
-    PushTask::Kick(PushKick {
-        uid: "u".into(),
-        platform,
-        session: session.map(|id| id.to_string()),
-        reason: "bye".into(),
-    })
-}
-
-#[test]
-fn a_kick_that_is_folded_before_its_session_is_announced_still_ends_it() {
-    let mut world = World::new();
-    world.wait(1_000);
-    world.take_over();
-    world.append(&kick(None, None), "");
-    world.wait(500);
-    let came_before = announced(&world, 1, 900);
-    world.step(came_before);
-    assert_eq!(world.told(1), ["kick kicked bye"]);
-    assert_eq!(world.core.sessions(), 0);
-}
-
-#[test]
-fn a_kick_does_not_end_a_session_that_came_after_it() {
-    let mut world = World::new();
-    world.take_over();
-    world.append(&kick(None, None), "");
-    world.wait(500);
-    let came_after = announced(&world, 1, 100);
-    world.step(came_after);
-    assert!(world.told(1).is_empty());
-    assert_eq!(world.core.sessions(), 1);
-}
-
-#[test]
-fn an_early_kick_ends_only_the_sessions_that_it_names() {
-    let mut world = World::new();
-    world.wait(1_000);
-    world.take_over();
-    world.append(&kick(Some("ios"), None), "");
-    world.append(&kick(None, Some(SessionId { gateway: GATEWAY, number: 2 })), "");
-    for session in [1, 2] {
-        // By the clock of its gateway the second came after the kick; the kick names it all the same.
-        let came = announced(&world, session, if session == 1 { 0 } else { 5_000 });
-        world.step(came);
-    }
-    assert!(world.told(1).is_empty(), "of another platform, and another session");
-    assert_eq!(world.told(2), ["kick kicked bye"]);
-}
-
-#[test]
-fn a_kick_is_forgotten_when_everybody_had_the_time_to_be_announced() {
-    let mut world = World::new();
-    world.wait(1_000);
-    world.append(&kick(None, None), "");
-    world.wait(i64::try_from(KICK_KEPT.as_millis()).unwrap());
-    let came_before = announced(&world, 1, 0);
-    world.step(came_before);
-    assert_eq!(world.core.sessions(), 1);
-}
-
-#[test]
-fn a_kick_is_forgotten_in_time_although_the_clock_was_set_back() {
-    let mut world = World::new();
-    world.wait(1_000_000);
-    world.append(&kick(None, None), "");
-    world.wait(-500_000);
-    world.wait(i64::try_from(KICK_KEPT.as_millis()).unwrap());
-    let came_after = announced(&world, 1, world.now);
-    world.step(came_after);
-    assert_eq!(world.core.sessions(), 1);
-}
-
 const OTHER: GatewayId = GatewayId { node: 2, incarnation: 7 };
 
 fn that_rejects() -> World {
@@ -158,7 +73,7 @@ fn where_a_second_session_is_rejected_the_one_that_came_first_is_kept_by_a_new_o
     // A second one comes to the new owner before it knows of the first.
     let intruder = Arrival { session: 2, ..world.arrival(2, "u", "web", None) };
     world.step(Input::From { gateway: OTHER, messages: vec![ToCarrier::Arrive(Box::new(intruder))] });
-    let first = announced(&world, 1, 10);
+    let first = world.announce_since(1, 10);
     world.step(first);
     assert!(world.told(1).is_empty(), "it was there first");
     assert_eq!(world.told(2).last().map(|told| told.starts_with("kick rejected")), Some(true));
@@ -172,10 +87,84 @@ fn where_a_second_session_is_rejected_a_later_one_that_is_announced_is_rejected_
     world.wait(1_000);
     world.take_over();
     for (session, at) in [(1, 10), (2, 20)] {
-        let came = announced(&world, session, at);
+        let came = world.announce_since(session, at);
         world.step(came);
     }
     assert!(world.told(1).is_empty());
     assert_eq!(world.told(2).first().map(|told| told.starts_with("kick rejected")), Some(true));
     assert_eq!(world.core.sessions(), 1);
+}
+
+#[test]
+fn a_new_owner_goes_on_where_gateways_say_that_their_sessions_are() {
+    let mut world = World::new();
+    world.arrive(1, "u", "web", None);
+    world.push(&["u"], "a");
+    world.push(&["u"], "b");
+    world.wait(1_000);
+    world.push(&["u"], "c");
+    world.told(1);
+    let arrival = world.arrival(1, "u", "web", None);
+    world.take_over();
+    world.push(&["u"], "d");
+    let announced = Announced { arrival, epoch: (&*epoch("u")).into(), sent: 2, acked: 1 };
+    world.from(vec![ToCarrier::Announce(Box::new(announced))]);
+    assert_eq!(world.told(1), ["c 3 after 2", "d 4 after 3"]);
+    world.ack(1, "u", 4);
+    world.wait(1_000);
+    assert!(world.store.own.is_empty());
+}
+
+#[test]
+fn an_acknowledgement_that_overtakes_its_sessions_announcement_counts() {
+    let mut world = World::new();
+    world.push(&["u"], "a");
+    world.push(&["u"], "b");
+    world.wait(1_000);
+    world.take_over();
+    let announced = world.announce(1, "u", "web", 2, 0);
+    let effects = world.only(announced);
+    assert!(matches!(effects[..], [Effect::Load { .. }]), "its box is asked for");
+    world.ack(1, "u", 2);
+    world.perform_all(effects);
+    world.wait(1_000);
+    assert!(world.store.own.is_empty());
+}
+
+#[test]
+fn a_page_of_before_an_announcement_is_not_what_comes_next() {
+    let mut world = World::new();
+    world.arrive(9, "u", "ios", None);
+    ["a", "b", "c", "d"].into_iter().for_each(|body| world.push(&["u"], body));
+    world.wait(1_000);
+    let arrival = world.arrival(1, "u", "web", None);
+    let mut effects =
+        world.only(Input::From { gateway: GATEWAY, messages: vec![ToCarrier::Arrive(Box::new(arrival))] });
+    let row = |world: &World, seq: u64| world.store.own.get(&(uid("u"), seq)).cloned();
+    let Some(Effect::Rows { token, .. }) = effects.pop() else { panic!("a page is asked for") };
+    let found = (1..=3).map(|seq| row(&world, seq)).collect();
+    let mut effects = world.only(Input::Rows { token, found: Ok(At { applied: 4, found }) });
+    let Some(Effect::Rows { token: second, .. }) = effects.pop() else { panic!("and the next one") };
+    // What came after the first message was lost on the way.
+    let announced = world.announce(1, "u", "web", 1, 0);
+    let third = world.only(announced);
+    world.step(Input::Rows { token: second, found: Ok(At { applied: 4, found: vec![row(&world, 4)] }) });
+    assert!(world.told(1).is_empty());
+    world.perform_all(third);
+    assert_eq!(world.told(1), ["b 2 after 1", "c 3 after 2", "d 4 after 3"]);
+}
+
+#[test]
+fn what_an_earlier_owner_still_sent_may_be_acknowledged() {
+    let mut world = World::new();
+    world.arrive(9, "u", "ios", None);
+    world.push(&["u"], "a");
+    world.wait(1_000);
+    let announced = world.announce(1, "u", "web", 0, 0);
+    let reading = world.only(announced);
+    world.ack(1, "u", 1);
+    world.ack(9, "u", 1);
+    world.perform_all(reading);
+    world.wait(1_000);
+    assert!(world.told(1).is_empty() && world.store.own.is_empty());
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::{Platform, PlatformSettings};
-use whimbrel_model::ports::{At, Resume, ToCarrier};
-use whimbrel_model::push::PushMessage;
+use whimbrel_model::ports::{At, PeopleAsk, Resume, ToCarrier};
+use whimbrel_model::push::{PushMessage, PushTask};
 
 use super::super::super::user_box::UserBox;
 use super::super::{Effect, Input};
@@ -71,4 +71,67 @@ fn held_back(world: &mut World, input: Input, is_meant: impl Fn(&Effect) -> bool
     let (mut meant, others): (Vec<_>, Vec<_>) = effects.into_iter().partition(is_meant);
     others.into_iter().for_each(|effect| world.perform(effect));
     meant.pop().expect("it is to be done")
+}
+
+#[test]
+fn a_wiped_inbox_is_empty() {
+    let mut world = World::new();
+    world.push(&["u"], "a");
+    world.wait(1_000);
+    world.append(&PushTask::Wipe { uid: "u".into() }, "");
+    world.wait(1_000);
+    assert!(world.store.own.is_empty() && world.store.shared.is_empty());
+    world.arrive(1, "u", "web", None);
+    assert_eq!(world.told(1).len(), 1);
+}
+
+#[test]
+fn an_abandoned_inbox_is_reclaimed_unread() {
+    let mut world = World::new();
+    world.push_message(PushMessage { store: true, ttl_ms: Some(500), ..message(&["u"]) }, "a");
+    world.wait(400);
+    assert_eq!((world.store.boxes.len(), world.store.own.len()), (1, 1));
+    world.wait(1_000);
+    world.step(Input::Reclaimable(vec![uid("u")]));
+    world.wait(1_000);
+    assert_eq!((world.store.boxes.len(), world.store.own.len()), (0, 0));
+    assert_eq!(world.core.users_in_memory(), 0);
+}
+
+#[test]
+fn a_write_whose_outcome_nobody_knows_ends_the_tenure() {
+    let mut world = World::new();
+    world.push(&["u"], "a");
+    world.now += 1_000;
+    let effects = world.core.step(Timestamp::from_millis(world.now), Input::Tick);
+    assert!(matches!(effects[..], [Effect::Apply(_)]));
+    world.step(Input::Applied(Err(whimbrel_model::ports::InboxError::Unavailable("x".into()))));
+    assert!(world.resigned);
+}
+
+#[test]
+fn a_box_that_is_being_written_stays_in_memory() {
+    let mut world = World::new();
+    world.push(&["u"], "a");
+    world.now += 1_000;
+    let writing = world.only(Input::Tick);
+    assert!(matches!(writing[..], [Effect::Apply(_)]));
+    let what = PeopleAsk::Inbox { uid: uid("u"), platform: None, after: 0, limit: 10 };
+    world.step(Input::Asked { ask: 1, what, end: 1 });
+    assert_eq!(world.core.users_in_memory(), 1, "the store could still say that it has none");
+    world.perform_all(writing);
+    assert_eq!(world.core.users_in_memory(), 0);
+}
+
+#[test]
+fn a_store_that_has_fallen_back_is_not_believed() {
+    let mut world = World::new();
+    world.push(&["u"], "a");
+    world.wait(1_000);
+    let arrival = world.arrival(1, "u", "web", None);
+    let messages = vec![ToCarrier::Arrive(Box::new(arrival))];
+    let effects = world.only(Input::From { gateway: GATEWAY, messages });
+    assert!(matches!(effects[..], [Effect::Load { .. }]));
+    world.step(Input::Loaded(Ok(At { applied: 0, found: vec![None] })));
+    assert!(world.resigned && world.told(1).is_empty());
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use whimbrel_model::people::{Platform, PlatformSettings, SessionsRule};
+use whimbrel_model::SessionsRule;
 use whimbrel_model::push::PushTask;
 
 use super::super::Letter;
@@ -86,13 +86,7 @@ fn a_session_that_is_announced_again_is_tried_again_once() {
 #[test]
 fn a_session_that_is_announced_again_under_another_rule_is_one_session() {
     let rule = Arc::new(Mutex::new(SessionsRule::Replace));
-    let mut world = World::new();
-    let present = Arc::clone(&rule);
-    world.rules = Arc::new(move |_: &Platform| {
-        let sessions = *present.lock().unwrap();
-        Arc::new(PlatformSettings { sessions, ..PlatformSettings::default() })
-    });
-    world.take_over();
+    let mut world = World::ruled(&rule);
     world.arrive(1, "u", "web", None);
     *rule.lock().unwrap() = SessionsRule::Many(3);
     let again = world.announce(1, "u", "web", 0, 0);
@@ -101,4 +95,41 @@ fn a_session_that_is_announced_again_under_another_rule_is_one_session() {
     assert_eq!(world.core.sessions(), 1);
     world.push(&["u"], "a");
     assert_eq!(world.told(1), ["a 1 after 0"]);
+}
+
+#[test]
+fn a_seat_that_does_not_acknowledge_is_tried_again_and_then_closed() {
+    let mut world = World::new();
+    world.arrive(1, "u", "web", None);
+    world.push(&["u"], "a");
+    world.told(1);
+    for pause in [1_000, 5_000, 30_000] {
+        world.wait(10_000);
+        let Some(Letter::Hold { task, due, .. }) = world.letters.pop() else { panic!("a retry is held") };
+        assert_eq!(due.as_millis(), world.now + pause);
+        world.wait(pause);
+        world.append(&task, "");
+        assert_eq!(world.told(1), ["a 1 after 0 again"]);
+    }
+    world.wait(10_000);
+    assert_eq!(world.told(1).len(), 1, "it is closed");
+    assert_eq!(world.core.counts.no_acks, 1);
+    world.wait(1_000);
+    world.arrive(2, "u", "web", None);
+    assert_eq!(world.told(2)[1..], ["a 1 after 0"], "it is still stored");
+}
+
+#[test]
+fn an_acknowledgement_ends_the_retries() {
+    let mut world = World::new();
+    world.arrive(1, "u", "web", None);
+    world.push(&["u"], "a");
+    world.wait(10_000);
+    let Some(Letter::Hold { task, .. }) = world.letters.pop() else { panic!("a retry is held") };
+    world.told(1);
+    world.ack(1, "u", 1);
+    world.append(&task, "");
+    assert!(world.told(1).is_empty());
+    world.wait(60_000);
+    assert!(world.letters.is_empty());
 }

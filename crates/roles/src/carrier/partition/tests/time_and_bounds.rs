@@ -1,6 +1,7 @@
 //! What time and bounds take away is told, and holds nobody up.
 
 use bytes::Bytes;
+use whimbrel_model::people::PlatformSettings;
 use whimbrel_model::ports::Resume;
 use whimbrel_model::push::{PushMessage, PushTask};
 use whimbrel_model::{Record, StoredRecord, Timestamp};
@@ -70,4 +71,29 @@ fn a_clock_that_is_set_back_by_an_hour_holds_up_neither_saving_nor_retries() {
     assert_eq!(world.store.applied, 2, "it is saved as ever");
     world.wait(10_000);
     assert!(matches!(world.letters[..], [Letter::Hold { .. }]), "it did not acknowledge, and is tried again");
+}
+
+#[test]
+fn who_lost_something_is_told_before_what_comes_after_it() {
+    let mut world = World::with(PlatformSettings { max_stored: 2, ..PlatformSettings::default() });
+    world.arrive(1, "u", "web", None);
+    world.gone(1, "u");
+    ["a", "b", "c", "d"].into_iter().for_each(|body| world.push(&["u"], body));
+    world.wait(1_000);
+    assert_eq!(world.store.own.len(), 2);
+    world.arrive(2, "u", "web", None);
+    assert_eq!(world.told(2)[1..], ["lost 1 to 2", "c 3 after 2", "d 4 after 3"]);
+}
+
+#[test]
+fn what_expires_while_a_seat_is_behind_is_told_before_what_comes_after_it() {
+    let mut world = World::new();
+    world.arrive(1, "u", "web", None);
+    ["a", "b", "c", "d"].into_iter().for_each(|body| world.push(&["u"], body));
+    world.push_message(PushMessage { store: true, ttl_ms: Some(500), ..message(&["u"]) }, "e");
+    world.push(&["u"], "f");
+    world.wait(1_000);
+    world.told(1);
+    world.ack(1, "u", 4);
+    assert_eq!(world.told(1), ["lost 5 to 5", "f 6 after 5"]);
 }

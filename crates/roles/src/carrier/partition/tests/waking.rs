@@ -86,3 +86,40 @@ fn each_user_is_woken_but_where_that_user_was_sent_it() {
     let expected = expected.map(|(who, except)| (who.to_owned(), except.into_iter().map(platform).collect::<Vec<_>>()));
     assert_eq!(found, expected);
 }
+
+#[test]
+fn a_notice_is_asked_for_at_once_where_nobody_is_there_and_later_where_nobody_answers() {
+    let mut world = World::new();
+    world.wait(10_000);
+    let notify = Some(Notify { title: Some("t".into()), ..Notify::default() });
+    world.push_message(PushMessage { store: true, notify: notify.clone(), ..message(&["u"]) }, "a");
+    assert!(matches!(world.letters.pop(), Some(Letter::Notice(notice)) if notice.uid == "u"));
+    world.arrive(1, "v", "web", None);
+    world.push_message(PushMessage { store: true, notify, ..message(&["v"]) }, "b");
+    let Some(Letter::Hold { task, .. }) = world.letters.pop() else { panic!("the notice is held") };
+    world.append(&task, "");
+    assert!(matches!(world.letters.pop(), Some(Letter::Notice(notice)) if notice.except_platforms.is_empty()));
+    world.ack(1, "v", 2);
+    world.append(&task, "");
+    let Some(Letter::Notice(notice)) = world.letters.pop() else { panic!("other platforms have not acknowledged") };
+    assert_eq!(notice.except_platforms, [Platform::new("web").unwrap()]);
+}
+
+#[test]
+fn where_a_platform_has_many_devices_those_that_acknowledged_are_not_woken() {
+    let mut world = World::with(PlatformSettings { sessions: SessionsRule::Many(3), ..PlatformSettings::default() });
+    for session in 1..=2 {
+        world.arrive(session, "u", "web", None);
+    }
+    let notify = Some(Notify { title: Some("t".into()), ..Notify::default() });
+    for (platforms, seq) in [(None, 1), (Some(vec![Platform::new("web").unwrap()]), 3)] {
+        let message = PushMessage { store: true, notify: notify.clone(), platforms, ..message(&["u"]) };
+        world.push_message(message, "a");
+        let Some(Letter::Hold { task, .. }) = world.letters.pop() else { panic!("the notice is held") };
+        world.ack(1, "u", seq);
+        world.append(&task, "");
+        let Some(Letter::Notice(notice)) = world.letters.pop() else { panic!("one has not acknowledged") };
+        let devices: Vec<&str> = notice.except_devices.iter().map(|each| each.device.as_str()).collect();
+        assert_eq!((notice.except_platforms.len(), devices), (0, vec!["d1"]));
+    }
+}

@@ -1,0 +1,294 @@
+//! A partition on a log, a store and gateways that are all in memory here.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use whimbrel_model::people::{GatewayId, Platform, PlatformSettings, Uid};
+use whimbrel_model::ports::{
+    Announced, Applied, Arrival, At, Delivery, DeliveryPlace, InboxChange, PeopleTold, ReadBatch, Resume, RowKey,
+    ToCarrier, ToGateway,
+};
+use whimbrel_model::push::{PushMessage, PushTask};
+use whimbrel_model::{Record, SessionsRule, StoredRecord, Timestamp};
+
+use super::super::super::settings::CarrierSettings;
+use super::super::super::user_box::PlatformRules;
+use super::super::{Effect, Input, Letter, Partition};
+
+pub(super) const GATEWAY: GatewayId = GatewayId { node: 1, incarnation: 7 };
+
+pub(super) const EPOCH: &str = "e";
+
+/// The store, as the port promises it.
+#[derive(Default, Clone)]
+pub(super) struct Store {
+    pub(super) applied: u64,
+    pub(super) boxes: BTreeMap<Uid, Bytes>,
+    pub(super) own: BTreeMap<(Uid, u64), Bytes>,
+    pub(super) shared: BTreeMap<u64, (Bytes, u32)>,
+}
+
+pub(super) struct World {
+    pub(super) now: i64,
+    pub(super) log: Vec<StoredRecord>,
+    pub(super) store: Store,
+    pub(super) core: Partition,
+    pub(super) settings: Arc<CarrierSettings>,
+    pub(super) rules: Arc<PlatformRules>,
+    pub(super) reading: Option<u64>,
+    pub(super) news: Vec<ToGateway>,
+    pub(super) letters: Vec<Letter>,
+    pub(super) answers: Vec<PeopleTold>,
+    pub(super) resigned: bool,
+}
+
+impl World {
+    pub(super) fn new() -> Self {
+        Self::with(PlatformSettings::default())
+    }
+
+    pub(super) fn with(platform: PlatformSettings) -> Self {
+        let platform = Arc::new(platform);
+        let rules: Arc<PlatformRules> = Arc::new(move |_| platform.clone());
+        let settings = Arc::new(CarrierSettings { window_messages: 4, page_messages: 3, ..CarrierSettings::default() });
+        let core = Partition::new(settings.clone(), rules.clone(), 1, EPOCH.into(), Timestamp::from_millis(0));
+        let mut world = Self {
+            now: 0,
+            log: Vec::new(),
+            store: Store::default(),
+            core,
+            settings,
+            rules,
+            reading: None,
+            news: Vec::new(),
+            letters: Vec::new(),
+            answers: Vec::new(),
+            resigned: false,
+        };
+        world.step(Input::Started { applied: 0, first: 0, end: 0 });
+        world
+    }
+
+    /// One whose platforms have the rule that stands there at the time.
+    pub(super) fn ruled(rule: &Arc<Mutex<SessionsRule>>) -> Self {
+        let present = Arc::clone(rule);
+        let mut world = Self::new();
+        world.rules = Arc::new(move |_: &Platform| {
+            let sessions = *present.lock().unwrap();
+            Arc::new(PlatformSettings { sessions, ..PlatformSettings::default() })
+        });
+        world.take_over();
+        world
+    }
+
+    /// The owner is gone, and another takes over from what is in store and log.
+    pub(super) fn take_over(&mut self) {
+        let (settings, rules) = (self.settings.clone(), self.rules.clone());
+        self.core = Partition::new(settings, rules, 2, EPOCH.into(), Timestamp::from_millis(self.now));
+        self.reading = None;
+        let (applied, end) = (self.store.applied, self.log.len() as u64);
+        self.step(Input::Started { applied, first: 0, end });
+    }
+
+    pub(super) fn step(&mut self, input: Input) {
+        let effects = self.core.step(Timestamp::from_millis(self.now), input);
+        for effect in effects {
+            self.perform(effect);
+        }
+    }
+
+    pub(super) fn perform(&mut self, effect: Effect) {
+        match effect {
+            Effect::Read { from } => {
+                if (from as usize) < self.log.len() {
+                    let records = self.log[from as usize..].to_vec();
+                    let next = self.log.len() as u64;
+                    self.step(Input::Read(Ok(ReadBatch { records, next })));
+                } else {
+                    self.reading = Some(from);
+                }
+            }
+            Effect::Load { uids } => {
+                let found = uids.iter().map(|uid| self.store.boxes.get(uid).cloned()).collect();
+                self.step(Input::Loaded(Ok(At { applied: self.store.applied, found })));
+            }
+            Effect::Rows { token, keys, .. } => {
+                let row = |key: &RowKey| match key {
+                    RowKey::Own { uid, seq } => self.store.own.get(&(uid.clone(), *seq)).cloned(),
+                    RowKey::Shared { seq } => self.store.shared.get(seq).map(|(row, _)| row.clone()),
+                };
+                let found = keys.iter().map(row).collect();
+                self.step(Input::Rows { token, found: Ok(At { applied: self.store.applied, found }) });
+            }
+            Effect::Append(letters) => {
+                self.letters.extend(letters);
+                self.step(Input::Appended);
+            }
+            Effect::Apply(write) => {
+                assert_eq!(write.expected, self.store.applied);
+                if write.reset {
+                    self.store = Store::default();
+                }
+                self.store.applied = write.applied;
+                for change in write.changes {
+                    self.change(change);
+                }
+                self.step(Input::Applied(Ok(Applied::Done)));
+            }
+            Effect::Tell { news, .. } => self.news.extend(news),
+            Effect::Answer { told, .. } => self.answers.push(told.unwrap()),
+            Effect::Report(_) => {}
+            Effect::Resign { .. } => self.resigned = true,
+        }
+    }
+
+    pub(super) fn change(&mut self, change: InboxChange) {
+        match change {
+            InboxChange::PutBox { uid, state: Some(state), .. } => drop(self.store.boxes.insert(uid, state)),
+            InboxChange::PutBox { uid, state: None, .. } => drop(self.store.boxes.remove(&uid)),
+            InboxChange::PutOwn { uid, seq, row } => drop(self.store.own.insert((uid, seq), row)),
+            InboxChange::PutShared { seq, row, references } => {
+                self.store.shared.entry(seq).or_insert((row, 0)).1 += references;
+            }
+            InboxChange::DropOwn { uid, seq } => {
+                assert!(self.store.own.remove(&(uid, seq)).is_some(), "only what is there is dropped");
+            }
+            InboxChange::ReleaseShared { seq, references } => {
+                let row = self.store.shared.get_mut(&seq).expect("only what is there is released");
+                row.1 = row.1.checked_sub(references).expect("not more than there are");
+                if row.1 == 0 {
+                    self.store.shared.remove(&seq);
+                }
+            }
+        }
+    }
+
+    /// Time passes: what is to be saved is.
+    pub(super) fn wait(&mut self, ms: i64) {
+        self.now += ms;
+        self.step(Input::Tick);
+    }
+
+    pub(super) fn append(&mut self, task: &PushTask, body: &'static str) {
+        let record = Record {
+            key: None,
+            value: Bytes::from_static(body.as_bytes()),
+            headers: task.headers().take(),
+            timestamp: Timestamp::from_millis(self.now),
+        };
+        self.log.push(StoredRecord { offset: self.log.len() as u64, record });
+        if let Some(from) = self.reading.take() {
+            self.perform(Effect::Read { from });
+        }
+    }
+
+    pub(super) fn push(&mut self, uids: &[&str], body: &'static str) {
+        self.push_message(PushMessage { store: true, ..message(uids) }, body);
+    }
+
+    pub(super) fn push_message(&mut self, message: PushMessage, body: &'static str) {
+        self.append(&PushTask::Message(message), body);
+    }
+
+    pub(super) fn arrive(&mut self, session: u64, who: &str, platform: &str, resume: Option<Resume>) {
+        let arrival = self.arrival(session, who, platform, resume);
+        self.from(vec![ToCarrier::Arrive(Box::new(arrival))]);
+    }
+
+    pub(super) fn arrival(&self, session: u64, who: &str, platform: &str, resume: Option<Resume>) -> Arrival {
+        let (platform, at) = (Platform::new(platform).unwrap(), Timestamp::from_millis(self.now));
+        Arrival { session, uid: uid(who), platform, device: format!("d{session}").into(), resume, at }
+    }
+
+    pub(super) fn from(&mut self, messages: Vec<ToCarrier>) {
+        self.step(Input::From { gateway: GATEWAY, messages });
+    }
+
+    pub(super) fn ack(&mut self, session: u64, who: &str, upto: u64) {
+        self.from(vec![ToCarrier::Ack { session, uid: uid(who), upto }]);
+    }
+
+    pub(super) fn gone(&mut self, session: u64, who: &str) {
+        self.from(vec![ToCarrier::Gone { session, uid: uid(who) }]);
+    }
+
+    /// What a session was told since the last look, in short.
+    pub(super) fn told(&mut self, session: u64) -> Vec<String> {
+        let (mine, others): (Vec<_>, Vec<_>) = self.news.drain(..).partition(|news| session_of(news) == session);
+        self.news = others;
+        mine.iter().map(short).collect()
+    }
+}
+
+fn announced(announced: Announced) -> Input {
+    Input::From { gateway: GATEWAY, messages: vec![ToCarrier::Announce(Box::new(announced))] }
+}
+
+pub(super) fn uid(name: &str) -> Uid {
+    Uid::new(name).unwrap()
+}
+
+/// As devices of that user are told it.
+pub(super) fn epoch(who: &str) -> Box<str> {
+    format!("{EPOCH}-{:08x}", super::super::folding::hash_of(who) as u32).into()
+}
+
+pub(super) fn message(uids: &[&str]) -> PushMessage {
+    PushMessage { id: "m".into(), uids: uids.iter().map(ToString::to_string).collect(), ..PushMessage::default() }
+}
+
+pub(super) fn session_of(news: &ToGateway) -> u64 {
+    match news {
+        ToGateway::Admitted(admitted) => admitted.session,
+        ToGateway::Rejected { session, .. }
+        | ToGateway::Deliver(Delivery { session, .. })
+        | ToGateway::Truncated { session, .. }
+        | ToGateway::Lost { session, .. }
+        | ToGateway::Kick { session, .. } => *session,
+    }
+}
+
+pub(super) fn short(news: &ToGateway) -> String {
+    match news {
+        ToGateway::Admitted(admitted) => {
+            let resumed = if admitted.resumed { "resumed" } else { admitted.why.unwrap_or("anew") };
+            format!("admitted {resumed} at {} head {}", admitted.cursor, admitted.head)
+        }
+        ToGateway::Rejected { code, .. } => format!("rejected {}", code.word()),
+        ToGateway::Deliver(delivery) => {
+            let again = if delivery.again { " again" } else { "" };
+            let body = String::from_utf8_lossy(&delivery.message.payload);
+            match delivery.place {
+                DeliveryPlace::Stored { seq, prev } => format!("{body} {seq} after {prev}{again}"),
+                DeliveryPlace::Ephemeral { .. } => format!("{body} ephemeral"),
+            }
+        }
+        ToGateway::Truncated { from, to, .. } => format!("lost {from} to {to}"),
+        ToGateway::Lost { count, .. } => format!("lost {count}"),
+        ToGateway::Kick { code, reason, .. } => format!("kick {} {reason}", code.word()),
+    }
+}
+
+impl World {
+    /// What happens, with what is to be done about it left undone.
+    pub(super) fn only(&mut self, input: Input) -> Vec<Effect> {
+        self.core.step(Timestamp::from_millis(self.now), input)
+    }
+
+    pub(super) fn perform_all(&mut self, effects: Vec<Effect>) {
+        effects.into_iter().for_each(|effect| self.perform(effect));
+    }
+
+    pub(super) fn announce(&self, session: u64, who: &str, platform: &str, sent: u64, acked: u64) -> Input {
+        let arrival = self.arrival(session, who, platform, None);
+        announced(Announced { arrival, epoch: (&*epoch(who)).into(), sent, acked })
+    }
+
+    /// What the owner is told of a session of `u` that came at `at`.
+    pub(super) fn announce_since(&self, session: u64, at: i64) -> Input {
+        let mut arrival = self.arrival(session, "u", "web", None);
+        arrival.at = Timestamp::from_millis(at);
+        announced(Announced { arrival, epoch: (&*epoch("u")).into(), sent: 0, acked: 0 })
+    }
+}
