@@ -247,8 +247,8 @@ impl UserBox {
             gone.extend(self.lose(at, rules));
         }
         // A device that resumed may have it already: an earlier owner sent it.
-        let has_it = self.seats.iter().any(|seat| slot.is_for(&seat.platform))
-            && !self.seats.iter().any(|seat| seat.waits_for(&slot));
+        let keeps = |seat: &Seat| slot.is_for(&seat.platform) && rules(&seat.platform).store;
+        let has_it = !self.is_awaited_by_a_seat(&slot, rules) && self.seats.iter().any(keeps);
         self.slots.push_back(slot);
         if has_it {
             gone.extend(self.settle(rules, u64::MAX));

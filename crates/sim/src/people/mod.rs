@@ -10,6 +10,7 @@
 mod devices;
 mod driver;
 mod gateway;
+mod kicks;
 mod links;
 mod owners;
 mod profile;

@@ -5,13 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use whimbrel_model::people::{CloseCode, GatewayId, Platform, PlatformSettings, Uid};
+use whimbrel_model::people::{GatewayId, Platform, PlatformSettings, Uid};
 use whimbrel_model::ports::{Applied, InboxError, InboxWrite, RowKey, ToCarrier, ToGateway};
-use whimbrel_model::push::{PushKick, PushMessage, PushTask};
+use whimbrel_model::push::{PushMessage, PushTask};
 use whimbrel_model::{Record, SessionsRule, StoredRecord, Timestamp};
 use whimbrel_roles::carrier::partition::{Input, Letter};
 use whimbrel_roles::carrier::{CarrierSettings, PlatformRules};
-use whimbrel_roles::gateway::{Phase, State};
 
 use super::Check;
 use super::devices::{Device, Frame};
@@ -156,14 +155,14 @@ pub struct World {
     pub devices: Vec<Device>,
     pub(super) sessions: u64,
     /// Sessions that somebody kicked.
-    kicked: BTreeSet<u64>,
+    pub(super) kicked: BTreeSet<u64>,
     pub truth: Truth,
     pub report: PeopleReport,
     /// The most that any session had to acknowledge.
     pub(super) most_unacked: usize,
     /// Nothing more goes wrong.
     pub(super) is_quiet: bool,
-    events: BTreeMap<(u64, u64), Event>,
+    pub(super) events: BTreeMap<(u64, u64), Event>,
     scheduled: u64,
 }
 
@@ -462,41 +461,6 @@ pub fn user_name(user: usize) -> Uid {
 }
 
 impl World {
-    /// Somebody ends sessions. Those that are let in by now must not outlive it; who is only on the way in comes after it.
-    pub fn kick(&mut self, kick: PushKick, uid: &Uid) {
-        let now = self.clock();
-        let is_meant = |session: &State| {
-            let is_in = session.phase == Phase::Admitted;
-            session.who.as_ref().is_some_and(|who| {
-                let is_named = kick.platform.as_ref().is_none_or(|platform| *platform == who.platform);
-                is_in && is_named && who.uid == *uid && who.at <= now
-            })
-        };
-        let sessions = self.gateways.iter().flat_map(SimGateway::states);
-        let meant: Vec<u64> = sessions.filter(|(_, state)| is_meant(state)).map(|(number, _)| number).collect();
-        self.kicked.extend(meant);
-        self.append(&PushTask::Kick(kick), uid, Bytes::new());
-    }
-
-    pub fn was_kicked(&self, session: u64) -> bool {
-        self.kicked.contains(&session)
-    }
-
-    pub fn nobody_is_there_who_was_kicked(&self) -> Check {
-        match self.kicked.iter().find(|session| self.gateway_of(**session).is_some()) {
-            Some(session) => Err(format!("session {session} was kicked, and is still there")),
-            None => Ok(()),
-        }
-    }
-
-    /// Whether a gateway will hear from that owner that somebody was kicked, and has not yet.
-    fn has_a_kick_under_way(&self, owner: u64) -> bool {
-        let is_kick = |news: &ToGateway| matches!(news, ToGateway::Kick { code: CloseCode::Kicked, .. });
-        self.events.values().any(
-            |event| matches!(event, Event::Down { epoch, news, .. } if *epoch == owner && news.iter().any(is_kick)),
-        )
-    }
-
     /// The store is to be on disk.
     pub fn sync(&mut self) {
         if let Some(epoch) = self.owner {

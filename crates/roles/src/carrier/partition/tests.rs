@@ -13,4 +13,4 @@ mod time_and_bounds;
 mod waking;
 mod world;
 
-use world::{EPOCH, GATEWAY, Store, World, epoch, message, uid};
+use world::{EPOCH, GATEWAY, World, epoch, message, uid};

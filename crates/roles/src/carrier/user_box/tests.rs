@@ -73,6 +73,14 @@ fn a_message_for_all_waits_where_nobody_was_ever_seen() {
 }
 
 #[test]
+fn what_is_folded_again_is_not_kept_for_a_platform_that_keeps_nothing() {
+    let (rules, mut user_box) = (rules(100), with_seats(&["tv", "web"]));
+    user_box.acknowledge(1, 7, &*rules);
+    assert_eq!(user_box.store(slot(5), &*rules).len(), 1);
+    assert!(user_box.slots.is_empty());
+}
+
+#[test]
 fn a_platform_that_keeps_nothing_holds_nothing_back() {
     let (rules, mut user_box) = (rules(100), with_seats(&["tv", "web"]));
     user_box.store(slot(1), &*rules);
