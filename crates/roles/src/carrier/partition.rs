@@ -208,6 +208,8 @@ struct Live {
     /// The seat's device, not the session's.
     device: Box<str>,
     arrived: Timestamp,
+    /// An earlier owner let it in.
+    was_announced: bool,
     /// The highest number that it was sent, or told that it lost.
     sent: u64,
     unacked: VecDeque<(u64, u32)>,
@@ -256,6 +258,8 @@ pub struct Partition {
     folded: u64,
     /// Where the log ended when this owner began: numbers up to there were given.
     began_at: u64,
+    /// The store had nothing of what the log has: up to where this owner began everything is folded anew.
+    is_rebuilding: bool,
     /// Where to read on.
     read_next: u64,
     is_reading: bool,
@@ -312,6 +316,7 @@ impl Partition {
             loading_at: 0,
             folded: 0,
             began_at: 0,
+            is_rebuilding: false,
             read_next: 0,
             is_reading: false,
             unsaved: Unsaved::new(now),
@@ -412,6 +417,7 @@ impl Partition {
     fn started(&mut self, applied: u64, first: u64, end: u64, now: Timestamp) {
         self.began = now;
         self.began_at = end;
+        self.is_rebuilding = applied == 0 || applied > end;
         let mut from = applied;
         if applied > end {
             self.effects.push(Effect::Report(Trouble::OtherLog { applied, end }));

@@ -120,8 +120,15 @@ impl Partition {
         self.gateways_died(&dead, now);
     }
 
+    /// A gateway spoke. Earlier incarnations of it are over, whatever a picture says.
     pub(super) fn heard_from(&mut self, gateway: GatewayId, now: Timestamp) {
-        self.gateways.entry(gateway).or_insert(Known { heard_at: now, was_seen: false });
+        if self.gateways.contains_key(&gateway) {
+            return;
+        }
+        let is_earlier = |id: &&GatewayId| id.node == gateway.node && id.incarnation < gateway.incarnation;
+        let earlier: Vec<GatewayId> = self.gateways.keys().filter(is_earlier).copied().collect();
+        self.gateways.insert(gateway, Known { heard_at: now, was_seen: false });
+        self.gateways_died(&earlier, now);
     }
 
     pub(super) fn gateways_died(&mut self, dead: &[GatewayId], now: Timestamp) {

@@ -147,7 +147,7 @@ impl Partition {
         }
         let Arrival { session, uid, platform, device, at: arrived, .. } = arrival;
         let mut live = Live::new(gateway, session, platform, seat_name, arrived, now);
-        live.sent = sent;
+        (live.sent, live.was_announced) = (sent, true);
         self.make_way(&uid, &live, &settings, now);
         let rules = Arc::clone(&self.rules);
         let Some((user, seat, mut gone)) = self.take_seat(&uid, &live.platform, &device, now) else { return };

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::BuildHasher as _;
 use std::sync::Arc;
+use std::time::Duration;
 
 use foldhash::quality::FixedState;
 use whimbrel_model::people::{PlatformSettings, Uid};
@@ -10,11 +11,14 @@ use whimbrel_model::ports::{Delivery, DeliveryPlace, OutMessage, RowKey, ToGatew
 use whimbrel_model::push::{
     Notice, NoticeDevice, NoticeDue, Notify, PUSH_FORMAT, PushMessage, PushRetry, PushTask, expiry, seq_of,
 };
-use whimbrel_model::record::HEADER_CONTENT_TYPE;
+use whimbrel_model::record::{HEADER_CONTENT_TYPE, HEADER_FINGERPRINT, HEADER_IDEMPOTENCY_KEY};
 use whimbrel_model::{Platform, Record, SessionsRule, Timestamp};
 
 use super::super::user_box::{Filter, PlatformRules, Seat, Slot, device_name};
 use super::{Letter, Live, Partition, User};
+
+/// While a store is built anew from the log, only who missed a message so young is woken for it: the others were when it was new.
+const REBUILT_NOTICES_WITHIN: Duration = Duration::from_secs(60);
 
 /// Hashes of ids and collapse keys are written to stores: they must be the same everywhere and always.
 const HASHES: FixedState = FixedState::with_seed(0x5748_494d_4252_454c);
@@ -22,6 +26,28 @@ const HASHES: FixedState = FixedState::with_seed(0x5748_494d_4252_454c);
 /// Never zero, which stands for none.
 pub(super) fn hash_of(text: &str) -> u64 {
     HASHES.hash_one(text).max(1)
+}
+
+/// A message on its way to its users.
+struct Incoming<'a> {
+    message: &'a PushMessage,
+    slot: Slot,
+    out: Arc<OutMessage>,
+    /// Hashes of the names under which a repeat of it is known.
+    names: Vec<u64>,
+    /// An earlier owner may have handled it.
+    is_old: bool,
+}
+
+/// The names of a message that was brought with some. They belong to whoever published it, and to what it is: two services may number their
+/// messages alike, and a name may be used anew when the door has forgotten it.
+fn names_of(message: &PushMessage, record: &Record) -> Vec<u64> {
+    if !message.brought {
+        return Vec::new();
+    }
+    let (owner, what) = (record.headers.get(HEADER_IDEMPOTENCY_KEY), record.headers.get(HEADER_FINGERPRINT));
+    let names = std::iter::once(&message.id).chain(&message.also);
+    names.map(|name| HASHES.hash_one((name.as_str(), owner, what)).max(1)).collect()
 }
 
 impl Partition {
@@ -65,12 +91,18 @@ impl Partition {
             }
             return;
         }
+        let (names, is_old) = (names_of(message, record), offset < self.began_at);
+        let incoming = Incoming { message, slot, out, names, is_old };
         let mut wake = Waking::default();
         for uid in &message.uids {
-            self.fold_for(uid, message, &slot, &out, now, &mut wake);
+            self.fold_for(uid, &incoming, now, &mut wake);
             self.release(uid);
         }
-        if let Some(notify) = &message.notify {
+        // Who was woken when it was new is not woken again because a store is built anew.
+        let was_told = is_old && self.is_rebuilding && expiry(sent_at, millis(REBUILT_NOTICES_WITHIN)) <= now;
+        if let Some(notify) = &message.notify
+            && !was_told
+        {
             self.notify(seq, message, notify, expires_at, wake, now);
         }
     }
@@ -93,15 +125,8 @@ impl Partition {
     }
 
     /// One user's part of a message.
-    fn fold_for(
-        &mut self,
-        uid: &str,
-        message: &PushMessage,
-        slot: &Slot,
-        out: &Arc<OutMessage>,
-        now: Timestamp,
-        wake: &mut Waking,
-    ) {
+    fn fold_for(&mut self, uid: &str, incoming: &Incoming<'_>, now: Timestamp, wake: &mut Waking) {
+        let Incoming { message, slot, out, names, is_old } = incoming;
         let rules = Arc::clone(&self.rules);
         let Some((uid, user)) = self.users.get_key_value(uid).map(|(uid, _)| uid.clone()).zip(self.users.get_mut(uid))
         else {
@@ -114,11 +139,10 @@ impl Partition {
             }
             return;
         };
-        if message.brought {
+        if !names.is_empty() {
             user.is_dirty = true;
             self.unsaved.dirty.insert(uid.clone());
-            let names = std::iter::once(&message.id).chain(&message.also);
-            if user.state.is_repeat(names.map(|name| hash_of(name))) {
+            if user.state.is_repeat(names.iter().copied()) {
                 self.counts.repeats += 1;
                 return;
             }
@@ -180,6 +204,10 @@ impl Partition {
                     self.deadlines.push(std::cmp::Reverse((at, uid.clone(), live.gateway, live.session)));
                 }
             } else {
+                // Whoever was there has it from an earlier owner, or leaves it out; who came since has missed it.
+                if *is_old && (!live.was_announced || slot.sent_at < live.arrived) {
+                    continue;
+                }
                 let place = DeliveryPlace::Ephemeral { place: slot.seq };
                 let delivery = Delivery { session: live.session, place, again: false, message: Arc::clone(out) };
                 self.news.entry(live.gateway).or_default().push(ToGateway::Deliver(delivery));

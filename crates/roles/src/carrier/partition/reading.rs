@@ -33,6 +33,7 @@ impl Live {
             platform,
             device,
             arrived,
+            was_announced: false,
             sent: 0,
             unacked: VecDeque::new(),
             unacked_bytes: 0,

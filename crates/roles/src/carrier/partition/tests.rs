@@ -5,6 +5,7 @@ mod changed_rules;
 mod delivering;
 mod kicks;
 mod owner_change;
+mod refold;
 mod repeats;
 mod seats_seen;
 mod store;
