@@ -28,7 +28,7 @@ use super::limits::{
     ANSWER_BYTES_MAX, CONNECT_WITHIN, IDLE_APNS_CONNECTION_FOR, IDLE_CONNECTION_FOR, IDLE_CONNECTIONS_MAX, LOOKUPS_MAX,
     PING_EVERY, PING_WITHIN,
 };
-use crate::worker::{AddressGuard, client_tls, retry_after};
+use crate::worker::{AddressGuard, Forbidden, client_tls, retry_after};
 
 /// Which HTTP is spoken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +67,12 @@ pub(super) enum NoAnswer {
     /// It may be there another time.
     #[error("{0}")]
     Unreachable(String),
+}
+
+impl From<Forbidden> for NoAnswer {
+    fn from(Forbidden(place): Forbidden) -> Self {
+        Self::Forbidden(format!("notices may not go to {place}, which a device named, unless horn.allow has it"))
+    }
 }
 
 impl Client {
@@ -180,7 +186,7 @@ impl ConnectorCore {
         for address in self.addresses(host, port).await? {
             let judged = self.guard.as_ref().map_or(Ok(()), |guard| guard.check_dialled(host, address.ip()));
             if let Err(forbidden) = judged {
-                failure = NoAnswer::Forbidden(forbidden.to_string());
+                failure = forbidden.into();
                 continue;
             }
             match TcpStream::connect(address).await {
@@ -201,7 +207,7 @@ impl ConnectorCore {
         }
         // A name that is forbidden is not even looked up.
         let judged = self.guard.as_ref().map_or(Ok(()), |guard| guard.check_host(host));
-        judged.map_err(|forbidden| NoAnswer::Forbidden(forbidden.to_string()))?;
+        judged?;
         let _permit = self.lookups.acquire().await.ok();
         let found = lookup_host((host, port)).await;
         Ok(found.map_err(|error| NoAnswer::Unreachable(format!("the name {host}: {error}")))?.collect())

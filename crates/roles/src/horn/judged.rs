@@ -10,6 +10,8 @@ pub(super) struct Judged {
     pub(super) fate: Fate,
     /// The provider asked to be left alone by everybody for so long.
     pub(super) everybody_waits: Option<Duration>,
+    /// So long the provider asked to be left alone with what is for this device; several devices that are told so speak for all.
+    pub(super) device_waits: Option<Duration>,
     /// Nobody answered, or not in time.
     pub(super) is_silent: bool,
 }
@@ -17,13 +19,18 @@ pub(super) struct Judged {
 impl Judged {
     /// Nobody is to call it for a while, where it said how long.
     pub(super) fn everybody_later(reason: impl Into<String>, retry_after: Option<Duration>) -> Self {
-        Self { fate: Fate::later(reason, retry_after), everybody_waits: retry_after, is_silent: false }
+        Self { everybody_waits: retry_after, ..Fate::later(reason, retry_after).into() }
+    }
+
+    /// Nobody is to call this device for a while, where the provider said how long.
+    pub(super) fn throttled(reason: impl Into<String>, retry_after: Option<Duration>) -> Self {
+        Self { device_waits: retry_after, ..Fate::later(reason, retry_after).into() }
     }
 }
 
 impl From<Fate> for Judged {
     fn from(fate: Fate) -> Self {
-        Self { fate, everybody_waits: None, is_silent: false }
+        Self { fate, everybody_waits: None, device_waits: None, is_silent: false }
     }
 }
 

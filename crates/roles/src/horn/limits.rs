@@ -30,6 +30,13 @@ pub(super) const REMEMBERED_MAX: usize = 1 << 16;
 pub(super) const PAUSES_MAX: usize = 1024;
 /// The longest that a provider is left alone because it asked for it.
 pub(super) const PAUSE_MAX: Duration = Duration::from_secs(3_600);
+/// The longest that the origin of a push service is left alone, whatever it asked for: all users of one browser are behind it.
+pub(super) const ORIGIN_PAUSE_MAX: Duration = Duration::from_secs(60);
+/// So many devices that are throttled within so long speak for the whole origin of their push service; fewer for themselves.
+pub(super) const THROTTLED_DEVICES: usize = 5;
+pub(super) const THROTTLED_WITHIN: Duration = Duration::from_secs(10);
+/// Origins whose throttled devices are counted; beyond, all are counted anew.
+pub(super) const THROTTLED_ORIGINS_MAX: usize = 256;
 /// A place that did not answer so many times in a row is left alone for so long at first, and for so long at most.
 pub(super) const SILENT_TIMES: u32 = 8;
 pub(super) const SILENCE_PAUSE: Duration = Duration::from_secs(10);

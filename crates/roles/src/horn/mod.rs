@@ -29,6 +29,7 @@ mod plain_http;
 mod remembered;
 pub mod settings;
 mod silences;
+mod throttled;
 mod webpush;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -52,6 +53,7 @@ use pauses::Pauses;
 use plain_http::PlainHttp;
 use remembered::Remembered;
 use silences::Silences;
+use throttled::Throttled;
 use webpush::{WebPush, origin_of};
 
 pub use calls::HornCallbacks;
@@ -82,6 +84,7 @@ pub struct Horn {
     timeout: Duration,
     pauses: Mutex<Pauses>,
     silences: Mutex<Silences>,
+    throttled: Mutex<Throttled>,
     remembered: Mutex<Remembered>,
     complaints: Mutex<Complaints>,
     figures: HornFigures,
@@ -101,7 +104,7 @@ impl Providers {
         let client = |speaks, guard| Client::new(speaks, guard, &extra_roots_pem).map_err(HornError::Tls);
         let apns = apns.map(|apns| Apns::new(apns, client(Speaks::Http2, None)?)).transpose()?;
         let fcm = fcm.map(|fcm| Fcm::new(fcm, client(Speaks::Either, None)?)).transpose()?;
-        // Devices bring those places themselves.
+        // Devices bring those places themselves, plain HTTP's included.
         let guarded = client(Speaks::Either, Some(guard))?;
         let webpush = webpush.map(|webpush| WebPush::new(webpush, guarded.clone())).transpose()?;
         let http = http.map(|http| PlainHttp::new(&http, guarded)).transpose()?;
@@ -128,10 +131,10 @@ impl Horn {
     pub fn new(settings: HornSettings, parts: HornParts) -> Result<Self, HornError> {
         let timeout = settings.timeout;
         let providers = Providers::new(settings)?;
-        let (pauses, silences) = (Mutex::default(), Mutex::default());
+        let (pauses, silences, throttled) = (Mutex::default(), Mutex::default(), Mutex::default());
         let (remembered, complaints) = (Mutex::default(), Mutex::default());
         let figures = HornFigures::new();
-        Ok(Self { parts, providers, timeout, pauses, silences, remembered, complaints, figures })
+        Ok(Self { parts, providers, timeout, pauses, silences, throttled, remembered, complaints, figures })
     }
 
     /// Wakes the user's devices that the notice is for, all at the same time.
@@ -179,6 +182,9 @@ impl Horn {
             if let Some(left) = lock(&self.silences).left(place, letter.now) {
                 return Fate::later("nobody answered there lately, and it is left alone for a while", Some(left));
             }
+            if let Some(left) = lock(&self.throttled).left(&letter.device.token, letter.now) {
+                return Fate::later("the provider asked to leave this device alone for a while", Some(left));
+            }
         }
         let began = Instant::now();
         let deadline = (began + self.timeout).into();
@@ -202,13 +208,13 @@ impl Horn {
         };
         self.figures.took(provider, began.elapsed());
         if let Some(place) = place {
-            self.learn(&place, &judged);
+            self.learn(&place, &letter.device.token, &judged);
         }
         judged.fate
     }
 
     /// What an answer, or that there was none, says about the next ones.
-    fn learn(&self, place: &str, judged: &Judged) {
+    fn learn(&self, place: &str, token: &str, judged: &Judged) {
         let now = self.parts.clock.now();
         if judged.is_silent {
             if let Some(wait) = lock(&self.silences).silent(place, now) {
@@ -217,7 +223,8 @@ impl Horn {
             return;
         }
         lock(&self.silences).answered(place);
-        if let Some(wait) = judged.everybody_waits {
+        let by_devices = judged.device_waits.and_then(|wait| lock(&self.throttled).device(place, token, wait, now));
+        if let Some(wait) = judged.everybody_waits.or(by_devices) {
             tracing::warn!(place, ?wait, "a provider asked to be left alone for a while");
             lock(&self.pauses).ask(place, wait, now);
         }

@@ -20,7 +20,7 @@ pub struct HornSettings {
     pub fcm: Option<FcmSettings>,
     pub webpush: Option<WebPushSettings>,
     pub http: Option<HttpSettings>,
-    /// Where Web Push and plain HTTP may go: devices bring those places themselves.
+    /// Where Web Push and plain HTTP may go: devices bring those places themselves, see [`AddressGuard::for_devices`].
     pub guard: AddressGuard,
     /// Certificates in PEM that are believed beside those of the machine.
     pub extra_roots_pem: Vec<u8>,
@@ -35,7 +35,7 @@ impl Default for HornSettings {
             fcm: None,
             webpush: None,
             http: Some(HttpSettings::default()),
-            guard: AddressGuard::default(),
+            guard: AddressGuard::default_for_devices(),
             extra_roots_pem: Vec::new(),
             timeout: TIMEOUT_DEFAULT,
         }

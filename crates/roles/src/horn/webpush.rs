@@ -21,7 +21,8 @@ use super::judged::Judged;
 use super::jwt::SigningKey;
 use super::letter::Letter;
 use super::limits::{
-    VAPID_TOKEN_FOR, VAPID_TOKEN_VALID, VAPID_TOKENS_MAX, WEBPUSH_PAYLOAD_BYTES_MAX, WEBPUSH_TTL_SECONDS_MAX,
+    ORIGIN_PAUSE_MAX, VAPID_TOKEN_FOR, VAPID_TOKEN_VALID, VAPID_TOKENS_MAX, WEBPUSH_PAYLOAD_BYTES_MAX,
+    WEBPUSH_TTL_SECONDS_MAX,
 };
 use super::outcome::Fate;
 use super::settings::{HornError, WebPushSettings};
@@ -146,12 +147,17 @@ fn decoded(text: &str) -> Option<Vec<u8>> {
 /// What an answer of a push service means.
 fn judge(answer: &Answer) -> Judged {
     let status = answer.status;
-    let text: String = String::from_utf8_lossy(&answer.body).chars().take(100).collect();
-    let said = format!("the push service answered {status} {text}");
+    // Not what it says beside that: a device named the place, and nobody is to read there what whoever it named answers.
+    let said = format!("the push service answered {status}");
     match status {
         200..=299 => Fate::Sent.into(),
         404 | 410 => Fate::gone(said).into(),
-        429 | 500..=599 => Judged::everybody_later(said, answer.retry_after()),
+        429 => Judged::throttled(said, answer.retry_after()),
+        500..=599 => {
+            let wait = answer.retry_after();
+            let everybody_waits = wait.map(|wait| wait.min(ORIGIN_PAUSE_MAX));
+            Judged { everybody_waits, ..Fate::later(said, wait).into() }
+        }
         408 | 425 => Fate::later(said, None).into(),
         // It is larger than this service takes, or not what it wants.
         400 | 411 | 413..=415 | 422 | 431 => Fate::refused(said).into(),

@@ -99,7 +99,7 @@ codes! {
     BadEntry 422 "bad_entry" "An entry of the batch is wrong",
     DifferentBody 422 "different_body" "The key was used with another message before",
     BadUrl 422 "bad_url" "This cannot be called",
-    ForbiddenAddress 422 "forbidden_address" "Callbacks may not go there",
+    ForbiddenAddress 422 "forbidden_address" "Callbacks and notices may not go there",
     BadSecret 422 "bad_secret" "This cannot sign",
     OffsetBeyondEnd 422 "offset_beyond_end" "The offset is beyond the end",
     CannotShrink 422 "cannot_shrink" "Partitions grow only",

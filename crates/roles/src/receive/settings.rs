@@ -57,6 +57,8 @@ pub struct ReceiveSettings {
     pub keys: Vec<ApiKey>,
     /// Where callbacks may go, as far as it can be told when a subscription is made.
     pub guard: Arc<AddressGuard>,
+    /// Where notices may go whose URL a device brought, as far as it can be told when the device is registered.
+    pub device_guard: Arc<AddressGuard>,
     /// Providers of notices that the horn of this process has no settings for; none where it has no horn, and another's may.
     pub mute_providers: Vec<Provider>,
     /// What the page at `/` says of this process.
@@ -96,6 +98,7 @@ impl Default for ReceiveSettings {
             node: 0,
             keys: Vec::new(),
             guard: Arc::default(),
+            device_guard: Arc::new(AddressGuard::default_for_devices()),
             mute_providers: Vec::new(),
             page: PageInfo::default(),
             shutdown: CancellationToken::new(),

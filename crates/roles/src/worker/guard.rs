@@ -4,6 +4,9 @@
 //! services, and addresses that are nobody's in particular are denied from the start; an entry of `allow` lifts that. To allow only a few,
 //! deny `0.0.0.0/0` and `::/0`.
 //!
+//! URLs that devices brought are a stranger's: for those the machine itself and every network that is not the public one are denied as
+//! well ([`AddressGuard::for_devices`]).
+//!
 //! A name says little: what counts is the address that is dialled, and that is judged here on every attempt.
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -27,6 +30,28 @@ const DENIED_BY_DEFAULT: &[&str] = &[
     "224.0.0.0/4",
     "255.255.255.255/32",
     "ff00::/8",
+];
+
+/// What nothing may reach that a device named, beside the above: the machine itself, and what is behind the same router.
+const DENIED_TO_DEVICES: &[&str] = &[
+    // Loopback.
+    "127.0.0.0/8",
+    "::1/128",
+    // Private networks, and the unique local ones of IPv6 with the site-local ones that were before them.
+    "10.0.0.0/8",
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+    "fc00::/7",
+    "fec0::/10",
+    // Networks of carriers behind NAT; clouds and overlays use them as their own.
+    "100.64.0.0/10",
+    // Protocol assignments, networks of test beds, and what nobody was given.
+    "192.0.0.0/24",
+    "198.18.0.0/15",
+    "240.0.0.0/4",
+    // IPv4 addresses that are translated or tunnelled in ways which are not unwrapped here.
+    "::ffff:0:0:0/96",
+    "2001::/32",
 ];
 
 /// Prefixes whose addresses end with an IPv4 address that a translator reaches: the well-known one, and that for one's own network.
@@ -66,6 +91,20 @@ impl AddressGuard {
         let deny = by_default.chain(deny.iter().map(String::as_str)).map(Rule::parse).collect::<Result<_, _>>()?;
         let allow = allow.iter().map(|entry| Rule::parse(entry)).collect::<Result<_, _>>()?;
         Ok(Self { allow, deny })
+    }
+
+    /// For URLs that came with a device's registration: from the entries of `[horn] allow`, and of `[callbacks] deny`. What is allowed to
+    /// callbacks is not allowed to devices by that.
+    pub fn for_devices(allow: &[String], deny: &[String]) -> Result<Self, BadRule> {
+        let mut guard = Self::new(allow, deny)?;
+        let private = DENIED_TO_DEVICES.iter().copied().map(Rule::parse).collect::<Result<Vec<_>, _>>()?;
+        guard.deny.extend(private);
+        Ok(guard)
+    }
+
+    /// For URLs of devices where nobody configured anything.
+    pub fn default_for_devices() -> Self {
+        Self::for_devices(&[], &[]).expect("the rules that stand in the source are well formed")
     }
 
     /// Judges the host of a URL before anybody looks its address up: an address as such, a name by its name only.
@@ -263,6 +302,61 @@ mod tests {
         let refusal = guard.check_dialled("hooks.example.com", "169.254.169.254".parse().unwrap()).unwrap_err();
         assert_eq!(refusal.to_string(), "callbacks may not go to 169.254.169.254, the address of hooks.example.com");
         assert!(dialled(&guard, "hooks.example.com", "203.0.113.9"));
+    }
+
+    #[test]
+    fn what_a_device_named_reaches_the_public_network_only() {
+        let guard = AddressGuard::default_for_devices();
+        for address in [
+            "127.0.0.1",
+            "127.255.255.254",
+            "10.1.2.3",
+            "172.16.0.1",
+            "172.31.255.255",
+            "192.168.1.1",
+            "169.254.169.254",
+            "100.64.0.1",
+            "100.127.255.255",
+            "0.0.0.0",
+            "0.1.2.3",
+            "224.0.0.1",
+            "240.0.0.1",
+            "198.18.0.1",
+            "192.0.0.8",
+            "::",
+            "::1",
+            "fc00::1",
+            "fdff::1",
+            "fe80::1",
+            "fec0::1",
+            "ff02::1",
+            "::ffff:127.0.0.1",
+            "[::ffff:a01:203]",
+            "::ffff:0:127.0.0.1",
+            "::127.0.0.1",
+            "64:ff9b::10.0.0.1",
+            "2002:c0a8:101::1",
+            "2001:0:1::1",
+        ] {
+            assert!(guard.check_host(address).is_err(), "{address}");
+            let bare = address.trim_matches(['[', ']']);
+            assert!(!dialled(&guard, "push.example.com", bare), "{address} by a name");
+        }
+        for address in ["8.8.8.8", "172.15.0.1", "172.32.0.1", "100.63.0.1", "100.128.0.1", "2606:4700::1", "2a00::1"] {
+            assert!(guard.check_host(address).is_ok(), "{address}");
+        }
+    }
+
+    #[test]
+    fn only_what_is_allowed_to_devices_by_name_lifts_what_is_denied_to_them() {
+        let own = |entries: &[&str]| entries.iter().map(|entry| (*entry).to_owned()).collect::<Vec<_>>();
+        let guard = AddressGuard::for_devices(&own(&["10.1.0.0/16", "*.lan"]), &own(&["203.0.113.0/24"])).unwrap();
+        assert!(guard.check_host("10.1.2.3").is_ok());
+        assert!(guard.check_host("::ffff:10.1.2.3").is_ok());
+        assert!(dialled(&guard, "push.lan", "192.168.0.1"));
+        for address in ["10.2.0.1", "127.0.0.1", "203.0.113.9"] {
+            assert!(guard.check_host(address).is_err(), "{address}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use whimbrel_model::ports::{Device, Provider};
 use whimbrel_model::push::{Notice, Notify};
 use whimbrel_model::{Clock, Event, Timestamp};
 use whimbrel_roles::horn::{Fate, Horn, HornParts, HornSettings, Notified};
+use whimbrel_roles::worker::AddressGuard;
 
 use crate::registry::MemoryDevices;
 
@@ -65,8 +66,10 @@ impl Bench {
     }
 }
 
+/// Without a provider; devices may name places on this machine, where those of the tests are.
 pub fn settings() -> HornSettings {
-    HornSettings { http: None, ..HornSettings::default() }
+    let guard = AddressGuard::for_devices(&["127.0.0.0/8".to_owned(), "::1".to_owned()], &[]).unwrap();
+    HornSettings { http: None, guard, ..HornSettings::default() }
 }
 
 pub fn platform(name: &str) -> Platform {

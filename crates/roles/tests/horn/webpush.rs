@@ -14,7 +14,6 @@ use sha2::Sha256;
 use whimbrel_model::ports::{Device, Provider as By};
 use whimbrel_model::push::{Notice, Notify};
 use whimbrel_roles::horn::{Fate, HornSettings, WebPushSettings};
-use whimbrel_roles::worker::AddressGuard;
 
 use crate::bench::{Bench, NOW_MS, device, notice, reason_of, settings, silent_notice};
 use crate::proofs::{es256, unbase64};
@@ -195,36 +194,71 @@ async fn a_subscription_that_ended_is_taken_out_of_the_registry() {
 }
 
 #[tokio::test]
-async fn a_refusal_tells_the_services_words_and_whether_somebody_may_mend_it() {
+async fn a_refusal_tells_the_status_alone_and_whether_somebody_may_mend_it() {
     let kinds =
         [(400, "refused"), (413, "refused"), (401, "misconfigured"), (403, "misconfigured"), (302, "misconfigured")];
     for (status, word) in kinds {
         let (fate, bench, _provider) = fate_after(move || answer(status, "BadJwtToken")).await;
         assert_eq!(fate.word(), word, "{fate:?}");
-        assert!(reason_of(&fate).contains(&status.to_string()) && reason_of(&fate).contains("BadJwtToken"));
+        assert_eq!(reason_of(&fate), format!("the push service answered {status}"));
         assert!(bench.devices.has("u1", "laptop"));
     }
 }
 
 #[tokio::test]
-async fn a_push_service_that_throttles_is_left_alone_and_others_are_not() {
+async fn a_device_that_is_throttled_is_left_alone_and_no_other_of_its_push_service_is() {
     let count = AtomicUsize::new(0);
-    let throttling = Provider::start(move |_| match count.fetch_add(1, Ordering::SeqCst) {
-        0 => answer_later(429, "", 30),
+    let throttling = Provider::start(move |asked| match &*asked.path {
+        "/push/abc" if count.fetch_add(1, Ordering::SeqCst) == 0 => answer_later(429, "", 3_600),
         _ => answer(201, ""),
     })
     .await;
-    let other = Provider::start(|_| answer(201, "")).await;
     let browser = Browser::new();
     let bench = bench(&browser, &throttling);
     assert!(matches!(bench.only_fate(&notice("m1")).await, Fate::Later { .. }));
-    bench.devices.add("u1", browser.device("tablet", &other.url));
+    bench.devices.add("u1", browser.device("tablet", &format!("{}/push/other", throttling.url)));
     let fates = bench.fates(&notice("m2")).await;
     assert!(matches!(fates[0].1, Fate::Later { retry_after: Some(_), .. }), "{fates:?}");
     assert_eq!(fates[1].1, Fate::Sent);
-    assert_eq!(throttling.asked().len(), 1);
-    bench.pass(Duration::from_secs(31));
-    assert_eq!(bench.fates(&notice("m1")).await[0].1, Fate::Sent);
+    assert_eq!(throttling.asked().len(), 2, "the one that was throttled is not called");
+    bench.pass(Duration::from_secs(3_600));
+    let late = Notice { expires_at_ms: NOW_MS + 2 * 3_600_000, ..notice("m1") };
+    assert_eq!(bench.fates(&late).await[0].1, Fate::Sent);
+}
+
+#[tokio::test]
+async fn many_throttled_devices_have_their_push_service_left_alone_for_a_minute_at_most() {
+    let throttling = Provider::start(|_| answer_later(429, "", 3_600)).await;
+    let other = Provider::start(|_| answer(201, "")).await;
+    let (browser, bench) = (Browser::new(), Bench::new(settings_with(vapid_key().0)));
+    for number in 0..6 {
+        let uid = format!("u{number}");
+        bench.devices.add(&uid, browser.device("laptop", &format!("{}/{number}", throttling.url)));
+        assert!(matches!(bench.only_fate(&Notice { uid, ..notice("m1") }).await, Fate::Later { .. }));
+    }
+    assert_eq!(throttling.asked().len(), 5, "five devices speak for all");
+    bench.devices.add("u7", browser.device("laptop", &other.url));
+    assert_eq!(bench.only_fate(&Notice { uid: "u7".to_owned(), ..notice("m1") }).await, Fate::Sent);
+    bench.pass(Duration::from_secs(61));
+    bench.only_fate(&Notice { uid: "u5".to_owned(), ..notice("m1") }).await;
+    assert_eq!(throttling.asked().len(), 6);
+}
+
+#[tokio::test]
+async fn a_push_service_in_trouble_is_left_alone_for_a_minute_at_most() {
+    let count = AtomicUsize::new(0);
+    let troubled = Provider::start(move |_| match count.fetch_add(1, Ordering::SeqCst) {
+        0 => answer_later(503, "", 3_600),
+        _ => answer(201, ""),
+    })
+    .await;
+    let bench = bench(&Browser::new(), &troubled);
+    for _ in 0..2 {
+        assert!(matches!(bench.only_fate(&notice("m1")).await, Fate::Later { .. }));
+    }
+    assert_eq!(troubled.asked().len(), 1);
+    bench.pass(Duration::from_secs(61));
+    assert_eq!(bench.only_fate(&notice("m1")).await, Fate::Sent);
 }
 
 #[tokio::test]
@@ -268,12 +302,23 @@ async fn a_subscription_without_usable_keys_is_refused() {
 }
 
 #[tokio::test]
-async fn an_endpoint_where_callbacks_may_not_go_is_not_called() {
+async fn an_endpoint_on_the_servers_own_network_is_not_called_unless_that_is_allowed() {
     let provider = Provider::start(|_| answer(201, "")).await;
-    let guard = AddressGuard::new(&[], &["127.0.0.0/8".to_owned()]).unwrap();
+    let guard = HornSettings::default().guard;
     let bench = Bench::new(HornSettings { guard, ..settings_with(vapid_key().0) });
     bench.devices.add("u1", Browser::new().device("laptop", &provider.url));
     let fate = bench.only_fate(&notice("m1")).await;
     assert!(matches!(&fate, Fate::Refused { .. }) && reason_of(&fate).contains("127.0.0.1"), "{fate:?}");
+    assert!(reason_of(&fate).contains("horn.allow"), "{fate:?}");
     assert!(provider.asked().is_empty());
+}
+
+#[tokio::test]
+async fn a_redirect_leads_nowhere() {
+    let inner = Provider::start(|_| answer(201, "")).await;
+    let target = inner.url.clone();
+    let outer = Provider::start(move |_| (307, vec![("location", target.clone())], String::new())).await;
+    let bench = bench(&Browser::new(), &outer);
+    assert_eq!(bench.only_fate(&notice("m1")).await.word(), "misconfigured");
+    assert!(inner.asked().is_empty());
 }

@@ -11,6 +11,7 @@ use whimbrel_model::push::{PRESENCE_TOPIC, PUSH_DEAD_TOPIC, PushDead, PushKick, 
 use whimbrel_model::{Headers, Record, Timestamp};
 use whimbrel_roles::receive::{ApiKey, ReceiveSettings, Scope, Secret};
 use whimbrel_roles::subscriptions::ensure_notices_subscription;
+use whimbrel_roles::worker::AddressGuard;
 
 use crate::people_push::records;
 use crate::support::{House, soon};
@@ -164,7 +165,7 @@ async fn devices_are_registered_shown_without_their_whole_token_and_removed() {
     house
         .put(
             "/v1/users/u1/devices/hook",
-            json!({ "platform": "web", "provider": "http", "token": "http://127.0.0.1:9/x" }),
+            json!({ "platform": "web", "provider": "http", "token": "https://pager.example/x" }),
         )
         .await
         .ok(200);
@@ -179,6 +180,42 @@ async fn devices_are_registered_shown_without_their_whole_token_and_removed() {
     house.delete("/v1/users/u1/devices/phone").await.problem(404, "unknown_device");
     house.get("/v1/users/u1/devices/phone").await.problem(404, "unknown_device");
     assert_eq!(house.get("/v1/users/u2/devices").await.ok(200), json!({ "devices": [] }));
+}
+
+#[tokio::test]
+async fn a_device_cannot_name_an_address_of_the_servers_own_network() {
+    let house = House::new().await;
+    let keys = (
+        "BNcRdreALRFXTkOOUHK1EtK2wtaz5Ry4YfYCA_0QTpQtUbVlUls0VJXg7A8u-Ts1XbjhazAkj7I99e8QcYP7DkM",
+        "tBHItJI5svbpez7KI4CCXg",
+    );
+    for host in [
+        "127.0.0.1:9",
+        "10.0.0.7",
+        "192.168.1.1",
+        "172.16.0.1",
+        "100.64.0.1",
+        "[::1]:80",
+        "[fd00::1]",
+        "[::ffff:10.0.0.7]",
+    ] {
+        let webpush = json!({ "platform": "web", "provider": "webpush", "token": format!("https://{host}/x"), "p256dh": keys.0, "auth": keys.1 });
+        let http = json!({ "platform": "web", "provider": "http", "token": format!("http://{host}/x") });
+        for body in [webpush, http] {
+            let told = house.put("/v1/users/u1/devices/d", body).await.problem(422, "forbidden_address");
+            assert!(told["detail"].as_str().unwrap().contains("`horn.allow`"), "{told}");
+        }
+    }
+    assert_eq!(house.get("/v1/users/u1/devices").await.ok(200), json!({ "devices": [] }));
+}
+
+#[tokio::test]
+async fn what_the_operator_allows_to_devices_may_be_named_by_them() {
+    let guard = AddressGuard::for_devices(&["127.0.0.0/8".to_owned()], &[]).unwrap();
+    let house = House::with(ReceiveSettings { device_guard: Arc::new(guard), ..ReceiveSettings::default() }).await;
+    let device = |host: &str| json!({ "platform": "web", "provider": "http", "token": format!("http://{host}/x") });
+    house.put("/v1/users/u1/devices/d", device("127.0.0.1:9")).await.ok(200);
+    house.put("/v1/users/u1/devices/d", device("10.0.0.1")).await.problem(422, "forbidden_address");
 }
 
 #[tokio::test]
@@ -205,7 +242,7 @@ async fn a_device_that_could_never_be_woken_is_refused() {
         put(body.clone()).await.problem(422, code);
     }
     house.put(&format!("/v1/users/u1/devices/{}", "d".repeat(129)), json!({})).await.problem(422, "bad_device");
-    let hook = json!({ "platform": "web", "provider": "http", "token": "http://127.0.0.1:9/x" });
+    let hook = json!({ "platform": "web", "provider": "http", "token": "https://pager.example/x" });
     for number in 0..32 {
         house.put(&format!("/v1/users/u1/devices/d{number}"), hook.clone()).await.ok(200);
     }

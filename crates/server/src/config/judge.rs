@@ -70,7 +70,12 @@ pub fn judge(config: &Config, settings: &Settings, findings: &mut Findings) {
     if config.subscriptions.breaker_pause_max < config.subscriptions.breaker_pause {
         wrong(format!("{} is below {}", at("subscriptions.breaker_pause_max"), at("subscriptions.breaker_pause")));
     }
-    for (path, entries) in [("callbacks.allow", &config.callbacks.allow), ("callbacks.deny", &config.callbacks.deny)] {
+    let places = [
+        ("callbacks.allow", &config.callbacks.allow),
+        ("callbacks.deny", &config.callbacks.deny),
+        ("horn.allow", &config.horn.allow),
+    ];
+    for (path, entries) in places {
         if let Err(error) = AddressGuard::new(entries, &[]) {
             wrong(format!("{}: {error}", at(path)));
         }
@@ -340,6 +345,7 @@ mod tests {
     #[test]
     fn where_callbacks_may_go_is_judged_before_a_start() {
         assert!(problems(&[("callbacks.deny", "10.0.0.0/99")]).contains("`callbacks.deny`"));
+        assert!(problems(&[("horn.allow", "10.0.0.0/99")]).contains("`horn.allow`"));
         assert!(with_flags(&[("callbacks.allow", "10.0.0.0/8, *.lan")]).config.is_some());
         let backwards = [("subscriptions.breaker_pause", "1m"), ("subscriptions.breaker_pause_max", "1s")];
         assert!(problems(&backwards).contains("is below"), "{}", problems(&backwards));

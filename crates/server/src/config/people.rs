@@ -84,6 +84,8 @@ pub struct HornConfig {
     pub fcm: Option<FcmConfig>,
     pub webpush: Option<WebPushConfig>,
     pub http_secret: Secret,
+    /// Places that are not public and that devices may name nevertheless.
+    pub allow: Vec<String>,
     pub timeout: Duration,
 }
 
@@ -189,5 +191,12 @@ pub fn horn(take: &Take<'_>) -> HornConfig {
     let webpush = take
         .unless_empty("horn.webpush.key_file")
         .map(|file| WebPushConfig { key_file: file.into(), subject: take.text("horn.webpush.subject") });
-    HornConfig { apns, fcm, webpush, http_secret: take.secret("horn.http.secret"), timeout: take.time("horn.timeout") }
+    HornConfig {
+        apns,
+        fcm,
+        webpush,
+        http_secret: take.secret("horn.http.secret"),
+        allow: take.separated("horn.allow"),
+        timeout: take.time("horn.timeout"),
+    }
 }

@@ -264,6 +264,12 @@ pub const PEOPLE: &[Setting] = &[
         Text("10s"),
         "How long a notice to one device may take, whatever service it goes to.",
     ),
+    setting(
+        "horn.allow",
+        Kind::Text,
+        Text(""),
+        "Addresses and names that devices may have notices sent to (webpush, http) although they are loopback, private or otherwise not public, separated by commas: 10.0.0.0/8, *.lan",
+    ),
     setting("horn.apns.key_file", Kind::Text, Text(""), "The file with the key that Apple gave out (.p8)."),
     setting("horn.apns.key_id", Kind::Text, Text(""), "That key's id."),
     setting("horn.apns.team_id", Kind::Text, Text(""), "The team that the key is of."),

@@ -258,7 +258,7 @@ impl Server<'_> {
             cluster.node,
             banner::local_url(address),
             described.to_vec(),
-            wiring::address_guard(self.config)?,
+            [wiring::address_guard(self.config)?, wiring::device_guard(self.config)?],
             &self.shutdown,
         );
         let (subscriptions, stats) = (Arc::clone(&deliveries.subscriptions), Arc::clone(&deliveries.stats));

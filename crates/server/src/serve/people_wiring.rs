@@ -10,7 +10,7 @@ use whimbrel_roles::gateway::tokens::{ClientKey, TokenSettings, Tokens};
 use whimbrel_roles::horn::{ApnsSettings, FcmSettings, HornSettings, HttpSettings, WebPushSettings};
 use whimbrel_roles::presence::PresenceSettings;
 
-use super::wiring::address_guard;
+use super::wiring::device_guard;
 use crate::cli::Failure;
 use crate::config::Config;
 
@@ -137,7 +137,7 @@ pub fn horn_settings(config: &Config) -> Result<HornSettings, Failure> {
         fcm: fcm.transpose()?,
         webpush: webpush.transpose()?,
         http: Some(http),
-        guard: address_guard(config)?,
+        guard: device_guard(config)?,
         timeout: horn.timeout,
         ..HornSettings::default()
     })

@@ -246,6 +246,12 @@ pub fn address_guard(config: &Config) -> Result<AddressGuard, Failure> {
     AddressGuard::new(&callbacks.allow, &callbacks.deny).map_err(|error| Failure::new(error.to_string()))
 }
 
+/// Where notices may go whose URL a device brought.
+pub fn device_guard(config: &Config) -> Result<AddressGuard, Failure> {
+    AddressGuard::for_devices(&config.horn.allow, &config.callbacks.deny)
+        .map_err(|error| Failure::new(error.to_string()))
+}
+
 fn notebook_settings(config: &Config) -> NotebookSettings {
     NotebookSettings { attempts_bytes_max: config.subscriptions.attempts_bytes, ..NotebookSettings::default() }
 }
@@ -276,13 +282,13 @@ pub fn topic_defaults(config: &Config) -> TopicDefaults {
     }
 }
 
-/// What `receive` takes.
+/// What `receive` takes: the guards are those of callbacks and of what devices bring.
 pub fn receive_settings(
     config: &Config,
     node: u16,
     address: String,
     engines: Vec<String>,
-    guard: AddressGuard,
+    [guard, device_guard]: [AddressGuard; 2],
     shutdown: &CancellationToken,
 ) -> ReceiveSettings {
     let limits = &config.limits;
@@ -304,6 +310,7 @@ pub fn receive_settings(
         node,
         keys: config.keys.iter().map(api_key).collect(),
         guard: Arc::new(guard),
+        device_guard: Arc::new(device_guard),
         mute_providers: super::people_wiring::mute_providers(config),
         page: PageInfo {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -356,8 +363,8 @@ mod tests {
 
     #[test]
     fn the_defaults_of_the_configuration_are_those_of_receive() {
-        let guard = address_guard(&defaults()).unwrap();
-        let ours = receive_settings(&defaults(), 0, String::new(), Vec::new(), guard, &CancellationToken::new());
+        let guards = [address_guard(&defaults()).unwrap(), device_guard(&defaults()).unwrap()];
+        let ours = receive_settings(&defaults(), 0, String::new(), Vec::new(), guards, &CancellationToken::new());
         // The horn is here, and nobody's keys are.
         let mute_providers = ours.mute_providers.clone();
         assert_eq!(mute_providers.len(), 3);

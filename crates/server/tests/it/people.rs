@@ -54,7 +54,7 @@ macro_rules! properties {
             use super::*;
             $(#[test]
             fn $name() {
-                $module::$name(&Site::start(&[]));
+                $module::$name(&Site::start(&[notices::PROVIDERS_ARE_HERE.to_owned()]));
             })*
         }
 
@@ -91,6 +91,7 @@ properties![
     notices::a_device_whose_provider_has_no_keys_is_told_when_it_is_registered_and_when_it_should_be_woken,
     notices::where_a_platform_has_many_devices_only_those_that_did_not_acknowledge_are_woken,
     notices::an_acknowledgement_of_a_platforms_one_seat_is_enough,
+    notices::a_device_that_names_an_address_of_a_private_network_is_refused,
     doors::an_event_stream_is_a_device_too,
     doors::a_browser_that_reconnects_an_event_stream_gets_neither_a_gap_nor_a_repeat,
     doors::a_page_of_another_origin_streams_and_acknowledges_where_it_may,
@@ -108,6 +109,7 @@ fn people_on_kafka_with_redis_are_reached_the_same_way() {
     let (kafka, redis) = (OwnKafka::start(), OwnRedis::start());
     let mut settings = kafka.settings();
     settings.extend(redis.settings());
+    settings.push(notices::PROVIDERS_ARE_HERE.to_owned());
     let site = Site::start(&settings);
     for (name, property) in ALL {
         println!("on Kafka with Redis: {name}");

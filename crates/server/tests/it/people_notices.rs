@@ -9,6 +9,8 @@ use super::receiver::{Receiver, Reply, reply};
 use super::server::{converse, eventually, run, stderr_of, stdout_of};
 
 const NOTICES: &str = "_notices";
+/// Devices may name places on this machine, where the providers of these tests are.
+pub const PROVIDERS_ARE_HERE: &str = "horn.allow=127.0.0.1";
 
 impl Site {
     /// Registers a device that is woken by a POST to that URL, and answers with what was said.
@@ -132,4 +134,15 @@ pub fn an_acknowledgement_of_a_platforms_one_seat_is_enough(site: &Site) {
     site.caught_up(NOTICES);
     let paths: Vec<String> = provider.all().into_iter().map(|got| got.path).collect();
     assert_eq!(paths, ["/ios"]);
+}
+
+pub fn a_device_that_names_an_address_of_a_private_network_is_refused(site: &Site) {
+    for host in ["127.0.0.2", "10.0.0.1", "[::1]"] {
+        let token = format!("http://{host}:9/notice");
+        let put = ["device", "put", "prying", "phone", "--platform", "ios", "--provider", "http", "--token", &token];
+        let told = run(site.folder.path(), &[&put[..], &["--server", &site.server.url]].concat());
+        let said = stderr_of(&told);
+        assert!(!told.status.success() && said.contains("horn.allow"), "{said}");
+    }
+    assert!(converse(site.client().devices("prying")).unwrap().is_empty());
 }

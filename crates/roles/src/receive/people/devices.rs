@@ -18,11 +18,11 @@ use super::super::keys::Scope;
 use super::super::problem::{Code, Problem};
 use super::super::query::{Query, shown};
 use super::super::settings::ReceiveSettings;
-use super::super::subscription_body::check_url;
 use super::super::subscriptions::to_json;
 use super::documents::{DeviceBody, DeviceDocument, DeviceList};
 use super::{fields_of, last_in_path, uid_in_path};
 use crate::horn::remedy;
+use crate::worker::{Forbidden, host_of};
 
 /// Characters of a device token of Apple's, which has no fixed length.
 const APNS_TOKEN_CHARS: std::ops::RangeInclusive<usize> = 32..=400;
@@ -183,7 +183,16 @@ fn check_token_url(fields: &Fields, url: &str, settings: &ReceiveSettings) -> Re
     if url.len() > TOKEN_MAX_BYTES {
         return Err(fields.wrong_as(Code::BadUrl, "token", format_args!("has at most {TOKEN_MAX_BYTES} bytes")));
     }
-    check_url(url, &settings.guard).map_err(|bad| fields.wrong_as(bad.code, "token", bad.why))
+    let host = host_of(url)
+        .map_err(|bad| fields.wrong_as(Code::BadUrl, "token", format_args!("is nothing to call: {}", bad.why)))?;
+    // A name says little: what it leads to is judged by the horn whenever it is dialled.
+    settings.device_guard.check_host(&host).map_err(|Forbidden(place)| {
+        let why = format_args!(
+            "cannot be used: notices may not go to {place}; the operator's `horn.allow` says which networks that are not public, \
+             and `callbacks.deny` which others, devices may name"
+        );
+        fields.wrong_as(Code::ForbiddenAddress, "token", why)
+    })
 }
 
 /// A key of a Web Push subscription, as browsers give it; padding is taken off.
