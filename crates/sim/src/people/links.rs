@@ -116,7 +116,9 @@ impl World {
         self.note(|| format!("gateway {gateway} is {id}"));
         self.gateways[gateway].id = Some(id);
         self.gateways[gateway].route = None;
+        // A node has one place in the picture: what it was before is not there any more, however its lease ended.
         let mut living = self.living();
+        living.retain(|earlier| earlier.node != id.node);
         living.push(id);
         self.new_view(living);
         let epochs: Vec<u64> = self.owners.keys().copied().collect();
