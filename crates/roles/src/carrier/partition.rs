@@ -193,8 +193,6 @@ pub struct Counts {
 struct User {
     state: UserBox,
     lives: Vec<Live>,
-    /// The time under which the store would reclaim it.
-    reclaim_was: Option<Timestamp>,
     is_stored: bool,
     is_dirty: bool,
 }

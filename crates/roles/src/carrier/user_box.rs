@@ -44,6 +44,8 @@ pub struct UserBox {
     pub ids: VecDeque<u64>,
     /// The oldest first.
     pub kicks: Vec<Kick>,
+    /// The time by which the store finds it among those of no use any more: what it was when it was written, whatever is set now.
+    pub found_under: Option<Timestamp>,
 }
 
 /// What a platform, or one of its devices, has of the box.
@@ -452,7 +454,7 @@ impl UserBox {
         }
     }
 
-    /// When nothing in it is of use any more, where a seat counts for so long after it was last seen.
+    /// When nothing in it is of use any more, where a seat counts for so long after it was last seen. `None`: it has nothing but names.
     pub fn reclaim_at(&self, seat_kept_ms: i64) -> Option<Timestamp> {
         let slots = self.slots.iter().map(|slot| slot.expires_at);
         let seats =

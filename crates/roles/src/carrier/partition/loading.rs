@@ -11,7 +11,7 @@ use whimbrel_model::ports::{At, InboxError, PeopleAsk};
 use whimbrel_model::push::PushTask;
 
 use super::super::settings::LOAD_USERS;
-use super::super::user_box::UserBox;
+use super::super::user_box::{BadBox, UserBox};
 use super::{Effect, Partition, Trouble, User, Work};
 
 impl Partition {
@@ -77,13 +77,20 @@ impl Partition {
             let state = match bytes.as_deref().map(UserBox::decode) {
                 None => UserBox::default(),
                 Some(Ok(state)) => state,
+                // A later binary wrote it, and somebody went back to this one: it is not this one's to begin anew.
+                Some(Err(error @ BadBox::OtherVersion(_))) => {
+                    return self.resign(format!("the inbox of user {uid} cannot be read: {error}"));
+                }
                 Some(Err(error)) => {
                     self.effects.push(Effect::Report(Trouble::BadBox { uid: uid.clone(), why: error.to_string() }));
                     UserBox::default()
                 }
             };
-            let reclaim_was = if is_stored { self.reclaim_at(&state) } else { None };
-            let mut user = User { state, is_stored, reclaim_was, ..User::default() };
+            let mut user = User { state, is_stored, ..User::default() };
+            if is_stored && user.state.found_under.is_none() {
+                // It was written before boxes said it themselves.
+                user.state.found_under = self.reclaim_at(&user.state);
+            }
             let gone = user.state.expire(&*self.rules, now);
             user.is_dirty = !gone.is_empty();
             self.counts.expired += gone.len() as u64;

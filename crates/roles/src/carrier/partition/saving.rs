@@ -4,17 +4,21 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use foldhash::fast::RandomState;
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::Uid;
 use whimbrel_model::ports::{Applied, InboxChange, InboxError, InboxWrite, OutMessage, RowKey};
+use whimbrel_model::push::expiry;
 
 use super::super::rows::encode_row;
 use super::super::user_box::Slot;
 use super::folding::{millis, row_key};
 use super::{Effect, Partition};
 
+/// How long the names of a user's latest pushes are kept where nothing else is.
+const NAMES_KEPT: Duration = Duration::from_secs(86_400);
 /// What a changed box counts as, beside its rows.
 const BOX_BYTES: usize = 64;
 
@@ -107,7 +111,7 @@ impl Partition {
         let soon =
             self.unsaved.bytes >= self.settings.unsaved_bytes || self.unsaved.wants_sync || self.unsaved.wants_reset;
         let wait = if soon { 0 } else { millis(self.settings.save_interval) };
-        Some(whimbrel_model::push::expiry(self.unsaved.last, wait))
+        Some(expiry(self.unsaved.last, wait))
     }
 
     pub(super) fn save(&mut self, now: Timestamp) {
@@ -125,9 +129,10 @@ impl Partition {
             if is_empty && !user.is_stored {
                 continue;
             }
-            let reclaim_at = if is_empty { None } else { user.state.reclaim_at(keep_seats) };
+            let useful_until = || user.state.reclaim_at(keep_seats).unwrap_or(expiry(now, millis(NAMES_KEPT)));
+            let reclaim_at = (!is_empty).then(useful_until);
+            let was = std::mem::replace(&mut user.state.found_under, reclaim_at);
             let state = (!is_empty).then(|| user.state.encode());
-            let was = std::mem::replace(&mut user.reclaim_was, reclaim_at);
             user.is_stored = !is_empty;
             changes.push(InboxChange::PutBox { uid: uid.clone(), state, reclaim_at, was });
         }

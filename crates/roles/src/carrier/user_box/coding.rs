@@ -1,4 +1,4 @@
-//! A box as bytes: a version, then seats, filters, slots, ids and kicks, with numbers as short as they are. Bytes from a store are checked,
+//! A box as bytes: a version, then seats, filters, slots, ids, kicks and its time, with numbers as short as they are. Bytes from a store are checked,
 //! never believed.
 
 use std::collections::VecDeque;
@@ -10,9 +10,8 @@ use whimbrel_model::people::{GatewayId, Platform, SessionId};
 
 use super::{Filter, Kick, Seat, Slot, UserBox};
 
-const FORMAT: u8 = 1;
-/// The same, and kicks behind it. A box without any is of the first version, as it was before boxes had kicks.
-const FORMAT_WITH_KICKS: u8 = 2;
+/// What is written. Earlier versions, which are read: the first had no kicks, the second no time of its own.
+const FORMAT: u8 = 3;
 const FLAG_SHARED: u8 = 1;
 const FLAG_COLLAPSE: u8 = 2;
 const FLAG_FILTER: u8 = 4;
@@ -22,7 +21,7 @@ const FLAG_SESSION: u8 = 2;
 /// A box that cannot be understood.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadBox {
-    #[error("it is of version {0}, and this binary knows {FORMAT} and {FORMAT_WITH_KICKS}")]
+    #[error("it is of version {0}, and this binary knows those up to {FORMAT}")]
     OtherVersion(u8),
     #[error("it is not well formed")]
     Malformed,
@@ -37,7 +36,7 @@ impl UserBox {
             }
         }
         let mut out = Vec::with_capacity(16 + self.seats.len() * 40 + self.slots.len() * 20);
-        out.put_u8(if self.kicks.is_empty() { FORMAT } else { FORMAT_WITH_KICKS });
+        out.put_u8(FORMAT);
         number(&mut out, self.seats.len() as u64);
         for seat in &self.seats {
             text(&mut out, seat.platform.as_str());
@@ -85,26 +84,26 @@ impl UserBox {
         }
         number(&mut out, self.ids.len() as u64);
         self.ids.iter().for_each(|id| out.put_u64_le(*id));
-        if !self.kicks.is_empty() {
-            number(&mut out, self.kicks.len() as u64);
-            self.kicks.iter().for_each(|kick| write_kick(&mut out, kick));
+        number(&mut out, self.kicks.len() as u64);
+        self.kicks.iter().for_each(|kick| write_kick(&mut out, kick));
+        out.put_u8(u8::from(self.found_under.is_some()));
+        if let Some(at) = self.found_under {
+            signed(&mut out, at.as_millis());
         }
         out.into()
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Self, BadBox> {
         let (version, rest) = bytes.split_first().ok_or(BadBox::Malformed)?;
-        let has_kicks = match *version {
-            FORMAT => false,
-            FORMAT_WITH_KICKS => true,
-            other => return Err(BadBox::OtherVersion(other)),
-        };
+        if !(1..=FORMAT).contains(version) {
+            return Err(BadBox::OtherVersion(*version));
+        }
         let mut rest = rest;
-        read(&mut rest, has_kicks).filter(|_| rest.is_empty()).ok_or(BadBox::Malformed)
+        read(&mut rest, *version).filter(|_| rest.is_empty()).ok_or(BadBox::Malformed)
     }
 }
 
-fn read(rest: &mut &[u8], has_kicks: bool) -> Option<UserBox> {
+fn read(rest: &mut &[u8], version: u8) -> Option<UserBox> {
     let mut found = UserBox::default();
     for _ in 0..count(rest)? {
         let platform = Platform::new(take_text(rest)?).ok()?;
@@ -153,9 +152,16 @@ fn read(rest: &mut &[u8], has_kicks: bool) -> Option<UserBox> {
     for _ in 0..count(rest)? {
         found.ids.push_back(take_word(rest)?);
     }
-    if has_kicks {
+    if version >= 2 {
         let count = count(rest)?;
         found.kicks = (0..count).map(|_| read_kick(rest)).collect::<Option<_>>()?;
+    }
+    if version >= 3 {
+        found.found_under = match take_byte(rest)? {
+            0 => None,
+            1 => Some(Timestamp::from_millis(take_signed(rest)?)),
+            _ => return None,
+        };
     }
     Some(found)
 }

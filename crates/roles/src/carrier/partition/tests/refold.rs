@@ -4,7 +4,8 @@ use whimbrel_model::push::{Notify, PushMessage};
 use whimbrel_model::{Record, StoredRecord, Timestamp};
 
 use super::super::{Effect, Input, Partition};
-use super::{EPOCH, GATEWAY, Store, World, message};
+use super::world::Store;
+use super::{EPOCH, GATEWAY, World, message};
 
 impl World {
     /// Another owner takes over, and has not read anything yet; what it wants to do is given back.

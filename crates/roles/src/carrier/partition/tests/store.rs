@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
+use bytes::Bytes;
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::{Platform, PlatformSettings};
 use whimbrel_model::ports::{At, PeopleAsk, ToCarrier};
 use whimbrel_model::push::{PushMessage, PushTask};
 
+use super::super::super::settings::CarrierSettings;
 use super::super::super::user_box::UserBox;
 use super::super::{Effect, Input};
 use super::{GATEWAY, World, message, uid};
@@ -127,4 +130,43 @@ fn a_store_that_has_fallen_back_is_not_believed() {
     assert!(matches!(effects[..], [Effect::Load { .. }]));
     world.step(Input::Loaded(Ok(At { applied: 0, found: vec![None] })));
     assert!(world.resigned && world.told(1).is_empty());
+}
+
+#[test]
+fn a_box_that_has_only_names_is_reclaimed_too() {
+    let mut world = World::new();
+    world.push_message(PushMessage { brought: true, store: true, ..message(&["u"]) }, "a");
+    world.append(&PushTask::Wipe { uid: "u".into() }, "");
+    world.wait(1_000);
+    assert_eq!((world.store.boxes.len(), world.store.own.len()), (1, 0), "a repeat of it is known");
+    let found_under = world.store.found_under[&uid("u")];
+    world.now = found_under.as_millis() + 1;
+    world.step(Input::Reclaimable(vec![uid("u")]));
+    world.wait(1_000);
+    assert!(world.store.boxes.is_empty() && world.store.found_under.is_empty());
+}
+
+#[test]
+fn what_seats_are_kept_for_may_change_and_nothing_stays_in_the_index() {
+    let mut world = World::new();
+    world.arrive(1, "u", "web", None);
+    world.gone(1, "u");
+    world.wait(1_000);
+    let found_under = world.store.found_under[&uid("u")];
+    let settings = CarrierSettings { keep_seats: Duration::from_secs(60), ..(*world.settings).clone() };
+    world.settings = Arc::new(settings);
+    world.take_over();
+    world.arrive(2, "u", "web", None);
+    world.wait(1_000);
+    assert!(world.store.found_under[&uid("u")] < found_under);
+}
+
+#[test]
+fn a_box_that_a_later_binary_wrote_is_left_alone() {
+    let mut world = World::new();
+    let later = Bytes::from_static(&[200, 1, 2, 3]);
+    world.store.boxes.insert(uid("u"), later.clone());
+    world.push(&["u"], "a");
+    assert!(world.resigned);
+    assert_eq!(world.store.boxes[&uid("u")], later);
 }

@@ -25,6 +25,8 @@ pub(super) const EPOCH: &str = "e";
 pub(super) struct Store {
     pub(super) applied: u64,
     pub(super) boxes: BTreeMap<Uid, Bytes>,
+    /// The time under which each of them is found when it is of no use any more.
+    pub(super) found_under: BTreeMap<Uid, Timestamp>,
     pub(super) own: BTreeMap<(Uid, u64), Bytes>,
     pub(super) shared: BTreeMap<u64, (Bytes, u32)>,
 }
@@ -145,8 +147,14 @@ impl World {
 
     pub(super) fn change(&mut self, change: InboxChange) {
         match change {
-            InboxChange::PutBox { uid, state: Some(state), .. } => drop(self.store.boxes.insert(uid, state)),
-            InboxChange::PutBox { uid, state: None, .. } => drop(self.store.boxes.remove(&uid)),
+            InboxChange::PutBox { uid, state, reclaim_at, was } => {
+                assert_eq!(self.store.found_under.remove(&uid), was, "nothing is left behind in the index");
+                self.store.found_under.extend(reclaim_at.map(|at| (uid.clone(), at)));
+                match state {
+                    Some(state) => drop(self.store.boxes.insert(uid, state)),
+                    None => drop(self.store.boxes.remove(&uid)),
+                }
+            }
             InboxChange::PutOwn { uid, seq, row } => drop(self.store.own.insert((uid, seq), row)),
             InboxChange::PutShared { seq, row, references } => {
                 self.store.shared.entry(seq).or_insert((row, 0)).1 += references;
