@@ -36,6 +36,8 @@ pub fn a_platform_of_many_has_a_seat_for_each_device(site: &Site) {
     let mut b = Device::connect(&site.server, &hello("b"));
     site.push_texts("three", ["1"]);
     assert_eq!((a.take(1), b.take(1)), (vec!["1".to_owned()], vec!["1".to_owned()]));
+    // Once both are heard to have it, it is nobody's to get any more.
+    site.stores("three", 0);
     let mut c = Device::connect(&site.server, &hello("c"));
     assert_eq!(a.closed().0, 4001, "the oldest goes");
     site.push_texts("three", ["2"]);
