@@ -188,8 +188,7 @@ fn check_token_url(fields: &Fields, url: &str, settings: &ReceiveSettings) -> Re
     // A name says little: what it leads to is judged by the horn whenever it is dialled.
     settings.device_guard.check_host(&host).map_err(|Forbidden(place)| {
         let why = format_args!(
-            "cannot be used: notices may not go to {place}; the operator's `horn.allow` says which networks that are not public, \
-             and `callbacks.deny` which others, devices may name"
+            "cannot be used: notices may not go to {place}, which a device named; the operator allows it with `horn.allow`"
         );
         fields.wrong_as(Code::ForbiddenAddress, "token", why)
     })
