@@ -27,7 +27,7 @@ use whimbrel_model::ports::{
 use whimbrel_model::{Clock, Event, EventSink, PUSH_TOPIC, PartitionId, TopicNumber};
 
 use crate::owners::{Duties, Resign};
-use crate::topics::Registry;
+use crate::topics::{Registry, Topic};
 use figures::CarrierFigures;
 use letters::LetterTopics;
 use owner::{Post, Said, Tools, own};
@@ -104,9 +104,8 @@ impl Carrier {
             clock: ports.clock,
             events: ports.events,
             pace: Pace::new(settings.pages_per_second),
+            inbox_epoch: inbox_epoch(&push, settings.generation).into(),
             settings: Arc::new(settings),
-            // The identity of the topic: numbers of another one are other numbers.
-            inbox_epoch: format!("{:x}-{:x}", push.number().0, push.stored.created_at_ms).into(),
             figures: CarrierFigures::new(),
         };
         let nothing = Arc::new(vec![None; push.partitions() as usize]);
@@ -139,6 +138,12 @@ impl Carrier {
     fn running(&self) -> MutexGuard<'_, HashMap<u32, Running>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The identity of the topic and of its history: numbers of another one are other numbers.
+fn inbox_epoch(push: &Topic, generation: u64) -> String {
+    let topic = format!("{:x}-{:x}", push.number().0, push.stored.created_at_ms);
+    if generation == 0 { topic } else { format!("{topic}-{generation:x}") }
 }
 
 fn set_serving(serving: &watch::Sender<Arc<Vec<Option<u64>>>>, partition: u32, epoch: Option<u64>) {

@@ -25,6 +25,8 @@ pub struct CarrierSettings {
     pub upkeep_interval: Duration,
     /// How long a seat counts after it was last seen.
     pub keep_seats: Duration,
+    /// Raised by an operator who put the log back from a backup: it gives numbers anew that devices have for other messages.
+    pub generation: u64,
     /// After which times a seat that did not acknowledge is tried again.
     pub retry_after: Vec<Duration>,
     /// How long a new owner waits for gateways to announce their sessions before it holds anybody for away.
@@ -64,6 +66,7 @@ impl Default for CarrierSettings {
             keep_log: TTL_DEFAULT + Duration::from_secs(86_400),
             upkeep_interval: Duration::from_secs(60),
             keep_seats: Duration::from_secs(30 * 86_400),
+            generation: 0,
             retry_after: whimbrel_model::push::RETRY_AFTER_MS.map(Duration::from_millis).to_vec(),
             announce_wait: Duration::from_secs(5),
             threads: 0,

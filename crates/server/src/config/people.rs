@@ -21,6 +21,7 @@ pub struct PushConfig {
     pub keep_log: Duration,
     pub upkeep_interval: Duration,
     pub keep_seats: Duration,
+    pub generation: u64,
     pub behind: u64,
     /// `None`: one for two cores.
     pub threads: Option<usize>,
@@ -125,6 +126,7 @@ pub fn push(take: &Take<'_>) -> PushConfig {
         keep_log: take.time("push.keep_log"),
         upkeep_interval: take.time("push.upkeep_interval"),
         keep_seats: take.time("push.keep_seats"),
+        generation: take.number("push.generation"),
         behind: take.number("push.behind"),
         threads: take.count("push.threads").map(|threads| threads as usize),
     }

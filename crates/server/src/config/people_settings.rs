@@ -103,6 +103,12 @@ pub const PEOPLE: &[Setting] = &[
         "How long a device counts after it was last seen: what it has not acknowledged is kept for it.",
     ),
     setting(
+        "push.generation",
+        count(0, 1_000_000_000),
+        Count(0),
+        "To be raised by one, in every process alike, when the log was put back from a backup. Devices then go on from what the server knows.",
+    ),
+    setting(
         "push.behind",
         count(1_000, 1_000_000_000),
         Count(50_000),

@@ -26,6 +26,7 @@ pub fn carrier_settings(config: &Config) -> CarrierSettings {
         keep_log: push.keep_log,
         upkeep_interval: push.upkeep_interval,
         keep_seats: push.keep_seats,
+        generation: push.generation,
         retry_after: push.retry_after.iter().filter_map(|time| time.as_ref().ok()).copied().collect(),
         threads: push.threads.unwrap_or(0),
         ..CarrierSettings::default()

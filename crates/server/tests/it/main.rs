@@ -23,6 +23,7 @@ mod hold_settling;
 mod hold_work;
 mod holds;
 mod people;
+mod people_backup;
 mod people_crash;
 mod people_dead;
 mod people_doors;
