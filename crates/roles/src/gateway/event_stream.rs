@@ -115,17 +115,19 @@ async fn take_ack(gateway: &Arc<Gateway>, request: Request) -> Result<(), Refusa
         body.await.map_err(|_| Refusal::new(StatusCode::REQUEST_TIMEOUT, "body_too_slow", "the body did not come"))?;
     let body = body.map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, "bad_body", error.to_string()))?.to_bytes();
     let said: Acknowledged = serde_json::from_slice(&body).map_err(|error| bad(error.to_string()))?;
-    // Whoever may connect as the user may acknowledge; which platform does not matter, the session has one.
-    let platform = Some("any".to_owned());
     let token = bearer(&parts.headers).or(said.token);
-    let uid = match token {
+    // Whoever could have connected as this session may acknowledge: a token for one platform only is good for sessions of that one.
+    let (uid, bound) = match token {
         Some(token) if gateway.shared.tokens.has_keys() => {
-            gateway.shared.check_token(&token).map_err(|(code, why)| Refusal::of_close(code, why))?.uid
+            let token = gateway.shared.check_token(&token).map_err(|(code, why)| Refusal::of_close(code, why))?;
+            (token.uid, token.platform)
         }
         token => {
+            // Nothing says here which platform the session has, and without a token none is asked for.
+            let platform = Some("any".to_owned());
             let connect = Connect { token, uid: said.uid, platform, ..Connect::default() };
             let identified = gateway.shared.identify(connect, is_local);
-            identified.map_err(|(code, why)| Refusal::of_close(code, why))?.who.uid
+            (identified.map_err(|(code, why)| Refusal::of_close(code, why))?.who.uid, None)
         }
     };
     let unknown = || {
@@ -136,6 +138,6 @@ async fn take_ack(gateway: &Arc<Gateway>, request: Request) -> Result<(), Refusa
     // The sessions of another process have the same numbers.
     let session = Some(session).filter(|session| gateway.shared.was(session.gateway)).ok_or_else(unknown)?;
     let session = gateway.session(session.number).ok_or_else(unknown)?;
-    let taken = session.ack(uid.as_str(), said.ack).ok_or_else(unknown)?;
+    let taken = session.ack(&uid, bound.as_ref(), said.ack).ok_or_else(unknown)?;
     taken.map_err(|why| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "bad_ack", why))
 }

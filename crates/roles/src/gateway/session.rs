@@ -9,13 +9,13 @@ use std::task::{Context, Poll};
 
 use futures_util::task::AtomicWaker;
 use tokio::net::TcpStream;
-use whimbrel_model::people::{CloseCode, SessionId};
+use whimbrel_model::people::{CloseCode, Platform, SessionId, Uid};
 use whimbrel_model::ports::{Admitted, Delivery, ToCarrier, ToGateway};
 
 use super::frames::{Format, Said, Says, message_bytes};
 use super::lane::{Lane, Outgoing};
 use super::shared::{Identified, Place, Shared};
-use super::state::{Delivered, Look, Phase, State};
+use super::state::{Delivered, Look, Phase, State, Who};
 use super::websocket::{Incoming, Limits, Opcode, Violation, encode};
 use super::wheel::Tick;
 
@@ -177,10 +177,12 @@ impl Session {
         self.lane.say(Outgoing::Introduce(self.number));
     }
 
-    /// An acknowledgement from beside the connection. `Err` says what is wrong with it.
-    pub(super) fn ack(&self, uid: &str, upto: u64) -> Option<Result<(), String>> {
+    /// An acknowledgement from beside the connection, by whoever is this user, on the one platform where it is bound to one. `None`: it
+    /// is not their session. `Err` says what is wrong with it.
+    pub(super) fn ack(&self, uid: &Uid, bound: Option<&Platform>, upto: u64) -> Option<Result<(), String>> {
         let state = &mut *self.lock();
-        let is_theirs = state.who.as_ref().is_some_and(|who| who.uid.as_str() == uid);
+        let is_same = |who: &Who| who.uid == *uid && bound.is_none_or(|platform| *platform == who.platform);
+        let is_theirs = state.who.as_deref().is_some_and(is_same);
         (is_theirs && state.phase == Phase::Admitted).then(|| self.ack_locked(state, upto))
     }
 

@@ -5,6 +5,8 @@
 
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, JwkSet};
 use jsonwebtoken::{Algorithm, DecodingKey, Validation};
 use serde::Deserialize;
@@ -57,6 +59,8 @@ pub enum ClientKeyError {
     BadJwks(String),
     #[error("key {0} of the JWKS is not for RS256, ES256, EdDSA or HS256")]
     UnusableJwk(usize),
+    #[error("key {0} of the JWKS is a secret of fewer than {SECRET_MIN_BYTES} bytes")]
+    ShortJwk(usize),
 }
 
 /// Why a token does not let in.
@@ -126,6 +130,9 @@ impl Tokens {
         for text in &settings.jwks {
             let set: JwkSet = serde_json::from_str(text).map_err(|error| ClientKeyError::BadJwks(error.to_string()))?;
             for (index, jwk) in set.keys.iter().enumerate() {
+                if is_short_secret(jwk) {
+                    return Err(ClientKeyError::ShortJwk(index));
+                }
                 let decoding = DecodingKey::from_jwk(jwk).ok();
                 let (Some(algorithm), Some(decoding)) = (algorithm_of(jwk), decoding) else {
                     return Err(ClientKeyError::UnusableJwk(index));
@@ -220,6 +227,16 @@ fn decoding_key(key: &ClientKey) -> Result<(Algorithm, DecodingKey), ClientKeyEr
             let ed = |_| DecodingKey::from_ed_pem(pem).map(|key| (Algorithm::EdDSA, key));
             rsa.or_else(ec).or_else(ed).map_err(|_| ClientKeyError::BadPem)
         }
+    }
+}
+
+/// Whether a key of a JWKS is a secret that can be guessed. One that is no base64 is not judged here: it is no key at all.
+fn is_short_secret(jwk: &Jwk) -> bool {
+    match &jwk.algorithm {
+        AlgorithmParameters::OctetKey(key) => {
+            URL_SAFE_NO_PAD.decode(&key.value).is_ok_and(|secret| secret.len() < SECRET_MIN_BYTES)
+        }
+        _ => false,
     }
 }
 
@@ -372,8 +389,7 @@ mod tests {
 
     #[test]
     fn a_jwks_brings_its_keys() {
-        use base64::Engine as _;
-        let secret = base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(SECRET);
+        let secret = URL_SAFE_NO_PAD.encode(SECRET);
         let jwks = json!({"keys": [{"kty": "oct", "kid": "a", "alg": "HS256", "k": secret}]}).to_string();
         let settings = TokenSettings { jwks: vec![jwks], ..TokenSettings::default() };
         assert!(check(&settings, &signed(&good())).is_ok());
@@ -387,5 +403,16 @@ mod tests {
         let made = |key| Tokens::new(&TokenSettings { keys: vec![(None, key)], ..TokenSettings::default() }).err();
         assert_eq!(made(ClientKey::Secret(vec![1; 31])), Some(ClientKeyError::ShortSecret));
         assert_eq!(made(ClientKey::Pem("nonsense".into())), Some(ClientKeyError::BadPem));
+    }
+
+    #[test]
+    fn a_secret_of_a_jwks_is_as_long_as_any_other() {
+        let good = json!({"kty": "oct", "k": URL_SAFE_NO_PAD.encode(SECRET)});
+        for secret in [&b""[..], b"a", &SECRET[1..]] {
+            let short = json!({"kty": "oct", "kid": "a", "alg": "HS256", "k": URL_SAFE_NO_PAD.encode(secret)});
+            let jwks = vec![json!({"keys": [good, short]}).to_string()];
+            let made = Tokens::new(&TokenSettings { jwks, ..TokenSettings::default() });
+            assert_eq!(made.err(), Some(ClientKeyError::ShortJwk(1)), "{secret:?}");
+        }
     }
 }

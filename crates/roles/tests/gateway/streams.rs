@@ -11,7 +11,7 @@ use whimbrel_roles::protocol::gateway_client::GatewayClient;
 use whimbrel_roles::protocol::{ClientFrame, client_frame, server_frame};
 
 use crate::scene::{ID, Scene, ephemeral, soon, stored};
-use crate::tokens::{token, with_secret};
+use crate::tokens::{bound_token, token, with_secret};
 
 /// An event stream that was asked for.
 struct Events(TcpStream, String);
@@ -186,6 +186,20 @@ async fn an_event_stream_needs_a_token_where_there_are_keys() {
     assert!(answer.starts_with("HTTP/1.1 404"), "{answer}");
     let answer = post_ack(&scene, json!({"session": session, "ack": 40, "uid": "u1"})).await;
     assert!(answer.starts_with("HTTP/1.1 401"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_token_for_one_platform_does_not_acknowledge_for_another_one_of_its_user() {
+    let mut scene = Scene::with(GatewaySettings::default(), &with_secret()).await;
+    let _events = Events::open(&scene, &format!("token={}&platform=web", token("u1", 60.0)), "").await;
+    let number = scene.arrived().await;
+    scene.admit(number, 40);
+    let session = SessionId { gateway: ID, number }.to_string();
+    let ack = |token: String| json!({"session": session, "ack": 40, "token": token});
+    let answer = post_ack(&scene, ack(bound_token("u1", "ios"))).await;
+    assert!(answer.starts_with("HTTP/1.1 404") && answer.contains("unknown_session"), "{answer}");
+    let answer = post_ack(&scene, ack(bound_token("u1", "web"))).await;
+    assert!(answer.starts_with("HTTP/1.1 204"), "{answer}");
 }
 
 fn frame(frame: client_frame::Frame) -> ClientFrame {

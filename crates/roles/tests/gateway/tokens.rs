@@ -24,6 +24,11 @@ pub fn token(sub: &str, seconds: f64) -> String {
     signed(&json!({"sub": sub, "exp": now + seconds}))
 }
 
+/// A token for one platform only.
+pub fn bound_token(sub: &str, platform: &str) -> String {
+    signed(&json!({"sub": sub, "exp": 4_000_000_000_u64, "plat": platform}))
+}
+
 fn signed(claims: &Value) -> String {
     encode(&Header::new(Algorithm::HS256), claims, &EncodingKey::from_secret(SECRET)).unwrap()
 }
@@ -49,7 +54,7 @@ async fn a_token_says_who_the_user_is() {
 #[tokio::test]
 async fn tokens_that_are_bad_expired_foreign_or_missing_do_not_let_in() {
     let scene = scene().await;
-    let bound = signed(&json!({"sub": "u1", "exp": 4_000_000_000_u64, "plat": "ios"}));
+    let bound = bound_token("u1", "ios");
     let foreign = encode(&Header::default(), &json!({"sub": "u1"}), &EncodingKey::from_secret(&[1; 32])).unwrap();
     let cases = [
         (json!({"token": "nonsense", "platform": "web"}), 4300),

@@ -127,6 +127,7 @@ fn check_says_what_is_wrong_and_fails() {
 fn check_says_which_key_of_people_a_server_could_not_use() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("junk"), "no key").unwrap();
+    std::fs::write(folder.path().join("short.json"), r#"{"keys":[{"kty":"oct","k":""}]}"#).unwrap();
     let apns =
         |file: &str| ["horn.apns.key_id=K", "horn.apns.team_id=T", &format!("horn.apns.key_file={file}")].join(" ");
     let kinds = [
@@ -134,6 +135,7 @@ fn check_says_which_key_of_people_a_server_could_not_use() {
         (apns("junk"), "[horn.apns] has a key that cannot be used"),
         ("horn.fcm.service_account=junk".to_owned(), "`horn.fcm.service_account` is no service account"),
         ("clients.jwks=nowhere.json".to_owned(), "`clients.jwks`: nowhere.json cannot be read"),
+        ("clients.jwks=short.json".to_owned(), "[clients]: key 0 of the JWKS is a secret of fewer than 32 bytes"),
     ];
     for (settings, said) in kinds {
         let arguments: Vec<&str> = settings.split(' ').flat_map(|setting| ["--set", setting]).collect();
