@@ -1,7 +1,7 @@
 //! The sessions of one shard and what news does to them. Pure: the time is passed in.
 //!
 //! Made to be small: a session costs a slot of its user, an entry of its own and a slot of its gateway's; its platform's name is shared by
-//! all that are of it, its user's id by both slots. What is remembered of those that are gone is bounded.
+//! all that are of it, as far as names are kept, its user's id by both slots. What is remembered of those that are gone is bounded.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -17,6 +17,9 @@ const GONE_MAX: usize = 1 << 18;
 /// Users of whom nothing but the time they were last seen is remembered; beyond, the oldest are forgotten.
 const LEFT_MAX: usize = 1 << 16;
 
+/// Names of platforms that are kept once for all sessions of theirs. A session of a further one has its own: devices may say any name.
+const PLATFORMS_ALIKE_MAX: usize = 4096;
+
 /// One shard.
 #[derive(Default)]
 pub(super) struct Shard {
@@ -24,6 +27,7 @@ pub(super) struct Shard {
     gateways: HashMap<GatewayId, Gateway>,
     /// By node, the newest incarnation that is void: earlier ones are too.
     void: HashMap<u16, u64>,
+    /// At most [`PLATFORMS_ALIKE_MAX`]: they are never forgotten.
     platforms: HashSet<Platform>,
     gone: HashMap<SessionId, u64>,
     /// When each became gone, the oldest first.
@@ -184,7 +188,9 @@ impl Shard {
         let platform = match self.platforms.get(&session.platform) {
             Some(shared) => shared.clone(),
             None => {
-                self.platforms.insert(session.platform.clone());
+                if self.platforms.len() < PLATFORMS_ALIKE_MAX {
+                    self.platforms.insert(session.platform.clone());
+                }
                 session.platform
             }
         };
@@ -303,6 +309,28 @@ mod tests {
         let slots = size_of::<(Uid, User)>() + size_of::<(u64, Uid)>() + 2;
         let bytes = slots as f64 * SLOTS_PER_ENTRY + size_of::<Held>() as f64;
         assert!(bytes <= 205.0, "{bytes}");
+    }
+
+    #[test]
+    fn platforms_of_sessions_that_went_do_not_add_up_without_end() {
+        let mut shard = Shard::default();
+        let (gateway, uid) = (GatewayId { node: 1, incarnation: 1 }, Uid::new("u").unwrap());
+        let now = Timestamp::from_millis(1);
+        let mut put = |number: u64, gone_at| {
+            let platform = Platform::new(&format!("p{number}")).unwrap();
+            let session =
+                OnlineSession { session: SessionId { gateway, number }, platform, device: "".into(), since: now };
+            shard.put(vec![SessionNews { uid: uid.clone(), version: number + 1, session, gone_at }], now);
+        };
+        let last = PLATFORMS_ALIKE_MAX as u64 + 10;
+        for number in 0..last {
+            put(number, None);
+            put(number, Some(now));
+        }
+        put(last, None);
+        assert_eq!(shard.platforms.len(), PLATFORMS_ALIKE_MAX);
+        let shown = shard.of(&uid).sessions;
+        assert_eq!(shown[0].platform.as_str(), format!("p{last}"), "a session of a further one is shown as any other");
     }
 
     #[test]
