@@ -215,7 +215,7 @@ pub trait GatewayDesk: Send + Sync {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PeopleAsk {
-    /// What is stored for a user: for one platform, or all of it.
+    /// What is stored for a user: for one platform, or all of it. At most `limit` messages, and fewer where they are large.
     Inbox { uid: Uid, platform: Option<Platform>, after: u64, limit: usize },
 }
 
@@ -232,6 +232,8 @@ pub struct InboxView {
     pub seats: Vec<SeatView>,
     /// Messages that are stored, shown or not.
     pub stored: u64,
+    /// The number that this ends at, where there is more behind it. What is shown may end before: rows can go while they are read.
+    pub next_after: Option<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq)]

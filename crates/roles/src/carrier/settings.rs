@@ -13,6 +13,8 @@ pub struct CarrierSettings {
     pub page_messages: usize,
     /// Pages that this node reads in a second, for all seats together.
     pub pages_per_second: u32,
+    /// Bytes of stored messages that one look into an inbox shows; one message is shown whatever its size.
+    pub shown_bytes: usize,
     /// How often the store is brought up to the log.
     pub save_interval: Duration,
     /// It is so earlier where so many bytes wait; beyond twice as many the log is not read on.
@@ -60,6 +62,7 @@ impl Default for CarrierSettings {
             window_bytes: 256 << 10,
             page_messages: 50,
             pages_per_second: 10_000,
+            shown_bytes: 8 << 20,
             save_interval: Duration::from_millis(100),
             unsaved_bytes: 4 << 20,
             ttl_max: TTL_DEFAULT,

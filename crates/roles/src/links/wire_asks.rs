@@ -84,6 +84,7 @@ fn to_shown(view: &InboxView) -> InboxShown {
         messages: view.messages.iter().map(message).collect(),
         seats: view.seats.iter().map(seat).collect(),
         stored: view.stored,
+        next_after: view.next_after,
     }
 }
 
@@ -110,5 +111,6 @@ fn from_shown(shown: InboxShown) -> Result<InboxView, Garbled> {
         messages: shown.messages.into_iter().map(message).collect::<Result<_, _>>()?,
         seats: shown.seats.into_iter().map(seat).collect::<Result<_, _>>()?,
         stored: shown.stored,
+        next_after: shown.next_after,
     })
 }

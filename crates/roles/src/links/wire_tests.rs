@@ -194,6 +194,7 @@ fn every_question_and_every_answer_arrives_as_it_was() {
             seen_at: Timestamp::from_millis(2),
         }],
         stored: 1,
+        next_after: Some(4),
     };
     let answers = [
         None,

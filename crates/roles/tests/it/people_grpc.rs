@@ -80,7 +80,9 @@ async fn kick_presence_and_inbox_are_those_of_http() {
     *house.world.presence.refuses.lock().unwrap() = Some(PresenceError::NotFresh { ago_ms: None });
     refused(client(&house).presence(ask).await, Code::Unavailable, "not_fresh");
     let ask = InboxRequest { uid: "u1".into(), ..InboxRequest::default() };
-    assert_eq!(client(&house).inbox(ask.clone()).await.unwrap().into_inner().stored, 0);
+    house.world.carriers.inbox.lock().unwrap().next_after = Some(9);
+    let inbox = client(&house).inbox(ask.clone()).await.unwrap().into_inner();
+    assert_eq!((inbox.stored, inbox.next_after), (0, Some(9)));
     *house.world.carriers.refuses.lock().unwrap() = Some(PeopleError::NoOwner(3));
     refused(client(&house).inbox(ask).await, Code::Unavailable, "no_owner");
 }

@@ -315,7 +315,7 @@ const SERVICES: &[Setting] = &[
         "limits.read_bytes",
         bytes(1, 1024 * MIB),
         Text("8MiB"),
-        "Bytes of messages that one read answers with; one message is returned whatever its size.",
+        "Bytes of messages that one read, or look into an inbox, answers with; one message is returned whatever its size.",
     ),
     setting("limits.topics", count(1, limits::TOPIC_NUMBER_MAX as u64), Count(10_000), "Topics at the same time."),
     setting("limits.tails", count(0, 1_000_000), Count(1024), "Open tails (event streams) at the same time."),

@@ -21,6 +21,7 @@ pub fn carrier_settings(config: &Config) -> CarrierSettings {
         window_messages: push.window,
         window_bytes: push.window_bytes,
         pages_per_second: push.pages_per_second,
+        shown_bytes: config.limits.read_bytes,
         save_interval: push.save_interval,
         ttl_max: push.ttl_max,
         keep_log: push.keep_log,

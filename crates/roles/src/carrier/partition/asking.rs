@@ -77,7 +77,14 @@ impl Partition {
             };
             let slots = user.state.slots.iter().filter(is_asked);
             view.stored = slots.clone().count() as u64;
-            for slot in slots.filter(|slot| slot.seq > after).take(limit) {
+            let mut bytes = 0_usize;
+            for slot in slots.filter(|slot| slot.seq > after) {
+                bytes = bytes.saturating_add(slot.bytes as usize);
+                let is_full = messages.len() >= limit || bytes > self.settings.shown_bytes;
+                if let Some(last) = messages.last().filter(|_| is_full) {
+                    view.next_after = Some(last.seq);
+                    break;
+                }
                 let key = row_key(&uid, slot);
                 let message = unsaved_message(&self.unsaved, self.in_flight.as_ref(), &key);
                 if message.is_none() {

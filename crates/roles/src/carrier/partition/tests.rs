@@ -1,6 +1,7 @@
 //! What a partition does for its users.
 
 mod admitting;
+mod asking;
 mod changed_rules;
 mod delivering;
 mod kicks;

@@ -158,7 +158,7 @@ pub struct InboxDocument {
     pub messages: Vec<StoredMessageDocument>,
     /// What each platform, or device of a platform that may have many, has acknowledged.
     pub seats: Vec<SeatDocument>,
-    /// Where there may be more: go on with `after`.
+    /// Where there is more: go on with it as `after`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_after: Option<u64>,
 }

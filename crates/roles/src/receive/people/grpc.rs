@@ -132,6 +132,7 @@ impl PeopleDoor {
         let answer = InboxResponse {
             epoch: view.epoch.to_string(),
             stored: view.stored,
+            next_after: view.next_after,
             messages: view.messages.iter().map(message_of).collect(),
             seats: view.seats.into_iter().map(seat_of).collect(),
         };

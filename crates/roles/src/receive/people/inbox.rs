@@ -27,7 +27,8 @@ pub(super) const LIMIT_MAX: usize = 1_000;
 
 /// Look into a user's inbox
 ///
-/// The messages that are stored and not acknowledged by every seat, by number; with `platform`, those that wait for it.
+/// The messages that are stored and not acknowledged by every seat, by number; with `platform`, those that wait for it. A page ends
+/// after `limit` messages or `limits.read_bytes` bytes of them; one message is shown whatever its size.
 #[utoipa::path(
     get, path = "/v1/users/{uid}/inbox", tag = "people", operation_id = "get_inbox",
     params(
@@ -52,7 +53,7 @@ pub(in super::super) async fn get_inbox(State(door): State<Arc<Door>>, request: 
     query.end()?;
     let limit = check_limit(limit)?;
     let view = look(&door, uid.clone(), platform, after, limit).await?;
-    bounded_json_response(door.answers.begin(), to_json(&document_of(&uid, view, limit)))
+    bounded_json_response(door.answers.begin(), to_json(&document_of(&uid, view)))
 }
 
 /// Empty a user's inbox
@@ -99,13 +100,12 @@ pub(super) async fn look(
     Ok(view)
 }
 
-fn document_of(uid: &Uid, view: InboxView, limit: usize) -> InboxDocument {
-    let is_full = view.messages.len() >= limit;
+fn document_of(uid: &Uid, view: InboxView) -> InboxDocument {
     InboxDocument {
         uid: uid.to_string(),
         epoch: view.epoch.to_string(),
         stored: view.stored,
-        next_after: view.messages.last().filter(|_| is_full).map(|last| last.seq),
+        next_after: view.next_after,
         messages: view.messages.iter().map(message_document).collect(),
         seats: view.seats.into_iter().map(seat_document).collect(),
     }
