@@ -1,6 +1,7 @@
 //! What topics, subscriptions and brought message ids may be called.
 
 use crate::limits::{BROUGHT_ID_MAX_CHARS, NAME_MAX_CHARS, SYSTEM_NAME_MAX_CHARS};
+use crate::push::is_system_hold;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
@@ -16,6 +17,8 @@ pub enum NameError {
     Dots,
     #[error("a message id has 1 to {BROUGHT_ID_MAX_CHARS} characters of A-Z a-z 0-9 _ -")]
     BadId,
+    #[error("message ids of this form are the system's")]
+    SystemId,
 }
 
 /// A name that a user may give: 1–200 of `A-Za-z0-9._-`, not starting with `_`.
@@ -38,14 +41,14 @@ pub fn check_any_topic_name(name: &str) -> Result<(), NameError> {
     if name.len() > most { Err(NameError::TooLong) } else { Ok(()) }
 }
 
-/// An id that a publisher brings: 1–128 of `A-Za-z0-9_-`.
+/// An id that a publisher brings: 1–128 of `A-Za-z0-9_-`, and none under which the system holds something: whoever took it first would
+/// keep that from happening.
 pub fn check_brought_id(id: &str) -> Result<(), NameError> {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-');
-    if (1..=BROUGHT_ID_MAX_CHARS).contains(&id.len()) && id.bytes().all(allowed) {
-        Ok(())
-    } else {
-        Err(NameError::BadId)
+    if !(1..=BROUGHT_ID_MAX_CHARS).contains(&id.len()) || !id.bytes().all(allowed) {
+        return Err(NameError::BadId);
     }
+    if is_system_hold(id) { Err(NameError::SystemId) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -63,6 +66,8 @@ mod tests {
         assert_eq!(check_topic_name("ä"), Err(NameError::BadCharacter));
         assert_eq!(check_topic_name(&"a".repeat(201)), Err(NameError::TooLong));
         assert_eq!(check_brought_id("order-1_A"), Ok(()));
+        assert_eq!(check_brought_id("push-1-web"), Ok(()));
+        assert_eq!(check_brought_id("notice-1-2-3-00000000000000ff"), Err(NameError::SystemId));
         assert_eq!(check_brought_id("a.b"), Err(NameError::BadId));
         assert_eq!(check_brought_id(&"a".repeat(129)), Err(NameError::BadId));
     }

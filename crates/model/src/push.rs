@@ -40,6 +40,10 @@ pub const HEADER_PUSH_DEAD: &str = "whimbrel-push-dead";
 /// as JSON.
 pub const HEADER_PUSH_REDRIVEN: &str = "whimbrel-push-redriven";
 
+/// How the ids of holds begin that carriers make: of a seat that is tried again, and of a notice that waits.
+const RETRY_HOLD_HEAD: &str = "push-";
+const NOTICE_HOLD_HEAD: &str = "notice-";
+
 /// Users of one push.
 pub const UIDS_MAX: usize = 10_000;
 /// Bytes of a collapse key.
@@ -278,6 +282,41 @@ pub fn redriven_of(record: &Record) -> Option<Vec<u64>> {
     serde_json::from_slice(&value).ok()
 }
 
+/// Whether that is the id of a hold that a carrier made for itself: `push-` with the user's hash, platform, device's hash, two numbers, the
+/// attempt, session and incarnation, or `notice-` with the inbox's epoch, a length, a number and a user's hash. Nobody else's hold has one.
+pub fn is_system_hold(id: &str) -> bool {
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    let is_hex =
+        |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+    let is_hash = |part: &str| part.len() == 16 && is_hex(part);
+    if let Some(parts) = id.strip_prefix(RETRY_HOLD_HEAD) {
+        // From the end, since a platform's name may have dashes.
+        let parts: Vec<&str> = parts.rsplitn(7, '-').collect();
+        let [incarnation, session, attempt, last, first, device, of] = parts[..] else { return false };
+        let is_of = of.split_once('-').is_some_and(|(user, platform)| is_hash(user) && Platform::new(platform).is_ok());
+        return is_of
+            && is_hash(device)
+            && [first, last, attempt].into_iter().all(is_number)
+            && is_hex(session)
+            && is_hex(incarnation);
+    }
+    let Some(parts) = id.strip_prefix(NOTICE_HOLD_HEAD) else { return false };
+    let parts: Vec<&str> = parts.rsplitn(4, '-').collect();
+    let [user, seq, length, epoch] = parts[..] else { return false };
+    is_hash(user) && is_number(seq) && is_number(length) && !epoch.is_empty()
+}
+
+/// A push that is put into `_push` once more, so that its owners know it again if that happens twice: its id counts as one that was brought.
+pub fn known_again(push: Record) -> Record {
+    match (PushTask::of(&push.headers), push.headers.split_first(HEADER_PUSH)) {
+        (Ok(PushTask::Message(message)), Some((_, rest))) if !message.brought => {
+            let task = PushTask::Message(PushMessage { brought: true, ..message });
+            Record { headers: task.headers().push_all(&rest).take(), ..push }
+        }
+        _ => push,
+    }
+}
+
 /// The number that a message has in inboxes, by the offset of its record.
 pub fn seq_of(offset: u64) -> u64 {
     offset + 1
@@ -330,6 +369,51 @@ mod tests {
         assert_eq!(PushDead::of(&push, now), None);
         assert_eq!(redriven_of(&redriven_record(&[3, 9], now)), Some(vec![3, 9]));
         assert_eq!(redriven_of(&letter), None);
+    }
+
+    #[test]
+    fn a_push_that_is_put_back_is_known_again_and_is_as_it_was_otherwise() {
+        let message = |brought| PushMessage {
+            id: "m1".into(),
+            uids: vec!["u1".into()],
+            store: true,
+            brought,
+            ..PushMessage::default()
+        };
+        let record = |task: PushTask| Record {
+            key: Some(Bytes::from_static(b"u1")),
+            value: Bytes::from_static(b"hi"),
+            headers: task.headers().push("content-type", b"text/plain").take(),
+            timestamp: Timestamp::from_millis(5),
+        };
+        let brought = record(PushTask::Message(message(true)));
+        assert_eq!(known_again(record(PushTask::Message(message(false)))), brought);
+        let wipe = record(PushTask::Wipe { uid: "u1".into() });
+        let garbled = Record { headers: Headers::builder().push(HEADER_PUSH, b"{").take(), ..wipe.clone() };
+        for other in [brought, wipe, garbled] {
+            assert_eq!(known_again(other.clone()), other);
+        }
+    }
+
+    #[test]
+    fn the_system_s_holds_are_told_from_those_of_publishers() {
+        for id in
+            ["push-00000000000000ff-my-web-0123456789abcdef-1-64-2-1f-18c2", "notice-3-18c2f-5-41-0123456789abcdef"]
+        {
+            assert!(is_system_hold(id), "{id}");
+        }
+        for id in [
+            "push-1",
+            "push-00000000000000ff-web",
+            "push-00000000000000FF-web-0123456789abcdef-1-64-2-1f-18c2",
+            "push-00000000000000ff-web-0123456789abcdef-1-x-2-1f-18c2",
+            "push-00000000000000ff--0123456789abcdef-1-64-2-1f-18c2",
+            "notice-1",
+            "notice-41-0123456789abcdef",
+            "notices-3-18c2f-5-41-0123456789abcdef",
+        ] {
+            assert!(!is_system_hold(id), "{id}");
+        }
     }
 
     #[test]

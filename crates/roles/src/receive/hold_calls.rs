@@ -1,13 +1,16 @@
 //! Questions and commands about holds, as every door asks them: HTTP, gRPC, and the look for a message by its id. Nothing is decided
 //! here; the owner of the shard decides, and what it answers becomes the caller's answer or problem.
 //!
-//! A key that is for some topics only must not learn of the holds of others, so its commands begin with a look.
+//! A key must not learn of the holds of topics that it is not for, nor of held pushes where it does not push, so its commands begin with a
+//! look.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt};
 use whimbrel_model::hold::HOLD_ID_MAX_BYTES;
 use whimbrel_model::ports::{Ask, HoldView, NewDue, Told};
+use whimbrel_model::push::is_system_hold;
 use whimbrel_model::{Ending, HoldEnd, HoldId, Timestamp, TopicNumber, parse_duration};
 
 use super::door::Door;
@@ -24,6 +27,16 @@ const SHARDS_AT_ONCE: usize = 64;
 pub(super) enum Found {
     Pending(HoldView),
     Ended(HoldEnd),
+}
+
+impl Found {
+    /// Empty where the topic is gone.
+    pub(super) fn topic_name(&self, door: &Door) -> Arc<str> {
+        match self {
+            Self::Pending(view) => Arc::clone(&view.topic_name),
+            Self::Ended(end) => topic_name(door, end.topic).into(),
+        }
+    }
 }
 
 /// A hold's new due time, with the conditions of the move.
@@ -89,10 +102,7 @@ pub(super) async fn look(door: &Door, caller: &Caller, id: &HoldId) -> Result<Fo
         Told::Unknown => return Err(unknown(id)),
         other => return Err(not_understood(&other)),
     };
-    let is_seen = match &found {
-        Found::Pending(view) => caller.sees(&view.topic_name),
-        Found::Ended(end) => !caller.is_restricted() || caller.sees(&topic_name(door, end.topic)),
-    };
+    let is_seen = caller.is_for_all_holds() || caller.require_holds_of(&found.topic_name(door)).is_ok();
     if is_seen { Ok(found) } else { Err(unknown(id)) }
 }
 
@@ -175,10 +185,14 @@ pub(super) fn topic_name(door: &Door, number: TopicNumber) -> String {
     door.registry.by_number(number).map(|topic| topic.name.to_string()).unwrap_or_default()
 }
 
-/// Lets whoever may act on this hold pass.
+/// Lets whoever may act on this hold pass. Nobody may where the system holds it for itself: a notice or another try would not come.
 async fn admit(door: &Door, caller: &Caller, id: &HoldId) -> Result<(), Problem> {
     caller.require(Scope::Publish)?;
-    if caller.is_restricted() {
+    if is_system_hold(id.as_str()) {
+        let detail = format!("hold `{}` is the system's own: it is not moved, fired or taken back", shown(id.as_str()));
+        return Err(Problem::new(Code::Forbidden, detail));
+    }
+    if !caller.is_for_all_holds() {
         look(door, caller, id).await?;
     }
     Ok(())

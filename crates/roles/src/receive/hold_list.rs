@@ -49,7 +49,7 @@ const BUCKETS_MAX: u128 = 10_000;
 #[utoipa::path(
     get, path = "/v1/holds", tag = "holds", operation_id = "list_holds",
     params(
-        ("topic" = Option<String>, Query, description = "Only of this topic. A key that is for some topics only names one"),
+        ("topic" = Option<String>, Query, description = "Only of this topic. A key that is for some topics only, or that lacks the scope `push`, names one"),
         ("from" = Option<String>, Query, description = "Due at this time or later"),
         ("to" = Option<String>, Query, description = "Due before this time"),
         ("state" = Option<String>, Query, description = "`held` (the default) or `dead`"),
@@ -154,9 +154,13 @@ async fn take_topic(door: &Door, caller: &Caller, query: &mut Query<'_>) -> Resu
         if caller.is_restricted() {
             return Err(Problem::new(Code::Forbidden, "this key is for some topics only: name one of them"));
         }
+        if !caller.is_for_all_holds() {
+            let detail = "held pushes are among all, and this key lacks the scope `push`: name a topic";
+            return Err(Problem::new(Code::Forbidden, detail));
+        }
         return Ok(None);
     };
-    caller.require_sight(&name)?;
+    caller.require_holds_of(&name)?;
     Ok(Some(door.registry.find(&name).await?.number()))
 }
 
@@ -166,7 +170,7 @@ async fn take_topic(door: &Door, caller: &Caller, query: &mut Query<'_>) -> Resu
 #[utoipa::path(
     get, path = "/v1/holds/count", tag = "holds", operation_id = "count_holds",
     params(
-        ("topic" = Option<String>, Query, description = "Only of this topic. A key that is for some topics only names one"),
+        ("topic" = Option<String>, Query, description = "Only of this topic. A key that is for some topics only, or that lacks the scope `push`, names one"),
         ("from" = Option<String>, Query, description = "Due at this time or later"),
         ("to" = Option<String>, Query, description = "Due before this time"),
         ("bucket" = Option<String>, Query, description = "The length of the buckets: a duration of whole minutes. Where it is not given, there are about a hundred at most"),

@@ -78,7 +78,7 @@ pub(super) async fn get_hold(State(door): State<Arc<Door>>, request: Request) ->
     request_body(content = ExtendBody, content_type = "application/json"),
     responses(
         (status = 200, description = "It is due at another time", body = HoldOutcomeDocument, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_hold`, `already_fired`, `already_withdrawn`, `already_dead`, `version_differs`, `bad_id`, `bad_json`, `bad_parameter`, `bad_duration`, `bad_time`, `overloaded`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = "4XX", description = "`unknown_hold`, `forbidden`, `already_fired`, `already_withdrawn`, `already_dead`, `version_differs`, `bad_id`, `bad_json`, `bad_parameter`, `bad_duration`, `bad_time`, `overloaded`", body = ProblemDocument, content_type = "application/problem+json"),
         (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
@@ -115,7 +115,7 @@ pub(super) async fn extend_hold(State(door): State<Arc<Door>>, request: Request)
     params(("id" = String, Path, description = "The hold's id")),
     responses(
         (status = 200, description = "It was taken back", body = HoldOutcomeDocument, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_hold`, `already_fired`, `already_withdrawn`, `already_dead`, `bad_id`, `bad_parameter`, `overloaded`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = "4XX", description = "`unknown_hold`, `forbidden`, `already_fired`, `already_withdrawn`, `already_dead`, `bad_id`, `bad_parameter`, `overloaded`", body = ProblemDocument, content_type = "application/problem+json"),
         (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
@@ -133,7 +133,7 @@ pub(super) async fn withdraw_hold(State(door): State<Arc<Door>>, request: Reques
     params(("id" = String, Path, description = "The hold's id")),
     responses(
         (status = 200, description = "Its message is in its topic", body = HoldOutcomeDocument, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_hold`, `already_fired`, `already_withdrawn`, `already_dead`, `bad_id`, `bad_parameter`, `overloaded`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = "4XX", description = "`unknown_hold`, `forbidden`, `already_fired`, `already_withdrawn`, `already_dead`, `bad_id`, `bad_parameter`, `overloaded`", body = ProblemDocument, content_type = "application/problem+json"),
         (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use sha2::{Digest, Sha256};
+use whimbrel_model::push::PUSH_TOPIC;
 
 use super::problem::{Code, Problem};
 
@@ -127,9 +128,19 @@ impl Caller {
         self.0.as_ref().is_some_and(|key| !is_for_all(key))
     }
 
-    /// What is held may be looked at by who reads and by who publishes.
+    /// What is held may be looked at by who reads and by who publishes; of which topics, [`Self::require_holds_of`] says.
     pub(crate) fn require_looking(&self) -> Result<(), Problem> {
         if self.has(Scope::Publish) { Ok(()) } else { self.require(Scope::Consume) }
+    }
+
+    /// Holds are for keys that are for their topic. Held pushes tell of users: they are for keys that push, too.
+    pub(crate) fn require_holds_of(&self, topic: &str) -> Result<(), Problem> {
+        if topic == PUSH_TOPIC { self.require_topic(Scope::Push, topic) } else { self.require_sight(topic) }
+    }
+
+    /// Whether the holds of every topic are for this key.
+    pub(crate) fn is_for_all_holds(&self) -> bool {
+        !self.is_restricted() && self.has(Scope::Push)
     }
 
     pub(crate) fn require(&self, scope: Scope) -> Result<(), Problem> {

@@ -210,7 +210,7 @@ impl From<NameError> for Problem {
     fn from(error: NameError) -> Self {
         let code = match error {
             NameError::Reserved => Code::ReservedName,
-            NameError::BadId => Code::BadId,
+            NameError::BadId | NameError::SystemId => Code::BadId,
             _ => Code::BadName,
         };
         Self::new(code, error.to_string())

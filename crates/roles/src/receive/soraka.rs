@@ -26,7 +26,7 @@ use super::body::collect;
 use super::delay_queue::needed;
 use super::door::Door;
 use super::draft::{ContentType, DELAY_MAX, Draft, Later, check_payload_size};
-use super::hold_calls::{self, Extension, Found, hold_id};
+use super::hold_calls::{self, Extension, hold_id};
 use super::json_fields::Fields;
 use super::keys::{Caller, Scope};
 use super::problem::{Code, Problem};
@@ -220,11 +220,7 @@ fn topic_of(request: &SorakaRequest, caller: &Caller) -> Result<String, Problem>
 async fn known_hold(door: &Door, caller: &Caller, request: &SorakaRequest) -> Result<whimbrel_model::HoldId, Problem> {
     let topic = topic_of(request, caller)?;
     let id = hold_id(&needed(request.msg_id.clone(), "msg_id")?)?;
-    let found = match hold_calls::look(door, caller, &id).await? {
-        Found::Pending(view) => view.topic_name.to_string(),
-        Found::Ended(end) => hold_calls::topic_name(door, end.topic),
-    };
-    if found == topic {
+    if *hold_calls::look(door, caller, &id).await?.topic_name(door) == *topic {
         return Ok(id);
     }
     Err(Problem::new(Code::UnknownHold, format!("`{topic}` has no message `{id}`")))

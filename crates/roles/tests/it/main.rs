@@ -9,6 +9,7 @@ mod dead_letters;
 mod delay_queue;
 mod events;
 mod grpc;
+mod held_pushes;
 mod holding;
 mod holds;
 mod keys;

@@ -7,7 +7,7 @@ use whimbrel_model::people::{GatewayId, OnlineSession, Platform, SessionId, Sess
 use whimbrel_model::ports::{
     InboxMessage, InboxView, OutMessage, PeopleAsk, PeopleError, PresenceError, SeatView, UserSessions,
 };
-use whimbrel_model::push::{PRESENCE_TOPIC, PUSH_DEAD_TOPIC, PushDead, PushKick, PushTask};
+use whimbrel_model::push::{PRESENCE_TOPIC, PUSH_DEAD_TOPIC, PushDead, PushKick, PushMessage, PushTask};
 use whimbrel_model::{Headers, Record, Timestamp};
 use whimbrel_roles::receive::{ApiKey, ReceiveSettings, Scope, Secret};
 use whimbrel_roles::subscriptions::ensure_notices_subscription;
@@ -122,6 +122,7 @@ async fn an_inbox_is_shown_as_its_owner_has_it() {
         messages: vec![stored(5, b"hi"), stored(9, b"\xff")],
         seats: vec![seat],
         stored: 7,
+        next_after: Some(9),
     };
     let inbox = house.get("/v1/users/u1/inbox?platform=ios&after=4&limit=2").await.ok(200);
     assert_eq!((&inbox["epoch"], &inbox["stored"], &inbox["next_after"]), (&json!("e1"), &json!(7), &json!(9)));
@@ -365,6 +366,26 @@ async fn dead_pushes_are_listed_and_put_back_once() {
     for wrong in ["{}", r#"{"ids":[]}"#, r#"{"ids":["a"],"all":true}"#] {
         house.post("/v1/push/redrive", wrong).await.problem(422, "bad_parameter");
     }
+}
+
+/// The note that it was put back may be lost in a crash; then it is put back once more.
+#[tokio::test]
+async fn a_dead_push_without_an_id_of_its_sender_s_is_put_back_so_that_a_repeat_is_known() {
+    let house = House::new().await;
+    house.post("/v1/users/u1/messages", json!({ "payload": "x" }).to_string()).await.ok(202);
+    let (partition, push) = records(&house).pop().unwrap();
+    let message = |record: &Record| match PushTask::of(&record.headers) {
+        Ok(PushTask::Message(message)) => message,
+        other => panic!("{other:?}"),
+    };
+    assert!(!message(&push).brought);
+    let dead = PushDead { reason: "full".into(), died_at_ms: 1_000, partition, offset: 0 };
+    house.world.log.put(house.registry.get(PUSH_DEAD_TOPIC).unwrap().partition(0), dead.to_record(&push));
+    assert_eq!(house.post("/v1/push/redrive", r#"{"all":true}"#).await.ok(200)["redriven"], 1);
+    let again = records(&house).pop().unwrap().1;
+    assert_eq!(message(&again), PushMessage { brought: true, ..message(&push) });
+    assert_eq!((&again.key, &again.value), (&push.key, &push.value));
+    assert_eq!(again.headers.get("whimbrel-id"), push.headers.get("whimbrel-id"));
 }
 
 #[tokio::test]

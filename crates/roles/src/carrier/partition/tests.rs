@@ -5,6 +5,7 @@ mod asking;
 mod changed_rules;
 mod delivering;
 mod kicks;
+mod own_holds;
 mod owner_change;
 mod refold;
 mod repeats;

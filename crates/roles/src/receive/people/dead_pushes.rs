@@ -11,7 +11,9 @@ use axum::response::Response;
 use http::StatusCode;
 use whimbrel_model::people::Uid;
 use whimbrel_model::ports::{Entry, LogError};
-use whimbrel_model::push::{PUSH_DEAD_TOPIC, PUSH_TOPIC, PushDead, PushTask, redriven_of, redriven_record};
+use whimbrel_model::push::{
+    PUSH_DEAD_TOPIC, PUSH_TOPIC, PushDead, PushTask, known_again, redriven_of, redriven_record,
+};
 use whimbrel_model::record::HEADER_ID;
 use whimbrel_model::{PartitionId, Record, Timestamp};
 
@@ -149,7 +151,7 @@ async fn redrive(door: &Door, ids: Option<Vec<String>>) -> Result<RedriveAnswer,
 }
 
 /// Puts pushes into `_push` again, and notes that. In this order: a crash between the two costs a repeat, which the users' owners leave
-/// out by the push's id, and never a push.
+/// out by the push's id, whether its sender brought that or not, and never a push.
 async fn put_back(door: &Door, dead_partition: PartitionId, letters: Vec<Letter>) -> Result<(), Problem> {
     if letters.is_empty() {
         return Ok(());
@@ -159,7 +161,7 @@ async fn put_back(door: &Door, dead_partition: PartitionId, letters: Vec<Letter>
     let offsets: Vec<u64> = letters.iter().map(|letter| letter.at).collect();
     let entries = letters
         .into_iter()
-        .map(|letter| Entry { partition: pass.place(letter.push.key.as_deref()), record: letter.push });
+        .map(|letter| Entry { partition: pass.place(letter.push.key.as_deref()), record: known_again(letter.push) });
     let outcome = door.ports.log.append(entries.collect()).await;
     let taken: Vec<u64> = offsets.iter().zip(&outcome).filter(|(_, each)| each.is_ok()).map(|(at, _)| *at).collect();
     let failed = outcome.into_iter().find_map(Result::err);
