@@ -15,7 +15,7 @@ use whimbrel_engines::conformance::timers::OpenTimers;
 use whimbrel_engines::embedded::{
     EmbeddedLog, FileCatalogue, LsmProgress, LsmReceipts, LsmTimers, ReceiptSettings, TimerSettings, open_folder,
 };
-use whimbrel_model::ports::{Begun, Claim, ClaimKind, Entry, PortFuture, ProgressPlace, ProgressRow, Receipts};
+use whimbrel_model::ports::{Begun, Claim, ClaimKind, Entry, Log, PortFuture, ProgressPlace, ProgressRow, Receipts};
 use whimbrel_model::record::{
     HEADER_ALSO_ID, HEADER_FINGERPRINT, HEADER_ID, HEADER_IDEMPOTENCY_KEY, idempotency_header,
 };
@@ -113,11 +113,13 @@ impl conformance::receipts::Factory for Embedded {
             let opened = open_log(store.clone().path(), store.clone());
             let window = Duration::from_secs(60);
             let settings = ReceiptSettings { window, ..ReceiptSettings::default() };
-            let path = store.path().join("receipts");
-            let receipts = LsmReceipts::open(&path, settings, opened.log, Box::new(Vec::new)).unwrap();
-            OpenReceipts { receipts: Arc::new(receipts), window, store }
+            OpenReceipts { receipts: Arc::new(receipts_in(&store, opened.log, settings)), window, store }
         })
     }
+}
+
+fn receipts_in(store: &TempDir, log: Arc<dyn Log>, settings: ReceiptSettings) -> LsmReceipts {
+    LsmReceipts::open(&store.path().join("receipts"), settings, log, Box::new(Vec::new)).unwrap()
 }
 
 fn open_timers(store: Arc<TempDir>) -> OpenTimers {
@@ -187,7 +189,9 @@ async fn a_claim_whose_append_takes_long_does_not_lapse() {
 
 #[tokio::test]
 async fn a_claim_that_was_left_lapses_after_its_lease_with_every_place_it_went_to() {
-    let receipts = open_receipts().await.receipts;
+    let store = Arc::new(tempfile::tempdir().unwrap());
+    let opened = open_log(store.clone().path(), store.clone());
+    let receipts = receipts_in(&store, opened.log, ReceiptSettings::default());
     assert_eq!(receipts.begin(&claim(0), 5, at(0)).await, Ok(Begun::New));
     receipts.leave(&claim(0)).await.unwrap();
     assert_eq!(receipts.begin(&claim(1), 8, at(30)).await, Ok(Begun::UnderWay), "what was sent may still land");
@@ -196,6 +200,14 @@ async fn a_claim_that_was_left_lapses_after_its_lease_with_every_place_it_went_t
     receipts.leave(&claim(1)).await.unwrap();
     let second = (claim(1).partition, 8);
     assert_eq!(receipts.begin(&claim(2), 9, at(130)).await, Ok(Begun::Lapsed { places: vec![first, second] }));
+    receipts.leave(&claim(2)).await.unwrap();
+    assert!(matches!(receipts.begin(&claim(2), 9, at(12 * 3600 - 100)).await, Ok(Begun::Lapsed { .. })));
+    receipts.leave(&claim(2)).await.unwrap();
+    assert_eq!(
+        receipts.begin(&claim(2), 9, at(12 * 3600 + 61)).await,
+        Ok(Begun::New),
+        "the window is that of the first try"
+    );
 }
 
 #[tokio::test]

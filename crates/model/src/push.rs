@@ -283,7 +283,7 @@ pub fn redriven_of(record: &Record) -> Option<Vec<u64>> {
 }
 
 /// Whether that is the id of a hold that a carrier made for itself: `push-` with the user's hash, platform, device's hash, two numbers, the
-/// attempt, session and incarnation, or `notice-` with the inbox's epoch, a length, a number and a user's hash. Nobody else's hold has one.
+/// attempt, session, incarnation and time, or `notice-` with the inbox's epoch, a length, a number and a user's hash. Nobody else's hold has one.
 pub fn is_system_hold(id: &str) -> bool {
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
     let is_hex =
@@ -291,14 +291,13 @@ pub fn is_system_hold(id: &str) -> bool {
     let is_hash = |part: &str| part.len() == 16 && is_hex(part);
     if let Some(parts) = id.strip_prefix(RETRY_HOLD_HEAD) {
         // From the end, since a platform's name may have dashes.
-        let parts: Vec<&str> = parts.rsplitn(7, '-').collect();
-        let [incarnation, session, attempt, last, first, device, of] = parts[..] else { return false };
+        let parts: Vec<&str> = parts.rsplitn(8, '-').collect();
+        let [time, incarnation, session, attempt, last, first, device, of] = parts[..] else { return false };
         let is_of = of.split_once('-').is_some_and(|(user, platform)| is_hash(user) && Platform::new(platform).is_ok());
         return is_of
             && is_hash(device)
             && [first, last, attempt].into_iter().all(is_number)
-            && is_hex(session)
-            && is_hex(incarnation);
+            && [session, incarnation, time].into_iter().all(is_hex);
     }
     let Some(parts) = id.strip_prefix(NOTICE_HOLD_HEAD) else { return false };
     let parts: Vec<&str> = parts.rsplitn(4, '-').collect();
@@ -398,16 +397,16 @@ mod tests {
     #[test]
     fn the_system_s_holds_are_told_from_those_of_publishers() {
         for id in
-            ["push-00000000000000ff-my-web-0123456789abcdef-1-64-2-1f-18c2", "notice-3-18c2f-5-41-0123456789abcdef"]
+            ["push-00000000000000ff-my-web-0123456789abcdef-1-64-2-1f-18c2-19a", "notice-3-18c2f-5-41-0123456789abcdef"]
         {
             assert!(is_system_hold(id), "{id}");
         }
         for id in [
             "push-1",
             "push-00000000000000ff-web",
-            "push-00000000000000FF-web-0123456789abcdef-1-64-2-1f-18c2",
-            "push-00000000000000ff-web-0123456789abcdef-1-x-2-1f-18c2",
-            "push-00000000000000ff--0123456789abcdef-1-64-2-1f-18c2",
+            "push-00000000000000FF-web-0123456789abcdef-1-64-2-1f-18c2-19a",
+            "push-00000000000000ff-web-0123456789abcdef-1-x-2-1f-18c2-19a",
+            "push-00000000000000ff--0123456789abcdef-1-64-2-1f-18c2-19a",
             "notice-1",
             "notice-41-0123456789abcdef",
             "notices-3-18c2f-5-41-0123456789abcdef",

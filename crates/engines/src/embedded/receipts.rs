@@ -90,6 +90,9 @@ struct UnderWay {
     fingerprint: u64,
     /// Where each try went: the partition, and its end when the try began, below which its record cannot be.
     places: Vec<(PartitionId, u64)>,
+    /// When the first try began: the window is counted from there.
+    first_at: Timestamp,
+    /// When the last one did.
     began_at: Timestamp,
     /// Whoever tried went away without knowing the outcome. Before that a claim never lapses, however long its append takes.
     left: bool,
@@ -140,7 +143,10 @@ impl Inner {
             ));
         }
         let place = (claim.partition, end);
-        if let Some(earlier) = under_way.get_mut(&key) {
+        let not_before = now.saturating_sub(self.settings.window + self.settings.lease);
+        // One whose outcome nobody could find out in all that time is as none.
+        let is_known = |earlier: &&mut UnderWay| !earlier.left || earlier.first_at >= not_before;
+        if let Some(earlier) = under_way.get_mut(&key).filter(is_known) {
             if earlier.fingerprint != claim.fingerprint {
                 return Ok(Begun::Different);
             }
@@ -156,8 +162,8 @@ impl Inner {
             let is_same = fingerprint == claim.fingerprint;
             return Ok(if is_same { Begun::Earlier(answer) } else { Begun::Different });
         }
-        under_way
-            .insert(key, UnderWay { fingerprint: claim.fingerprint, places: vec![place], began_at: now, left: false });
+        let (fingerprint, places) = (claim.fingerprint, vec![place]);
+        under_way.insert(key, UnderWay { fingerprint, places, first_at: now, began_at: now, left: false });
         Ok(Begun::New)
     }
 
@@ -315,8 +321,8 @@ impl Inner {
         }
         let now = SystemClock.now();
         // Nobody repeated them while an answer would have been kept; now nobody may count on it.
-        let not_before = now.saturating_sub(self.settings.window);
-        self.under_way().retain(|_, claim| !claim.left || claim.began_at >= not_before);
+        let not_before = now.saturating_sub(self.settings.window + self.settings.lease);
+        self.under_way().retain(|_, claim| !claim.left || claim.first_at >= not_before);
         self.answers.drop_before(now).map_err(unavailable)?;
         self.ids.drop_before(now).map_err(unavailable)
     }

@@ -53,7 +53,9 @@ async fn a_claim_whose_append_takes_long_does_not_lapse_on_its_own_node() {
 #[tokio::test]
 async fn a_claim_that_was_left_lapses_after_its_lease_with_every_place_it_went_to() {
     needs_redis!();
-    let (first, second) = two_nodes().await;
+    let settings = Shared(ONE).settings();
+    let node = async || RedisReceipts::new(connect(settings.clone()).await, ReceiptSettings::default());
+    let (first, second) = (node().await, node().await);
     assert_eq!(first.begin(&claim(0), 5, at(0)).await, Ok(Begun::New));
     first.leave(&claim(0)).await.unwrap();
     assert_eq!(second.begin(&claim(1), 8, at(30)).await, Ok(Begun::UnderWay), "what was sent may still land");
@@ -62,6 +64,14 @@ async fn a_claim_that_was_left_lapses_after_its_lease_with_every_place_it_went_t
     second.leave(&claim(1)).await.unwrap();
     let both = Begun::Lapsed { places: vec![first_place, second_place] };
     assert_eq!(first.begin(&claim(2), 9, at(130)).await, Ok(both));
+    first.leave(&claim(2)).await.unwrap();
+    assert!(matches!(first.begin(&claim(2), 9, at(12 * 3600 - 100)).await, Ok(Begun::Lapsed { .. })));
+    first.leave(&claim(2)).await.unwrap();
+    assert_eq!(
+        first.begin(&claim(2), 9, at(12 * 3600 + 61)).await,
+        Ok(Begun::New),
+        "the window is that of the first try"
+    );
 }
 
 #[tokio::test]

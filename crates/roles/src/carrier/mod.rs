@@ -176,6 +176,7 @@ impl Duties for Carrier {
             serves(false);
             // However it ended: doors would otherwise wait for an owner here that is none any more.
             shared.topics.push().running.folding.left(shard);
+            shared.figures.present(shard, None);
             if let Some(why) = why {
                 let detail = format!("partition {shard} of the pushes was given up: {why}");
                 tracing::warn!(partition = shard, epoch, %why, "a partition of the pushes was given up");

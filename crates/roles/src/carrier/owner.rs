@@ -403,7 +403,6 @@ impl Owner {
             }
         }
         self.note_figures();
-        self.tools.figures.present(self.post.number, None);
         for (_, reply) in self.replies.drain() {
             let _ = reply.send(Err(PeopleError::NoOwner(self.post.number)));
         }

@@ -280,6 +280,8 @@ impl Session {
             // It was introduced in this tenure; it is so once more.
             state.who.iter_mut().for_each(|who| who.told = None);
             self.lane.say(Outgoing::Introduce(self.number));
+        } else if let Some(at) = state.asks_at() {
+            self.schedule(state, at);
         }
     }
 
@@ -301,6 +303,9 @@ impl Session {
     }
 
     fn look(&self, state: &mut State, now: Tick) {
+        if state.asks_at().is_some() {
+            self.ask_again(state, now);
+        }
         match state.look(now, &self.shared().settings) {
             Look::Nothing => {}
             Look::Wait(at) => self.schedule(state, at),

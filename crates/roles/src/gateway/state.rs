@@ -65,6 +65,8 @@ pub struct State {
     pub(super) is_dirty: bool,
     /// Its owner was asked to send on from what it has, and has until then to do so.
     asked_until: Tick,
+    /// Something was missing before then; it may have been the answer.
+    asks_late: bool,
     /// Something stored had no room: its owner is asked for it when the device has read what waits.
     wants_room: bool,
     heard_at: Tick,
@@ -130,6 +132,7 @@ impl State {
             moved_at: now,
             lost: 0,
             asked_until: Tick(0),
+            asks_late: false,
             wants_room: false,
             sent: 0,
             acked: 0,
@@ -247,16 +250,23 @@ impl State {
 
     /// Whether the owner is to be asked, now, to send on from what the device has. While something waits for room that has to wait too.
     pub fn asks(&mut self, now: Tick) -> bool {
-        let asks = !self.wants_room && now >= self.asked_until;
+        let is_early = now < self.asked_until;
+        let asks = !self.wants_room && !is_early;
+        self.asks_late = !self.wants_room && is_early;
         if asks {
             self.asked_until = now.after(ANSWER_WAIT);
         }
         asks
     }
 
+    /// When it is to be asked once more, unless it has answered by then: something was missing when it had just been asked.
+    pub fn asks_at(&self) -> Option<Tick> {
+        (self.asks_late && self.phase == Phase::Admitted).then_some(self.asked_until)
+    }
+
     /// The owner has sent on.
     pub fn was_answered(&mut self) {
-        self.asked_until = Tick(0);
+        (self.asked_until, self.asks_late) = (Tick(0), false);
     }
 
     /// Whether nothing waits any more, and the owner is to be asked for what had no room.

@@ -135,8 +135,10 @@ fn an_answer_that_is_lost_as_well_is_asked_for_again_after_a_while() {
     let mut state = admitted(Format::SocketJson);
     let later = Tick(0).after(ANSWER_WAIT);
     assert!(state.asks(Tick(0)) && !state.asks(Tick(later.0 - 1)), "what was under way before it asked is a gap too");
-    assert!(state.asks(later) && !state.asks(later));
+    assert_eq!(state.asks_at(), Some(later), "it is not left to the next message");
+    assert!(state.asks(later) && state.asks_at().is_none() && !state.asks(later));
     state.was_answered();
+    assert_eq!(state.asks_at(), None);
     assert!(state.asks(later), "another gap");
 }
 

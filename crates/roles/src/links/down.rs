@@ -139,11 +139,15 @@ impl Losses {
     fn note(&self, partition: u32, epoch: u64, session: u64) {
         {
             let book = &mut *self.book();
+            let has_room = book.losers < LOSERS_MAX;
+            if !has_room && !book.partitions.contains_key(&partition) {
+                return;
+            }
             let lost = book.partitions.entry(partition).or_default();
             lost.epoch = lost.epoch.max(epoch);
             match lost.sessions.get_mut(&session) {
                 Some(count) => *count += 1,
-                None if book.losers < LOSERS_MAX => {
+                None if has_room => {
                     lost.sessions.insert(session, 1);
                     book.losers += 1;
                 }

@@ -14,7 +14,7 @@ use whimbrel_roles::receive::{ApiKey, ReceiveSettings, Scope, Secret};
 use crate::support::{Answer, House, SHARDS};
 
 /// As a carrier makes it.
-const RETRY: &str = "push-00000000000000ff-web-0123456789abcdef-1-1-1-1f-18c2";
+const RETRY: &str = "push-00000000000000ff-web-0123456789abcdef-1-1-1-1f-18c2-19a";
 
 /// A house with keys that are for all topics, one of which does not push.
 async fn house() -> House {

@@ -158,6 +158,8 @@ pub struct World {
     pub(super) kicked: BTreeSet<u64>,
     pub truth: Truth,
     pub report: PeopleReport,
+    /// The ids of all that was ever held.
+    held: BTreeSet<String>,
     /// The most that any session had to acknowledge.
     pub(super) most_unacked: usize,
     /// Nothing more goes wrong.
@@ -216,6 +218,7 @@ impl World {
             kicked: BTreeSet::new(),
             truth: Truth::default(),
             report: PeopleReport { seeds: 1, ..PeopleReport::default() },
+            held: BTreeSet::new(),
             most_unacked: 0,
             is_quiet: false,
             events: BTreeMap::new(),
@@ -363,7 +366,11 @@ impl World {
     /// A carrier's letters are in the log; one that is held comes back at its time, sometimes twice.
     fn append_letters(&mut self, letters: Vec<Letter>) {
         for letter in letters {
-            let Letter::Hold { uid, task, due, .. } = letter else { continue };
+            let Letter::Hold { id, uid, task, due } = letter else { continue };
+            // A second one of an id that is known is ignored, also when the first has fired.
+            if !self.held.insert(id) {
+                continue;
+            }
             self.report.holds += 1;
             let copies = 1 + u64::from(!self.is_quiet && self.rng.one_in(10));
             for _ in 0..copies {

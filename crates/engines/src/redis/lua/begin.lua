@@ -1,8 +1,8 @@
 -- Claims a publish under a key or an id.
 -- KEYS: the claim. ARGV: fingerprint, holder, place (partition and end), now, lease, window (in ms).
 -- Answers: 'new', 'different', 'under_way', 'earlier' with the answer, or 'lapsed' with the places of earlier tries.
-local fingerprint, answer, answered_at, holder, held_at, places =
-  unpack(redis.call('HMGET', KEYS[1], 'fingerprint', 'answer', 'answered_at', 'holder', 'held_at', 'places'))
+local fingerprint, answer, answered_at, holder, held_at, first_at, places =
+  unpack(redis.call('HMGET', KEYS[1], 'fingerprint', 'answer', 'answered_at', 'holder', 'held_at', 'first_at', 'places'))
 local now, lease, window = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 
 if answer and tonumber(answered_at) >= now - window then
@@ -21,12 +21,19 @@ local again = tried and holder == ARGV[2]
 if tried and not again and tonumber(held_at) > now - lease then
   return { 'under_way' }
 end
+-- The window is counted from the first try: one whose outcome nobody could find out in all that time is as none.
+first_at = tonumber(first_at or ARGV[4])
+if tried and not again and first_at < now - window - lease then
+  tried = false
+end
 if not tried then
   redis.call('DEL', KEYS[1])
   places = ''
+  first_at = now
 end
 if not again then
-  redis.call('HSET', KEYS[1], 'fingerprint', ARGV[1], 'holder', ARGV[2], 'held_at', ARGV[4], 'places', places .. ARGV[3])
+  redis.call('HSET', KEYS[1], 'fingerprint', ARGV[1], 'holder', ARGV[2], 'held_at', ARGV[4],
+    'first_at', string.format('%.0f', first_at), 'places', places .. ARGV[3])
   redis.call('PEXPIRE', KEYS[1], window + lease)
 else
   places = string.sub(places, 1, #places - #ARGV[3])

@@ -122,12 +122,9 @@ impl Partition {
 
     /// A gateway spoke. Earlier incarnations of it are over, whatever a picture says.
     pub(super) fn heard_from(&mut self, gateway: GatewayId, now: Timestamp) {
-        if self.gateways.contains_key(&gateway) {
-            return;
-        }
+        self.gateways.entry(gateway).or_insert(Known { heard_at: now, was_seen: false });
         let is_earlier = |id: &&GatewayId| id.node == gateway.node && id.incarnation < gateway.incarnation;
         let earlier: Vec<GatewayId> = self.gateways.keys().filter(is_earlier).copied().collect();
-        self.gateways.insert(gateway, Known { heard_at: now, was_seen: false });
         self.gateways_died(&earlier, now);
     }
 
@@ -215,12 +212,13 @@ impl Partition {
         live.attempt += 1;
         live.is_held = true;
         let (platform, device, attempt) = (live.platform.clone(), String::from(&*live.device), live.attempt);
-        // Made from what is tried again, so that a repeat of it is the same hold.
+        // Of this moment: the same may have been tried again before, by this owner or another, and an id that fired is not held again.
         let id = format!(
-            "push-{:016x}-{platform}-{:016x}-{first}-{last}-{attempt}-{session:x}-{:x}",
+            "push-{:016x}-{platform}-{:016x}-{first}-{last}-{attempt}-{session:x}-{:x}-{:x}",
             hash_of(uid.as_str()),
             hash_of(&device),
-            gateway.incarnation
+            gateway.incarnation,
+            now.as_millis()
         );
         let task = PushRetry { uid: uid.as_str().to_owned(), platform, device, upto: last, attempt };
         let due = expiry(now, millis(pause));

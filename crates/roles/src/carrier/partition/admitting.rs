@@ -148,6 +148,9 @@ impl Partition {
         let Arrival { session, uid, platform, device, at: arrived, .. } = arrival;
         let mut live = Live::new(gateway, session, platform, seat_name, arrived, now);
         (live.sent, live.was_announced) = (sent, true);
+        // What it had of its tries it has had, however often it asks for what was lost on the way.
+        let before = self.users.get(uid.as_str()).and_then(|user| user.lives.iter().find(|it| it.is(gateway, session)));
+        live.attempt = before.map_or(0, |before| before.attempt);
         self.make_way(&uid, &live, &settings, now);
         let rules = Arc::clone(&self.rules);
         let Some((user, seat, mut gone)) = self.take_seat(&uid, &live.platform, &device, now) else { return };

@@ -1,7 +1,7 @@
 //! Folding: what each record of `_push` does to its users, in the order of the log.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::BuildHasher as _;
+use std::hash::{BuildHasher as _, Hasher as _};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,7 +47,16 @@ fn names_of(message: &PushMessage, record: &Record) -> Vec<u64> {
     }
     let (owner, what) = (record.headers.get(HEADER_IDEMPOTENCY_KEY), record.headers.get(HEADER_FINGERPRINT));
     let names = std::iter::once(&message.id).chain(&message.also);
-    names.map(|name| HASHES.hash_one((name.as_str(), owner, what)).max(1)).collect()
+    let hash = |name: &String| {
+        // Byte by byte: how a tuple is hashed is nobody's promise.
+        let mut hasher = HASHES.build_hasher();
+        for part in [name.as_bytes(), owner.unwrap_or_default(), what.unwrap_or_default()] {
+            hasher.write_u64(part.len() as u64);
+            hasher.write(part);
+        }
+        hasher.finish().max(1)
+    };
+    names.map(hash).collect()
 }
 
 impl Partition {

@@ -129,8 +129,9 @@ impl Partition {
             if is_empty && !user.is_stored {
                 continue;
             }
-            let useful_until = || user.state.reclaim_at(keep_seats).unwrap_or(expiry(now, millis(NAMES_KEPT)));
-            let reclaim_at = (!is_empty).then(useful_until);
+            let has_names_at_most = user.state.seats.is_empty() && user.state.slots.is_empty();
+            let names_until = has_names_at_most.then(|| expiry(now, millis(NAMES_KEPT)));
+            let reclaim_at = user.state.reclaim_at(keep_seats).max(names_until).filter(|_| !is_empty);
             let was = std::mem::replace(&mut user.state.found_under, reclaim_at);
             let state = (!is_empty).then(|| user.state.encode());
             user.is_stored = !is_empty;

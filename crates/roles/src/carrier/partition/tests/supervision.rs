@@ -133,3 +133,27 @@ fn an_acknowledgement_ends_the_retries() {
     world.wait(60_000);
     assert!(world.letters.is_empty());
 }
+
+#[test]
+fn what_is_tried_again_after_an_announcement_is_held_anew_and_counts_on() {
+    let mut world = World::new();
+    world.arrive(1, "u", "web", None);
+    world.push(&["u"], "a");
+    let mut ids = Vec::new();
+    let mut attempts = Vec::new();
+    for _ in 0..3 {
+        world.wait(10_000);
+        let Some(Letter::Hold { id, task: PushTask::Retry(retry), .. }) = world.letters.pop() else {
+            panic!("it is tried again")
+        };
+        ids.push(id);
+        attempts.push(retry.attempt);
+        // The message had been lost on the way, and its gateway says so: nothing was sent, as far as the device knows.
+        let announce = world.announce_since(1, 0);
+        world.step(announce);
+    }
+    ids.dedup();
+    assert_eq!((ids.len(), attempts), (3, vec![1, 2, 3]), "an id that fired is not held again");
+    world.wait(10_000);
+    assert!(world.told(1).last().is_some_and(|told| told.starts_with("kick no_ack")));
+}
