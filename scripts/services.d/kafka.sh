@@ -1,12 +1,17 @@
-# Apache Kafka: one node, broker and controller in one process, from Maven Central.
+# Apache Kafka: one node, broker and controller in one process, from Maven Central. Beside it the other clients that the tests compare
+# with: kcat, Kafka's own console tools, and Python's confluent-kafka in a virtual environment.
 
 service_kafka() {
   address="127.0.0.1:${WHIMBREL_KAFKA_PORT:-17692}"
-  variables=("WHIMBREL_TEST_KAFKA=$address" "WHIMBREL_TEST_KAFKA_LIBS=$services_dir/kafka/libs")
-  packages=(java:openjdk-17-jre-headless mvn:maven kcat:kcat)
+  variables=("WHIMBREL_TEST_KAFKA=$address" "WHIMBREL_TEST_KAFKA_LIBS=$services_dir/kafka/libs"
+    "WHIMBREL_TEST_KAFKA_PYTHON=$services_dir/kafka/python/bin/python")
+  packages=(java:openjdk-17-jre-headless mvn:maven kcat:kcat python3:python3)
+  # Debian ships the module ensurepip, which a virtual environment needs, in a package of its own.
+  python3 -c 'import ensurepip' 2>/dev/null || packages+=(ensurepip:python3-venv)
 
   prepare() {
     fetch_kafka_jars || return 1
+    install_confluent_kafka || return 1
     cat >"$data/server.properties" <<PROPERTIES
 process.roles=broker,controller
 node.id=1
@@ -43,6 +48,18 @@ fetch_kafka_jars() {
   # Without colours: the output is read in files.
   mvn -q -B -Dstyle.color=never -f "$pom" dependency:copy-dependencies -DoutputDirectory="$libs" >&2 || return 1
   printf '%s' "$wanted" >"$libs/.pom"
+}
+
+# The virtual environment is made once.
+install_confluent_kafka() {
+  local python="$services_dir/kafka/python"
+  if "$python/bin/python" -c 'import confluent_kafka' 2>/dev/null; then
+    return
+  fi
+  say "kafka: installing confluent-kafka from PyPI"
+  rm -rf "$python"
+  python3 -m venv "$python" >&2 || return 1
+  "$python/bin/pip" install -q --disable-pip-version-check confluent-kafka >&2
 }
 
 # A cluster id is 16 bytes in URL-safe base64 without padding. One that began with `-` would pass for an option of

@@ -1,23 +1,22 @@
-//! What Kafka's transaction coordinator has decided, read from its own log, the topic `__transaction_state`.
+//! The decisions of Kafka's transaction coordinator, read from its own log, the topic `__transaction_state`.
 //!
-//! It is asked only about a transaction that hangs: nothing else says afterwards whether such a one was committed or aborted, since
-//! opening a fence makes the coordinator forget. Records of a form that is not known here are passed over.
+//! It is read only about a transaction that hangs: nothing else says afterwards whether such a transaction was committed or aborted,
+//! since opening a fence makes the coordinator forget. Records in an unknown format are skipped.
 
 use std::time::{Duration, Instant};
 
-use rdkafka::config::{ClientConfig, FromClientConfigAndContext};
-use rdkafka::consumer::Consumer as _;
-use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
-use rdkafka::message::Message;
-use rdkafka::{Offset, TopicPartitionList};
-use whimbrel_model::{Clock as _, SystemClock};
+use kafka_protocol::messages::TopicName;
+use kafka_protocol::protocol::StrBytes;
+use whimbrel_model::{Clock as _, StoredRecord, SystemClock};
 
-use super::context::{Consumer, Quiet};
+use super::fetch::{FetchError, Fetcher, Wanted};
+use super::outcome::KafkaError;
+use super::queries::{End, PAUSE_BEFORE_ASKING_AGAIN, Queries};
 
-const LOG_OF_THE_COORDINATOR: &str = "__transaction_state";
-/// How far the clock of whoever wrote a record and the coordinator's may be apart.
-const CLOCKS_APART_MAX_MS: i64 = 60_000;
-const POLL_TIME: Duration = Duration::from_millis(100);
+const COORDINATOR_TOPIC: &str = "__transaction_state";
+/// How far the clock of a record's writer and the coordinator's may be apart.
+const CLOCK_SKEW_MAX_MS: i64 = 60_000;
+const FETCH_BYTES: usize = 1 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
@@ -43,76 +42,78 @@ pub(super) enum Finding {
     Finished(Decision),
 }
 
-/// What became of the last transaction of `id` that wrote to the partition, if it did since the record at `at` was made. Blocks.
-pub(super) fn look_up(
-    config: &ClientConfig,
+/// What became of the last transaction of `id` that wrote to the partition, if it did since the record at `at` was written.
+pub(super) async fn look_up(
+    queries: &Queries,
+    fetcher: &Fetcher,
     id: &str,
     (topic, index): (&str, u32),
     at: u64,
     deadline: Instant,
-) -> Result<Finding, KafkaError> {
-    let consumer = Consumer::from_config_and_context(config, Quiet)?;
+) -> Result<Finding, FetchError> {
     let mut since = None;
-    read(&consumer, (topic, index as i32), Offset::Offset(at as i64), deadline, |_, _, time| {
-        since = Some(time);
+    let place = |topic: &str, index, from| Wanted {
+        topic: TopicName(StrBytes::from_string(topic.to_owned())),
+        index,
+        from,
+        bytes_max: FETCH_BYTES,
+    };
+    read(fetcher, place(topic, index, at), deadline, |stored| {
+        since = Some(stored.record.timestamp.as_millis());
         false
-    })?;
-    // The time of a record is what its writer says, which may be long ago; it is not later than now.
+    })
+    .await?;
+    // The time of a record is its writer's, which may be long ago; it is not later than now.
     let Some(since) = since.map(|since: i64| since.min(SystemClock.now().as_millis())) else {
         return Ok(Finding::Nothing);
     };
-    let metadata = consumer.fetch_metadata(Some(LOG_OF_THE_COORDINATOR), left(deadline))?;
-    let Some(count) = metadata.topics().first().map(|topic| topic.partitions().len()).filter(|count| *count > 0) else {
-        return Err(KafkaError::MetadataFetch(Code::UnknownTopicOrPartition));
-    };
-    let home = (LOG_OF_THE_COORDINATOR, home_of(id, count as i32));
-    let mut times = TopicPartitionList::with_capacity(1);
-    times.add_partition_offset(home.0, home.1, Offset::Offset((since - CLOCKS_APART_MAX_MS).max(0)))?;
-    let found = consumer.offsets_for_times(times, left(deadline))?;
-    let Some(from @ Offset::Offset(_)) = found.elements().first().map(|element| element.offset()) else {
+    let metadata = queries.metadata(Some(COORDINATOR_TOPIC)).await;
+    let metadata = metadata.map_err(|error| KafkaError::Malformed(error.to_string()))?;
+    let count = metadata.topics.first().map_or(0, |topic| topic.partitions.len());
+    if count == 0 {
+        return Err(KafkaError::NoLeader.into());
+    }
+    let home = home_of(id, count as i32) as u32;
+    let begin = (since - CLOCK_SKEW_MAX_MS).max(0);
+    let left = deadline.saturating_duration_since(Instant::now());
+    let Some(from) = queries.offset(COORDINATOR_TOPIC, home, begin, End::Written, left).await? else {
         return Ok(Finding::Nothing);
     };
     let mut history = History::of(topic, index);
-    read(&consumer, home, from, deadline, |key, value, _| {
-        if id_of(key) == Some(id)
-            && let Some(state) = State::of(value)
+    read(fetcher, place(COORDINATOR_TOPIC, home, from), deadline, |stored| {
+        if id_of(stored.record.key.as_deref().unwrap_or_default()) == Some(id)
+            && let Some(state) = State::of(&stored.record.value)
         {
             history.then(state);
         }
         true
-    })?;
+    })
+    .await?;
     Ok(history.finding)
 }
 
-/// Hands on the keys, values and times of a partition's records until its end, or until `go_on` says no.
-fn read(
-    consumer: &Consumer,
-    (topic, index): (&str, i32),
-    from: Offset,
+/// Hands on the records of a partition, open transactions included, until its end or until `go_on` answers no.
+async fn read(
+    fetcher: &Fetcher,
+    mut wanted: Wanted,
     deadline: Instant,
-    mut go_on: impl FnMut(&[u8], &[u8], i64) -> bool,
-) -> Result<(), KafkaError> {
-    let mut list = TopicPartitionList::with_capacity(1);
-    list.add_partition_offset(topic, index, from)?;
-    consumer.assign(&list)?;
-    while Instant::now() < deadline {
-        match consumer.poll(POLL_TIME) {
-            Some(Ok(message)) => {
-                let time = message.timestamp().to_millis().unwrap_or(0);
-                if !go_on(message.key().unwrap_or_default(), message.payload().unwrap_or_default(), time) {
+    mut go_on: impl FnMut(&StoredRecord) -> bool,
+) -> Result<(), FetchError> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match fetcher.fetch(&wanted, End::Written, left.max(Duration::from_millis(1))).await {
+            Ok(fetched) => {
+                if !fetched.records.iter().all(&mut go_on) || fetched.next >= fetched.written_end {
                     return Ok(());
                 }
+                wanted.from = fetched.next;
             }
-            Some(Err(KafkaError::PartitionEOF(_))) => return Ok(()),
-            // A connection that is lost is made again; what is for good ends with the time.
-            Some(Err(_)) | None => {}
+            Err(FetchError::Kafka(error)) if error.is_passing() && Instant::now() < deadline => {
+                tokio::time::sleep(PAUSE_BEFORE_ASKING_AGAIN).await;
+            }
+            Err(error) => return Err(error),
         }
     }
-    Err(KafkaError::MessageConsumption(Code::OperationTimedOut))
-}
-
-fn left(deadline: Instant) -> Duration {
-    deadline.saturating_duration_since(Instant::now())
 }
 
 /// The partition of the coordinator's log that has a transactional id: Java's hash of the text, by the number of partitions.

@@ -1,28 +1,22 @@
 //! Partitions that stand still: more is written than readers can see, for longer than a transaction may last. Pure: the time is
-//! passed in. What is done about it is in `mend`.
+//! passed in. `mend` ends their transactions.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use whimbrel_model::PartitionId;
+use tokio::sync::{Mutex as AsyncMutex, MutexGuard as AsyncMutexGuard};
+use whimbrel_model::{Event, EventSink, PartitionId};
 
-/// How often a partition is looked at.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// How late Kafka itself ends a transaction whose time is over: it looks for them every ten seconds.
 const KAFKAS_OWN_LOOK: Duration = Duration::from_secs(12);
 
 pub(super) struct Hanging {
+    events: EventSink,
     /// How long a transaction may take.
     patience: Duration,
-    state: Mutex<State>,
-    mending: Mutex<()>,
-}
-
-#[derive(Default)]
-struct State {
-    looked_at: HashMap<PartitionId, Instant>,
-    standing: HashMap<PartitionId, Standing>,
+    standing: Mutex<HashMap<PartitionId, Standing>>,
+    mending: AsyncMutex<()>,
 }
 
 struct Standing {
@@ -37,35 +31,40 @@ struct Standing {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Look {
     Fine,
-    /// Somebody must be told, once for each place.
+    /// It must be reported, once for each place.
     HangsSinceLong,
 }
 
 impl Hanging {
-    pub fn new(transaction_timeout: Duration) -> Self {
-        Self { patience: transaction_timeout, state: Mutex::default(), mending: Mutex::default() }
+    pub fn new(transaction_timeout: Duration, events: EventSink) -> Self {
+        Self { events, patience: transaction_timeout, standing: Mutex::default(), mending: AsyncMutex::default() }
     }
 
-    /// Whether it is time to look at the partition. Readers that find nothing must not become a storm of questions.
-    pub fn may_look(&self, partition: PartitionId, now: Instant) -> bool {
-        let mut state = self.state();
-        let last = state.looked_at.get(&partition);
-        let is_due = last.is_none_or(|last| now.saturating_duration_since(*last) >= LOOK_INTERVAL);
-        if is_due {
-            state.looked_at.insert(partition, now);
+    /// Takes in where a reader has found the partition's ends, and reports a partition that hangs for long, once for each place.
+    pub fn observe(&self, topic: &str, partition: PartitionId, visible_end: u64, written_end: u64) {
+        if self.found(partition, visible_end, written_end, Instant::now()) == Look::HangsSinceLong {
+            self.report(topic, partition.index, visible_end);
         }
-        is_due
+    }
+
+    fn report(&self, topic: &str, index: u32, offset: u64) {
+        let detail = format!(
+            "partition {index} of `{topic}` stands still at offset {offset} behind an open transaction, for longer than one of \
+             Whimbrel's may last: nothing behind it can be read; `kafka-transactions.sh find-hanging` shows which producer left it open"
+        );
+        let event = Event::warning("transaction_hanging", detail);
+        (self.events)(event.with("topic", topic).with("partition", index).with("offset", offset));
     }
 
     /// Takes in where the partition ends for readers and for writers.
     pub fn found(&self, partition: PartitionId, visible_end: u64, written_end: u64, now: Instant) -> Look {
-        let mut state = self.state();
+        let mut all = self.standing();
         if visible_end >= written_end {
-            state.standing.remove(&partition);
+            all.remove(&partition);
             return Look::Fine;
         }
         let fresh = || Standing { visible_end, since: now, seen_at: now, is_told: false };
-        let standing = state.standing.entry(partition).or_insert_with(fresh);
+        let standing = all.entry(partition).or_insert_with(fresh);
         if standing.visible_end != visible_end {
             *standing = fresh();
         }
@@ -78,28 +77,28 @@ impl Hanging {
         Look::HangsSinceLong
     }
 
-    /// Partitions that were seen to stand still for longer than a transaction may take, each with its visible end.
-    pub fn overdue(&self) -> Vec<(PartitionId, u64)> {
-        let state = self.state();
-        let is_overdue =
-            |standing: &Standing| standing.seen_at.saturating_duration_since(standing.since) >= self.patience;
-        let overdue = state.standing.iter().filter(|(_, standing)| is_overdue(standing));
+    /// Partitions that were seen to stand still for at least `patience`, each with its visible end.
+    pub fn overdue(&self, patience: Duration) -> Vec<(PartitionId, u64)> {
+        let all = self.standing();
+        let is_overdue = |standing: &Standing| standing.seen_at.saturating_duration_since(standing.since) >= patience;
+        let overdue = all.iter().filter(|(_, standing)| is_overdue(standing));
         overdue.map(|(partition, standing)| (*partition, standing.visible_end)).collect()
     }
 
     /// Fences mend one after the other: several may have written to a partition that hangs, and one of them is right.
-    pub fn one_at_a_time(&self) -> MutexGuard<'_, ()> {
-        self.mending.lock().unwrap_or_else(PoisonError::into_inner)
+    pub async fn one_at_a_time(&self) -> AsyncMutexGuard<'_, ()> {
+        self.mending.lock().await
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn standing(&self) -> MutexGuard<'_, HashMap<PartitionId, Standing>> {
+        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
     use whimbrel_model::TopicNumber;
 
     const PATIENCE: Duration = Duration::from_secs(3);
@@ -110,40 +109,32 @@ mod tests {
 
     #[test]
     fn a_partition_hangs_when_its_visible_end_stays_behind_for_longer_than_a_transaction_may_take() {
-        let (hanging, now) = (Hanging::new(PATIENCE), Instant::now());
+        let (hanging, now) = (Hanging::new(PATIENCE, Arc::new(|_| {})), Instant::now());
         hanging.found(partition(), 5, 9, now);
         hanging.found(partition(), 5, 12, now + PATIENCE / 2);
-        assert_eq!(hanging.overdue(), []);
+        assert_eq!(hanging.overdue(PATIENCE), []);
         hanging.found(partition(), 5, 12, now + PATIENCE);
-        assert_eq!(hanging.overdue(), [(partition(), 5)]);
+        assert_eq!(hanging.overdue(PATIENCE), [(partition(), 5)]);
     }
 
     #[test]
     fn a_partition_that_goes_on_does_not_hang() {
-        let (hanging, now) = (Hanging::new(PATIENCE), Instant::now());
+        let (hanging, now) = (Hanging::new(PATIENCE, Arc::new(|_| {})), Instant::now());
         hanging.found(partition(), 5, 9, now);
         hanging.found(partition(), 6, 9, now + PATIENCE);
-        assert_eq!(hanging.overdue(), []);
+        assert_eq!(hanging.overdue(PATIENCE), []);
         hanging.found(partition(), 6, 9, now + PATIENCE * 2);
         hanging.found(partition(), 9, 9, now + PATIENCE * 2);
-        assert_eq!(hanging.overdue(), []);
+        assert_eq!(hanging.overdue(PATIENCE), []);
     }
 
     #[test]
     fn it_is_told_once_for_each_place_and_only_when_kafka_would_have_ended_it() {
-        let (hanging, now) = (Hanging::new(PATIENCE), Instant::now());
+        let (hanging, now) = (Hanging::new(PATIENCE, Arc::new(|_| {})), Instant::now());
         let late = now + PATIENCE + KAFKAS_OWN_LOOK;
         assert_eq!(hanging.found(partition(), 5, 9, now), Look::Fine);
         assert_eq!(hanging.found(partition(), 5, 9, now + PATIENCE), Look::Fine);
         assert_eq!(hanging.found(partition(), 5, 9, late), Look::HangsSinceLong);
         assert_eq!(hanging.found(partition(), 5, 9, late), Look::Fine);
-    }
-
-    #[test]
-    fn a_partition_is_looked_at_no_more_than_once_in_a_while() {
-        let (hanging, now) = (Hanging::new(PATIENCE), Instant::now());
-        assert!(hanging.may_look(partition(), now));
-        assert!(!hanging.may_look(partition(), now + LOOK_INTERVAL / 2));
-        assert!(hanging.may_look(partition(), now + LOOK_INTERVAL));
     }
 }

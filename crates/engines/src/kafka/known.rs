@@ -5,31 +5,64 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use kafka_protocol::messages::TopicName;
+use kafka_protocol::protocol::StrBytes;
 use whimbrel_model::ports::LogError;
 use whimbrel_model::{PartitionId, TopicNumber};
 
 /// How often a topic is looked up again because somebody named a partition that it does not seem to have.
 const GROWTH_LOOKUP_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Bytes of one batch with several records.
+const BATCH_BYTES_MAX: usize = 1_000_000;
+
 /// A topic as the engine knows it.
 #[derive(Debug)]
 pub(super) struct KnownTopic {
     pub number: TopicNumber,
-    pub name: String,
+    name: TopicName,
     /// The largest record that its `max.message.bytes` allows.
     pub record_bytes_max: usize,
     partitions: AtomicU32,
     looked_up_at: Mutex<Option<Instant>>,
+    /// First kept offsets of the partitions that this process has trimmed.
+    trims: Mutex<HashMap<u32, u64>>,
 }
 
 impl KnownTopic {
     pub fn new(number: TopicNumber, name: String, partitions: u32, record_bytes_max: usize) -> Self {
-        let partitions = AtomicU32::new(partitions);
-        Self { number, name, record_bytes_max, partitions, looked_up_at: Mutex::new(None) }
+        let (name, partitions) = (TopicName(StrBytes::from_string(name)), AtomicU32::new(partitions));
+        Self { number, name, record_bytes_max, partitions, looked_up_at: Mutex::new(None), trims: Mutex::default() }
+    }
+
+    pub fn name(&self) -> &str {
+        self.name.as_str()
+    }
+
+    /// The name for a request; cloning it copies no text.
+    pub fn wire_name(&self) -> TopicName {
+        self.name.clone()
     }
 
     pub fn has(&self, index: u32) -> bool {
         index < self.partitions.load(Ordering::Acquire)
+    }
+
+    /// The bytes of one batch with several records. It stays below Kafka's default of `max.message.bytes`, which counts whole batches.
+    pub fn batch_bytes_max(&self) -> usize {
+        self.record_bytes_max.min(BATCH_BYTES_MAX)
+    }
+
+    /// Records that this process has dropped the partition's records before an offset.
+    pub fn trim(&self, index: u32, before: u64) {
+        let mut trims = self.trims.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = trims.entry(index).or_default();
+        *first = before.max(*first);
+    }
+
+    /// The first kept offset, where this process has trimmed the partition.
+    pub fn trimmed(&self, index: u32) -> Option<u64> {
+        self.trims.lock().unwrap_or_else(PoisonError::into_inner).get(&index).copied()
     }
 
     /// Kafka's topics only grow, so what is learned late can only be more.
@@ -57,7 +90,7 @@ impl KnownTopics {
     }
 
     pub fn by_name(&self, name: &str) -> Option<Arc<KnownTopic>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).values().find(|topic| topic.name == name).cloned()
+        self.0.read().unwrap_or_else(PoisonError::into_inner).values().find(|topic| topic.name() == name).cloned()
     }
 
     /// The topic of a partition, where both are known.

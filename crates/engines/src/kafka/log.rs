@@ -1,35 +1,35 @@
 //! The engine: its parts put together, and the two ports over them.
 
 use std::sync::Arc;
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use rdkafka::consumer::Consumer as _;
+use tokio::runtime::Runtime;
 use whimbrel_model::ports::{
     AppendOutcome, Bounds, CommitOutcome, Entry, Fence, Log, LogError, LogTopics, PortFuture, ReadBatch, ReadLimits,
     TopicStatus,
 };
 use whimbrel_model::{EventSink, PartitionId, Timestamp, TopicNumber, TopicSpec};
 
-use rdkafka::admin::AdminOptions;
-use rdkafka::{Offset, TopicPartitionList};
-
 use super::append::Appender;
-use super::commit::{FenceContext, FenceHandle};
-use super::context::Consumer;
-use super::cursors::Cursors;
+use super::client::cluster::Cluster;
+use super::client::connection::CallError;
+use super::client::dial::Dialer;
+use super::fence::{FenceContext, FenceHandle};
+use super::fetch::Fetcher;
 use super::hanging::Hanging;
 use super::known::{KnownTopic, KnownTopics};
-use super::outcome;
 use super::queries::{End, Queries};
-use super::read::Reader;
+use super::read::{ReadAhead, Reader};
 use super::settings::{KafkaSettings, KafkaStartError};
+use super::tail::Tails;
 use super::topics::Topics;
 
-/// How often idle readers are let go and the clients' log lines are taken.
-const HOUSEKEEPING: Duration = Duration::from_millis(200);
-/// Log lines of one client that are taken at a time.
-const LINES_AT_A_TIME: usize = 100;
+/// Threads that own all connections to Kafka and encode and decode batches.
+const THREADS: usize = 2;
+/// An attempt at a start that has less time than this says nothing new.
+const ATTEMPT_MIN: Duration = Duration::from_secs(1);
+/// How long a start waits before it asks again whether a broker answers.
+const START_PAUSE: Duration = Duration::from_millis(100);
 
 /// The log on Apache Kafka.
 ///
@@ -45,78 +45,130 @@ const LINES_AT_A_TIME: usize = 100;
 ///   loudly whenever such a topic is made known.
 /// - A topic's retention, copies and limits are Kafka's. A topic that others made with a `max.message.bytes` below ours
 ///   has that as its limit.
-/// - A fence costs a producer, which is about six threads and a connection to each broker it writes to.
-/// - Readers have a group's name (`whimbrel-readers`), since librdkafka assigns no partitions without one; they never join the
-///   group and never commit to it.
+/// - A fence costs a task and a connection to each broker that it writes to.
 /// - Times before 1970-01-01T00:00:00.001Z cannot be kept.
 /// - When Kafka goes away, calls are answered within `message_timeout` (appends), `transaction_timeout` (commits) or
 ///   `request_timeout` (the rest) with `Unavailable` or `Unknown`; when it is back, they succeed again by themselves.
 pub struct KafkaLog {
-    parts: DroppedElsewhere<Parts>,
+    parts: Parts,
 }
 
 struct Parts {
     settings: KafkaSettings,
+    cluster: Arc<Cluster>,
     known: Arc<KnownTopics>,
-    appender: Appender,
+    appender: Arc<Appender>,
     queries: Arc<Queries>,
-    reader: Reader,
+    fetcher: Arc<Fetcher>,
+    reader: Arc<Reader>,
     topics: Topics,
     hanging: Arc<Hanging>,
     events: EventSink,
-    /// Ends the housekeeping thread when it is dropped.
-    _housekeeping: mpsc::Sender<()>,
+    /// Where every task of the client runs.
+    runtime: Option<Runtime>,
 }
 
 impl KafkaLog {
     /// Reaches Kafka and starts the engine. Waits no longer than `request_timeout`.
     pub async fn connect(settings: KafkaSettings, events: EventSink) -> Result<Arc<Self>, KafkaStartError> {
         settings.check()?;
-        // Making a client reads files and starts threads.
-        let making = tokio::task::spawn_blocking(move || Parts::make(settings, events));
-        let parts = making.await.map_err(|error| KafkaStartError::Client(error.to_string()))??;
-        Ok(Arc::new(Self { parts: DroppedElsewhere(Some(parts)) }))
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .max_blocking_threads(1)
+            .thread_name("kafka")
+            .enable_all()
+            .build()
+            .map_err(|error| KafkaStartError::Client(format!("no thread can be started: {error}")))?;
+        let handle = runtime.handle().clone();
+        // Reading certificates blocks on files.
+        let reading = (settings.clone(), handle.clone());
+        let dialer = tokio::task::spawn_blocking(move || Dialer::new(&reading.0, reading.1)).await;
+        let dialer = dialer.map_err(|error| KafkaStartError::Client(error.to_string()))??;
+        let cluster = Arc::new(Cluster::new(dialer, &settings.bootstrap));
+        let parts = {
+            let _on_the_runtime = handle.enter();
+            Parts::start(settings, cluster, events, runtime)
+        };
+        let log = Arc::new(Self { parts });
+        log.parts.reach().await?;
+        Ok(log)
     }
 
     /// Every partition of the topics that were made known.
     pub fn partitions(&self) -> Vec<PartitionId> {
-        self.parts().known.partitions()
+        self.parts.known.partitions()
     }
 
-    /// Waits for the answers to what is under way, no longer than an append may take. Nobody needs to call it: what was
-    /// acknowledged is durable.
+    /// Waits for the answers to what is under way, no longer than an append may take. Calling it is optional: what was acknowledged is
+    /// durable.
     pub async fn close(&self) {
-        self.parts().appender.flush().await;
+        self.parts.appender.flush().await;
     }
+}
 
-    fn parts(&self) -> &Parts {
-        self.parts.0.as_ref().expect("the parts are there until the log is dropped")
+impl Drop for Parts {
+    fn drop(&mut self) {
+        // A log may be dropped on a thread that must not wait.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
     }
 }
 
 impl Parts {
-    fn make(settings: KafkaSettings, events: EventSink) -> Result<Self, KafkaStartError> {
-        let queries = Arc::new(Queries::new(&settings)?);
-        reach(&settings, queries.clients()[0])?;
+    /// Starts the tasks on the current runtime, which is the engine's.
+    fn start(settings: KafkaSettings, cluster: Arc<Cluster>, events: EventSink, runtime: Runtime) -> Self {
+        let queries = Arc::new(Queries::new(cluster.clone(), settings.request_timeout));
         let known = Arc::new(KnownTopics::default());
-        let appender = Appender::new(&settings)?;
-        let cursors = Arc::new(Cursors::new(&settings)?);
-        let topics = Topics::new(&settings, known.clone(), queries.clone(), cursors.clone(), events.clone())?;
-        let housekeeping = keep_house(cursors.clone(), queries.clone())?;
-        let request_timeout = settings.request_timeout;
-        let hanging = Arc::new(Hanging::new(settings.transaction_timeout));
-        let reader = Reader {
+        let appender = Arc::new(Appender::start(&settings, cluster.clone(), queries.clone()));
+        let fetcher = Arc::new(Fetcher::new(cluster.clone(), settings.fetches_at_once_max));
+        let hanging = Arc::new(Hanging::new(settings.transaction_timeout, events.clone()));
+        let reader = Arc::new(Reader {
             known: known.clone(),
-            cursors,
             queries: queries.clone(),
-            request_timeout,
+            fetcher: fetcher.clone(),
+            tails: Tails::start(cluster.clone(), hanging.clone()),
             hanging: hanging.clone(),
+            request_timeout: settings.request_timeout,
+            ahead: ReadAhead::default(),
+        });
+        let topics = Topics {
+            cluster: cluster.clone(),
+            known: known.clone(),
+            queries: queries.clone(),
+            reader: reader.clone(),
+            appender: appender.clone(),
+            settings: settings.clone(),
             events: events.clone(),
         };
-        Ok(Self { settings, known, appender, queries, reader, topics, hanging, events, _housekeeping: housekeeping })
+        let runtime = Some(runtime);
+        Self { settings, cluster, known, appender, queries, fetcher, reader, topics, hanging, events, runtime }
     }
 
-    /// The topic of a partition. One that seems to lack the partition may have been grown by somebody else.
+    /// Waits until a broker answers that knows the cluster.
+    async fn reach(&self) -> Result<(), KafkaStartError> {
+        let (began, timeout) = (Instant::now(), self.settings.request_timeout);
+        let mut reason = "no broker answers".to_owned();
+        loop {
+            let left = timeout.saturating_sub(began.elapsed());
+            match self.cluster.metadata(Some(&[]), left).await {
+                Ok(answer) if !answer.brokers.is_empty() => return Ok(()),
+                Ok(_) => reason = "the broker is starting".to_owned(),
+                // An attempt that was cut short says less than the one before.
+                Err(_) if left < ATTEMPT_MIN && left < timeout => {}
+                // A listener that wants SASL closes the connection at the first question.
+                Err(error @ CallError::NoAnswer(_)) => reason = format!("{error}; {}", self.cluster.listener_hint()),
+                Err(error) => reason = error.to_string(),
+            }
+            if began.elapsed() + START_PAUSE >= timeout {
+                let (bootstrap, waited_ms) = (self.settings.bootstrap.clone(), began.elapsed().as_millis());
+                return Err(KafkaStartError::Unreachable { bootstrap, waited_ms, reason });
+            }
+            tokio::time::sleep(START_PAUSE).await;
+        }
+    }
+
+    /// The topic of a partition. One that seems to lack the partition may have been grown by another client.
     async fn topic_of(&self, partition: PartitionId) -> Result<Arc<KnownTopic>, LogError> {
         if let Some(topic) = self.known.get(partition.topic)
             && !topic.has(partition.index)
@@ -129,7 +181,7 @@ impl Parts {
     async fn append(&self, entries: Vec<Entry>) -> AppendOutcome {
         for entry in &entries {
             if self.known.of(entry.partition).is_err() {
-                // What is still unknown afterwards is answered with its record.
+                // A partition that is still unknown afterwards is answered with its record.
                 let _ = self.topic_of(entry.partition).await;
             }
         }
@@ -137,17 +189,21 @@ impl Parts {
     }
 
     async fn fence(&self, name: &str, epoch: u64) -> Result<Fence, LogError> {
+        let closing = || LogError::Unavailable("the log is shutting down".to_owned());
         let context = FenceContext {
-            config: self.settings.commit_producer(name, epoch),
+            cluster: self.cluster.clone(),
             known: self.known.clone(),
-            timeout: self.settings.transaction_timeout,
-            transactional_id: self.settings.transactional_id(name),
-            coordinator: self.settings.inspector(),
             queries: self.queries.clone(),
+            fetcher: self.fetcher.clone(),
             hanging: self.hanging.clone(),
             events: self.events.clone(),
+            transactional_id: self.settings.transactional_id(name),
+            timeout: self.settings.transaction_timeout,
+            write_timeout: self.settings.message_timeout.min(self.settings.transaction_timeout),
+            compression: self.settings.compression,
         };
-        let handle = FenceHandle::open(name, context).await?;
+        let runtime = self.runtime.as_ref().ok_or_else(closing)?;
+        let handle = runtime.spawn(FenceHandle::open(context)).await.map_err(|_| closing())??;
         Ok(Fence { name: name.into(), epoch, handle: Arc::new(handle) })
     }
 
@@ -158,32 +214,24 @@ impl Parts {
         if before <= bounds.first {
             return Ok(());
         }
-        let mut list = TopicPartitionList::with_capacity(1);
-        let offset = Offset::Offset(i64::try_from(before).unwrap_or(i64::MAX));
-        list.add_partition_offset(&topic.name, partition.index as i32, offset)
-            .map_err(|error| outcome::question_error(&error, partition))?;
-        let options = AdminOptions::new().request_timeout(Some(self.settings.request_timeout));
-        let trimmed = self.topics.admin.delete_records(&list, &options).await;
-        let trimmed = trimmed.map_err(|error| outcome::question_error(&error, partition))?;
-        for element in trimmed.elements() {
-            element.error().map_err(|error| outcome::question_error(&error, partition))?;
-        }
-        self.reader.cursors.forget_before(partition, before);
+        self.topics.delete_records(&topic, partition, before).await?;
+        topic.trim(partition.index, before);
+        self.reader.forget_before(partition, before);
         Ok(())
     }
 }
 
 impl Log for KafkaLog {
     fn largest_record(&self, topic: TopicNumber) -> usize {
-        self.parts().known.get(topic).map_or(usize::MAX, |topic| topic.record_bytes_max)
+        self.parts.known.get(topic).map_or(usize::MAX, |topic| topic.record_bytes_max)
     }
 
     fn append(&self, entries: Vec<Entry>) -> PortFuture<'_, AppendOutcome> {
-        Box::pin(self.parts().append(entries))
+        Box::pin(self.parts.append(entries))
     }
 
     fn fence<'a>(&'a self, name: &'a str, epoch: u64) -> PortFuture<'a, Result<Fence, LogError>> {
-        Box::pin(self.parts().fence(name, epoch))
+        Box::pin(self.parts.fence(name, epoch))
     }
 
     fn commit<'a>(&'a self, fence: &'a Fence, entries: Vec<Entry>) -> PortFuture<'a, CommitOutcome> {
@@ -201,7 +249,7 @@ impl Log for KafkaLog {
         limits: ReadLimits,
     ) -> PortFuture<'_, Result<ReadBatch, LogError>> {
         Box::pin(async move {
-            let parts = self.parts();
+            let parts = &self.parts;
             parts.topic_of(partition).await?;
             parts.reader.read(partition, from, limits).await
         })
@@ -209,7 +257,7 @@ impl Log for KafkaLog {
 
     fn bounds(&self, partition: PartitionId) -> PortFuture<'_, Result<Bounds, LogError>> {
         Box::pin(async move {
-            let parts = self.parts();
+            let parts = &self.parts;
             let topic = parts.topic_of(partition).await?;
             parts.queries.bounds(&topic, partition, End::Written).await
         })
@@ -217,7 +265,7 @@ impl Log for KafkaLog {
 
     fn offset_at(&self, partition: PartitionId, time: Timestamp) -> PortFuture<'_, Result<u64, LogError>> {
         Box::pin(async move {
-            let parts = self.parts();
+            let parts = &self.parts;
             let topic = parts.topic_of(partition).await?;
             match parts.queries.offset_at(&topic, partition, time).await? {
                 Some(offset) => Ok(offset),
@@ -227,81 +275,28 @@ impl Log for KafkaLog {
     }
 
     fn trim(&self, partition: PartitionId, before: u64) -> PortFuture<'_, Result<(), LogError>> {
-        Box::pin(self.parts().trim(partition, before))
+        Box::pin(self.parts.trim(partition, before))
     }
 }
 
 impl LogTopics for KafkaLog {
     fn create<'a>(&'a self, spec: &'a TopicSpec) -> PortFuture<'a, Result<u32, LogError>> {
-        Box::pin(self.parts().topics.create(spec))
+        Box::pin(self.parts.topics.create(spec))
     }
 
     fn alter<'a>(&'a self, spec: &'a TopicSpec) -> PortFuture<'a, Result<(), LogError>> {
-        Box::pin(self.parts().topics.alter(spec))
+        Box::pin(self.parts.topics.alter(spec))
     }
 
     fn delete(&self, topic: TopicNumber) -> PortFuture<'_, Result<(), LogError>> {
-        Box::pin(self.parts().topics.delete(topic))
+        Box::pin(self.parts.topics.delete(topic))
     }
 
     fn describe(&self, topic: TopicNumber) -> PortFuture<'_, Result<TopicStatus, LogError>> {
-        Box::pin(self.parts().topics.describe(topic))
+        Box::pin(self.parts.topics.describe(topic))
     }
 
     fn found(&self) -> PortFuture<'_, Result<Vec<(String, u32)>, LogError>> {
-        Box::pin(self.parts().topics.found())
-    }
-}
-
-/// Asks Kafka for anything at all, within the time that a start may take.
-fn reach(settings: &KafkaSettings, client: &Consumer) -> Result<(), KafkaStartError> {
-    let began = Instant::now();
-    // librdkafka says why it cannot connect in log lines and events; the last of them is the best reason there is.
-    let answered = client.client().fetch_cluster_id(settings.request_timeout);
-    if answered.is_some() {
-        return Ok(());
-    }
-    let mut reason = "no broker answers".to_owned();
-    while let Some(event) = client.poll(Duration::ZERO) {
-        if let Err(error) = event {
-            reason = error.to_string();
-        }
-    }
-    let waited_ms = began.elapsed().as_millis();
-    Err(KafkaStartError::Unreachable { bootstrap: settings.bootstrap.clone(), waited_ms, reason })
-}
-
-/// Starts the thread that lets idle readers go. It ends when the sender is dropped.
-fn keep_house(cursors: Arc<Cursors>, queries: Arc<Queries>) -> Result<mpsc::Sender<()>, KafkaStartError> {
-    let (running, ended) = mpsc::channel();
-    let work = move || {
-        while let Err(mpsc::RecvTimeoutError::Timeout) = ended.recv_timeout(HOUSEKEEPING) {
-            cursors.retire_idle(Instant::now());
-            cursors.clients().iter().chain(queries.clients()).for_each(|client| take_lines(client));
-        }
-    };
-    let thread = std::thread::Builder::new().name("kafka-readers".to_owned());
-    thread.spawn(work).map_err(|error| KafkaStartError::Client(format!("no thread can be started: {error}")))?;
-    Ok(running)
-}
-
-/// Hands a client's log lines and errors to its context. Records never come this way: partitions have queues of their own.
-fn take_lines(client: &Consumer) {
-    for _ in 0..LINES_AT_A_TIME {
-        if client.poll(Duration::ZERO).is_none() {
-            return;
-        }
-    }
-}
-
-/// Closing a client of librdkafka waits for its threads, and a log may be dropped on a thread that must not wait.
-struct DroppedElsewhere<T: Send + 'static>(Option<T>);
-
-impl<T: Send + 'static> Drop for DroppedElsewhere<T> {
-    fn drop(&mut self) {
-        if let Some(value) = self.0.take() {
-            // Without a thread to be had, it is dropped here after all.
-            let _ = std::thread::Builder::new().name("kafka-closing".to_owned()).spawn(move || drop(value));
-        }
+        Box::pin(self.parts.topics.found())
     }
 }

@@ -10,18 +10,21 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use rdkafka::error::KafkaError;
-use rdkafka::producer::Producer as _;
 use whimbrel_model::ports::{CommitOutcome, Entry, LogError};
 use whimbrel_model::{Clock as _, Event, Headers, PartitionId, Record, SystemClock};
 
-use super::commit::FencedProducer;
 use super::coordinator::{self, Decision, Finding, Verdict};
+use super::fence::{FencedProducer, WriteError};
+use super::fetch::FetchError;
 
 /// What a record that only carries an end has as its key and as the name of a header. The key lets a compacted topic take it.
 const END_MARK: &str = "whimbrel-transaction-end";
 /// How long a commit is remembered as one that may have no end yet, while no connection is lost.
 const ENDS_WITHIN: Duration = Duration::from_secs(30);
+/// How long a fence that was opened or has lost a connection suspects partitions that stand still soon.
+const SUSPECTS_FOR: Duration = Duration::from_secs(60);
+/// How long a partition must stand still before such a fence reads what the coordinator has decided.
+const SUSPECTS_AFTER: Duration = Duration::from_secs(1);
 /// How long looking for a decision and ending one transaction may take.
 const MENDING_MAX: Duration = Duration::from_secs(10);
 /// How long a partition beside the one that hangs must stand still to be taken for one that hangs too.
@@ -42,7 +45,6 @@ fn only_an_end(partition: PartitionId) -> Entry {
 }
 
 /// What a fence remembers of its own transactions and of what it has tried to mend.
-#[derive(Default)]
 pub(super) struct Ends {
     /// The last offset that was committed to a partition, and when.
     recent: HashMap<PartitionId, (u64, Instant)>,
@@ -50,9 +52,25 @@ pub(super) struct Ends {
     doubtful: HashMap<PartitionId, u64>,
     /// Places that this fence has nothing to do with, or has mended.
     tried: HashSet<(PartitionId, u64)>,
+    suspects_until: Instant,
 }
 
 impl Ends {
+    /// The memory of a fence that is opened now: its predecessor may have lost a connection.
+    pub fn new(now: Instant) -> Self {
+        Self {
+            recent: HashMap::new(),
+            doubtful: HashMap::new(),
+            tried: HashSet::new(),
+            suspects_until: now + SUSPECTS_FOR,
+        }
+    }
+
+    /// Whether a connection was lost of late, or the fence is new.
+    pub fn suspects(&self, now: Instant) -> bool {
+        now < self.suspects_until
+    }
+
     pub fn committed(&mut self, partitions: &[PartitionId], offsets: &[u64], now: Instant) {
         for (partition, offset) in partitions.iter().zip(offsets) {
             self.recent.insert(*partition, (*offset, now));
@@ -63,6 +81,7 @@ impl Ends {
     pub fn look(&mut self, lost_a_connection: bool, now: Instant) {
         self.recent.retain(|_, (_, at)| now.saturating_duration_since(*at) < ENDS_WITHIN);
         if lost_a_connection {
+            self.suspects_until = now + SUSPECTS_FOR;
             self.doubtful.extend(self.recent.drain().map(|(partition, (offset, _))| (partition, offset)));
         }
     }
@@ -73,11 +92,13 @@ impl Ends {
 }
 
 impl FencedProducer {
-    /// Looks whether the fence's commits have their ends and mends what hangs. An error says why nothing can be begun now; a fence
-    /// that was lost at it says so.
-    pub(super) fn mend(&self, ends: &mut Ends) -> Result<(), CommitOutcome> {
-        let asked = self.ask_for_doubtful(ends);
-        let overdue = self.hanging.overdue();
+    /// Checks whether the fence's commits have their ends and ends transactions that hang. An error says why nothing can be begun now;
+    /// a fence that was lost on the way says so.
+    pub(super) async fn mend(&mut self, ends: &mut Ends) -> Result<(), CommitOutcome> {
+        let asked = self.ask_for_doubtful(ends).await;
+        // The coordinator finishes a transaction after it has written its ends, so a finished one whose end is missing hangs for good.
+        let patience = if ends.suspects(Instant::now()) { SUSPECTS_AFTER } else { self.context.timeout };
+        let overdue = self.context.hanging.overdue(patience);
         if overdue.is_empty() {
             ends.tried.clear();
         }
@@ -85,7 +106,7 @@ impl FencedProducer {
             if ends.tried.contains(&(partition, at)) {
                 continue;
             }
-            match self.mend_one(partition, at) {
+            match self.mend_one(partition, at).await {
                 Ok(Some(mended)) => {
                     mended.into_iter().chain([partition]).for_each(|each| ends.certain(each));
                     ends.tried.insert((partition, at));
@@ -93,7 +114,7 @@ impl FencedProducer {
                 // The coordinator is not done with it.
                 Ok(None) => {}
                 Err(Failed::Passing(error)) => {
-                    tracing::warn!(%partition, at, %error, "what hangs there cannot be looked into yet");
+                    tracing::warn!(%partition, at, %error, "a hanging transaction cannot be examined yet");
                 }
                 Err(Failed::Fence(outcome)) => return Err(outcome),
             }
@@ -106,18 +127,22 @@ impl FencedProducer {
         Err(CommitOutcome::NotNow(LogError::Unavailable(why)))
     }
 
-    fn ask_for_doubtful(&self, ends: &mut Ends) -> Result<(), LogError> {
+    async fn ask_for_doubtful(&self, ends: &mut Ends) -> Result<(), LogError> {
         let doubtful: Vec<(PartitionId, u64)> = ends.doubtful.iter().map(|(each, offset)| (*each, *offset)).collect();
         for (partition, offset) in doubtful {
-            let Some(topic) = self.known.get(partition.topic) else {
+            let Some(topic) = self.context.known.get(partition.topic) else {
                 ends.certain(partition);
                 continue;
             };
-            let (visible, written) = self
-                .queries
-                .ends_now(&topic.name, partition.index)
-                .map_err(|error| super::outcome::question_error(&error, partition))?;
-            self.hanging.found(partition, visible, written, Instant::now());
+            let asked = self.context.queries.ends_now(topic.name(), partition.index).await;
+            let (visible, written) = match asked {
+                Ok(asked) => asked,
+                Err(error) => {
+                    self.context.cluster.refresh(topic.name()).await;
+                    return Err(super::outcome::question_error(&error, partition));
+                }
+            };
+            self.context.hanging.found(partition, visible, written, Instant::now());
             if visible > offset {
                 ends.certain(partition);
             }
@@ -127,22 +152,25 @@ impl FencedProducer {
 
     /// Ends what hangs in the partition at `at`, and in the others of the same transaction, where it is this fence's. Answers with the
     /// partitions that were ended, or with nothing where it is too early to say.
-    fn mend_one(&self, partition: PartitionId, at: u64) -> Result<Option<Vec<PartitionId>>, Failed> {
-        let Some(topic) = self.known.get(partition.topic) else { return Ok(Some(Vec::new())) };
+    async fn mend_one(&mut self, partition: PartitionId, at: u64) -> Result<Option<Vec<PartitionId>>, Failed> {
+        let context = self.context.clone();
+        let Some(topic) = context.known.get(partition.topic) else { return Ok(Some(Vec::new())) };
         let deadline = Instant::now() + MENDING_MAX;
-        let place = (topic.name.as_str(), partition.index);
-        let decision = match coordinator::look_up(&self.coordinator, &self.transactional_id, place, at, deadline)? {
+        let place = (topic.name(), partition.index);
+        let looked_up =
+            coordinator::look_up(&context.queries, &context.fetcher, &context.transactional_id, place, at, deadline);
+        let decision = match looked_up.await? {
             Finding::Nothing => return Ok(Some(Vec::new())),
             Finding::UnderWay => return Ok(None),
             Finding::Finished(decision) => decision,
         };
-        let _turn = self.hanging.one_at_a_time();
-        let standing = self.standing(&decision)?;
+        let _turn = context.hanging.one_at_a_time().await;
+        let standing = self.standing(&decision).await?;
         if !standing.contains(&partition) {
             return Ok(Some(Vec::new()));
         }
-        tracing::warn!(%partition, at, verdict = ?decision.verdict, "Kafka has left a transaction open; it is ended");
-        self.end_as(decision.verdict, &standing, Instant::now() + MENDING_MAX).map_err(Failed::Fence)?;
+        tracing::warn!(%partition, at, verdict = ?decision.verdict, "Kafka has left a transaction open; the fence ends it");
+        self.end_hanging(decision.verdict, &standing, Instant::now() + MENDING_MAX).await.map_err(Failed::Fence)?;
         for each in &standing {
             self.tell(*each, at, decision.verdict);
         }
@@ -150,20 +178,21 @@ impl FencedProducer {
     }
 
     /// The partitions of a transaction that stand still.
-    fn standing(&self, decision: &Decision) -> Result<Vec<PartitionId>, KafkaError> {
+    async fn standing(&self, decision: &Decision) -> Result<Vec<PartitionId>, FetchError> {
+        let (known, queries) = (&self.context.known, &self.context.queries);
         let mut behind = Vec::new();
         for (name, index) in &decision.partitions {
-            if let Some(topic) = self.known.by_name(name) {
-                let (visible, written) = self.queries.ends_now(name, *index)?;
+            if let Some(topic) = known.by_name(name) {
+                let (visible, written) = queries.ends_now(name, *index).await?;
                 if visible < written {
                     behind.push((PartitionId::new(topic.number, *index), name, visible));
                 }
             }
         }
-        std::thread::sleep(STANDS_STILL);
+        tokio::time::sleep(STANDS_STILL).await;
         let mut standing = Vec::new();
         for (partition, name, before) in behind {
-            let (visible, written) = self.queries.ends_now(name, partition.index)?;
+            let (visible, written) = queries.ends_now(name, partition.index).await?;
             if visible == before && visible < written {
                 standing.push(partition);
             }
@@ -171,23 +200,29 @@ impl FencedProducer {
         Ok(standing)
     }
 
-    fn end_as(&self, verdict: Verdict, partitions: &[PartitionId], deadline: Instant) -> Result<(), CommitOutcome> {
+    async fn end_hanging(
+        &mut self,
+        verdict: Verdict,
+        partitions: &[PartitionId],
+        deadline: Instant,
+    ) -> Result<(), CommitOutcome> {
         let entries: Vec<Entry> = partitions.iter().map(|partition| only_an_end(*partition)).collect();
-        let topics: Vec<_> = partitions.iter().filter_map(|partition| self.known.get(partition.topic)).collect();
+        let topics = partitions.iter().filter_map(|partition| self.context.known.get(partition.topic));
+        let topics: Vec<_> = topics.collect();
         if topics.len() < entries.len() {
             // One was deleted a moment ago.
             return Ok(());
         }
-        self.producer.begin_transaction().map_err(|error| self.lost(&error))?;
-        let delivered = self.deliver(&topics, &entries, deadline);
-        let ended = match (verdict, delivered) {
-            (Verdict::Committed, Ok(offsets)) => match self.end(offsets, deadline) {
+        let written = self.begin_and_write(&topics, &entries, deadline).await;
+        let ended = match (verdict, written) {
+            (_, Err(WriteError::Fenced)) => Err(CommitOutcome::Fenced),
+            (Verdict::Committed, Ok(offsets)) => match self.end(offsets, deadline).await {
                 CommitOutcome::Done(_) => Ok(()),
                 outcome => Err(outcome),
             },
-            (Verdict::Aborted, _) => self.abort_transaction().map_err(|error| self.lost(&error)),
+            (Verdict::Aborted, _) => self.abort().await,
             // It is not aborted here, which would void what was committed. Kafka does so when the time is over, unless the next fence
-            // comes first, and nobody else can end it any more.
+            // comes first; no other client can end it any more.
             (Verdict::Committed, Err(_)) => Err(CommitOutcome::Unknown("a hanging commit was not ended".to_owned())),
         };
         if let Err(outcome) = &ended {
@@ -197,8 +232,8 @@ impl FencedProducer {
     }
 
     fn tell(&self, partition: PartitionId, at: u64, verdict: Verdict) {
-        let Some(topic) = self.known.get(partition.topic) else { return };
-        let (name, index) = (&topic.name, partition.index);
+        let Some(topic) = self.context.known.get(partition.topic) else { return };
+        let (name, index) = (topic.name(), partition.index);
         let as_what = match verdict {
             Verdict::Committed => "committed",
             Verdict::Aborted => "aborted",
@@ -207,19 +242,21 @@ impl FencedProducer {
             "partition {index} of `{name}` stood still behind a transaction that Kafka had {as_what} and not ended; it was ended so"
         );
         let event = Event::warning("hanging_transaction_ended", detail);
-        (self.events)(event.with("topic", name).with("partition", index).with("offset", at).with("as", as_what));
+        (self.context.events)(
+            event.with("topic", name).with("partition", index).with("offset", at).with("as", as_what),
+        );
     }
 }
 
-/// Why something was not mended.
+/// Why a transaction was not ended.
 enum Failed {
-    Passing(KafkaError),
+    Passing(FetchError),
     /// The fence is void.
     Fence(CommitOutcome),
 }
 
-impl From<KafkaError> for Failed {
-    fn from(error: KafkaError) -> Self {
+impl From<FetchError> for Failed {
+    fn from(error: FetchError) -> Self {
         Self::Passing(error)
     }
 }
@@ -242,14 +279,14 @@ mod tests {
     #[test]
     fn a_commit_is_doubted_when_a_connection_is_lost_soon_after_it() {
         let (partition, now) = (PartitionId::new(TopicNumber(1), 0), Instant::now());
-        let mut ends = Ends::default();
+        let mut ends = Ends::new(now);
         ends.committed(&[partition, partition], &[4, 5], now);
         ends.look(false, now);
         assert!(ends.doubtful.is_empty());
         ends.look(true, now);
         assert_eq!(ends.doubtful.get(&partition), Some(&5));
 
-        let mut ends = Ends::default();
+        let mut ends = Ends::new(now);
         ends.committed(&[partition], &[4], now);
         ends.look(true, now + ENDS_WITHIN);
         assert!(ends.doubtful.is_empty());

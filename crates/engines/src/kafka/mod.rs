@@ -1,27 +1,26 @@
-//! The Kafka engine: the `Log` and `LogTopics` ports on Apache Kafka, through librdkafka.
+//! The Kafka engine: the `Log` and `LogTopics` ports on Apache Kafka, with a client of its own.
 //!
-//! In reading order: [`settings`] (what can be configured and what is fixed), `log` (the engine and its ports), `known` (which
-//! topics have which numbers), `topics` (making and changing them), `append` (the idempotent producer), `commit` (fences and
-//! transactions), `hanging`, `coordinator` and `mend` (transactions that Kafka has left open), `queries` (bounds and times), `read` with `cursors`, `cursor` and `window` (reading), `outcome` (errors in
-//! the port's words), `context` (librdkafka's own log lines), `native` (the few calls the safe binding lacks).
+//! In reading order: [`settings`], `log` (the engine and its ports), `client` (connections, leaders, record batches), `known` (which
+//! topics have which numbers), `topics` (creating and changing them), `append` (the idempotent producer), `fence` (transactions),
+//! `hanging`, `coordinator` and `mend` (transactions that Kafka has left open), `queries` (bounds and times), `read` with `fetch`,
+//! `tail` and `window` (reading), `outcome` (errors in the port's words).
 //!
-//! It must never join a consumer group, commit an offset to Kafka, or block a thread of the async runtime.
+//! It must never join a consumer group, commit an offset to Kafka, block a thread of the async runtime, or wait without a timeout.
 
 mod append;
-mod commit;
-mod context;
+mod client;
 mod coordinator;
-mod cursor;
-mod cursors;
+mod fence;
+mod fetch;
 mod hanging;
 mod known;
 mod log;
 mod mend;
-mod native;
 mod outcome;
 mod queries;
 mod read;
 pub mod settings;
+mod tail;
 mod topics;
 mod window;
 

@@ -1,64 +1,90 @@
-//! Kafka's errors in the port's words. Pure: a code goes in, an error comes out.
+//! Kafka's error codes in the port's words. Pure: a code goes in, an error comes out.
 
-use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
-use rdkafka::metadata::Metadata;
+use kafka_protocol::ResponseError as Code;
+use kafka_protocol::messages::MetadataResponse;
 use whimbrel_model::PartitionId;
 use whimbrel_model::ports::LogError;
 
-use super::native::Persistence;
+use super::client::connection::CallError;
 
-/// What became of a record whose delivery failed with `code`.
-///
-/// Persistence is judged before the code: the code is that of the last attempt, and an earlier one that was never answered may
-/// have written the record all the same.
-pub(super) fn append_error(
-    code: Code,
-    persistence: Persistence,
-    partition: PartitionId,
-    size: usize,
-    limit: usize,
-) -> LogError {
-    if persistence == Persistence::Possible {
-        return LogError::Unknown(format!("Kafka has not acknowledged the record: {code}"));
-    }
-    match code {
-        Code::MessageSizeTooLarge | Code::MessageBatchTooLarge | Code::InvalidMessageSize => {
-            LogError::TooLarge { size, limit }
+/// Why a question to the brokers has no answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum KafkaError {
+    #[error("{0}")]
+    Call(#[from] CallError),
+    #[error("{0}")]
+    Code(Code),
+    #[error("the partition has no leader")]
+    NoLeader,
+    #[error("{0}")]
+    Malformed(String),
+}
+
+impl KafkaError {
+    pub fn code(&self) -> Option<Code> {
+        match self {
+            Self::Code(code) => Some(*code),
+            _ => None,
         }
-        _ if is_unknown_partition(code) => LogError::UnknownPartition(partition),
-        Code::QueueFull => LogError::Overloaded("the queue to Kafka is full".to_owned()),
-        _ if is_refused_for_good(code) => LogError::Unsupported(format!("Kafka refuses the record: {code}")),
-        _ => LogError::Unavailable(format!("Kafka did not take the record: {code}")),
+    }
+
+    /// Whether the same question may be answered a moment later.
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::Call(_) | Self::NoLeader => true,
+            Self::Code(code) => is_passing(*code),
+            Self::Malformed(_) => false,
+        }
     }
 }
 
-/// Whether the topic or the partition is not there.
-pub(super) fn is_unknown_partition(code: Code) -> bool {
+/// An error code of an answer, where it is one.
+pub(super) fn check(code: i16) -> Result<(), Code> {
+    Code::try_from_code(code).map_or(Ok(()), Err)
+}
+
+/// Whether a record may have been written although this is the answer.
+pub(super) fn may_be_written(code: Code) -> bool {
     matches!(
         code,
-        Code::UnknownPartition
-            | Code::UnknownTopic
-            | Code::UnknownTopicOrPartition
-            | Code::UnknownTopicId
-            | Code::InvalidTopic
+        Code::RequestTimedOut | Code::NotEnoughReplicasAfterAppend | Code::NetworkException | Code::UnknownServerError
     )
 }
 
-/// Whether the cluster says that it has no such partition. A broker that was started a moment ago knows no topic and no broker, not
-/// even itself: what it says is not the cluster's word.
-pub(super) fn is_without(metadata: &Metadata, topic: &str, index: u32) -> bool {
-    let found = metadata.topics().iter().find(|found| found.name() == topic);
-    let has = found.is_some_and(|found| found.partitions().iter().any(|each| each.id() == index as i32));
-    !metadata.brokers().is_empty() && !has
+/// The error of a record that Kafka refused with `code` and has certainly not written.
+pub(super) fn append_error(code: Code, partition: PartitionId, size: usize, limit: usize) -> LogError {
+    match code {
+        Code::MessageTooLarge | Code::RecordListTooLarge => LogError::TooLarge { size, limit },
+        _ if is_unknown_partition(code) => LogError::UnknownPartition(partition),
+        _ if is_refused_for_good(code) => LogError::Unsupported(format!("Kafka refused the record: {code}")),
+        _ => LogError::Unavailable(format!("Kafka did not accept the record: {code}")),
+    }
 }
 
-/// Whether trying again cannot help. A time that Kafka does not believe is not among them: our clock or its own is wrong, and that is
-/// no fault of the record.
-fn is_refused_for_good(code: Code) -> bool {
+/// Whether the topic or the partition does not exist.
+pub(super) fn is_unknown_partition(code: Code) -> bool {
+    matches!(code, Code::UnknownTopicOrPartition | Code::UnknownTopicId | Code::InvalidTopicException)
+}
+
+/// Whether the cluster reports that it has no such partition. A broker that has just started knows no topic and no broker, not even
+/// itself: its answer is not the cluster's.
+pub(super) fn is_without(metadata: &MetadataResponse, topic: &str, index: u32) -> bool {
+    let found = metadata.topics.iter().find(|found| found.name.as_ref().is_some_and(|name| name.as_str() == topic));
+    let has = found.is_some_and(|found| found.partitions.iter().any(|each| each.partition_index == index as i32));
+    let is_certain = found.is_none_or(|found| match Code::try_from_code(found.error_code) {
+        None => true,
+        Some(code) => is_unknown_partition(code),
+    });
+    !metadata.brokers.is_empty() && is_certain && !has
+}
+
+/// Whether trying again cannot help. `InvalidTimestamp` is not among them: our clock or the broker's is wrong, not the record.
+pub(super) fn is_refused_for_good(code: Code) -> bool {
     matches!(
         code,
         Code::InvalidRecord
-            | Code::InvalidMessage
+            | Code::MessageTooLarge
+            | Code::RecordListTooLarge
             | Code::TopicAuthorizationFailed
             | Code::ClusterAuthorizationFailed
             | Code::TransactionalIdAuthorizationFailed
@@ -72,82 +98,88 @@ fn is_refused_for_good(code: Code) -> bool {
 pub(super) fn is_fenced(code: Code) -> bool {
     matches!(
         code,
-        Code::Fenced | Code::ProducerFenced | Code::InvalidProducerEpoch | Code::TransactionCoordinatorFenced
+        Code::ProducerFenced | Code::InvalidProducerEpoch | Code::TransactionCoordinatorFenced | Code::FencedInstanceId
     )
 }
 
-/// Whether leadership moved or is moving, so that the same question may be answered a moment later.
+/// Whether the coordinator of a transaction has to be looked up again, or is not ready yet.
+pub(super) fn is_coordinator_moving(code: Code) -> bool {
+    matches!(code, Code::CoordinatorLoadInProgress | Code::CoordinatorNotAvailable | Code::NotCoordinator)
+}
+
+/// Whether leadership moved or is moving, so that the same request may succeed a moment later.
 pub(super) fn is_passing(code: Code) -> bool {
     matches!(
         code,
-        Code::NotLeaderForPartition
+        Code::NotLeaderOrFollower
             | Code::LeaderNotAvailable
             | Code::ReplicaNotAvailable
             | Code::FencedLeaderEpoch
             | Code::UnknownLeaderEpoch
             | Code::OffsetNotAvailable
-            | Code::BrokerTransportFailure
             | Code::NetworkException
             | Code::RequestTimedOut
-            | Code::WaitCache
-            | Code::DestroyBroker
             | Code::BrokerNotAvailable
             | Code::KafkaStorageError
-    )
+            | Code::NotEnoughReplicas
+            | Code::NotEnoughReplicasAfterAppend
+            | Code::NotController
+            | Code::ThrottlingQuotaExceeded
+            | Code::ConcurrentTransactions
+    ) || is_coordinator_moving(code)
 }
 
 /// The error of a question to the broker about one partition.
 pub(super) fn question_error(error: &KafkaError, partition: PartitionId) -> LogError {
-    match error.rdkafka_error_code() {
+    match error.code() {
         Some(code) if is_unknown_partition(code) => LogError::UnknownPartition(partition),
         _ => unavailable(error),
     }
 }
 
-pub(super) fn unavailable(error: &KafkaError) -> LogError {
+pub(super) fn unavailable(error: &impl std::fmt::Display) -> LogError {
     LogError::Unavailable(format!("Kafka: {error}"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kafka_protocol::messages::metadata_response::{
+        MetadataResponseBroker, MetadataResponsePartition, MetadataResponseTopic,
+    };
+    use kafka_protocol::messages::{BrokerId, TopicName};
     use whimbrel_model::TopicNumber;
 
-    fn outcome(code: Code, persistence: Persistence) -> LogError {
-        append_error(code, persistence, PartitionId::new(TopicNumber(1), 0), 10, 5)
-    }
-
-    #[test]
-    fn a_record_that_may_have_been_sent_is_unknown_and_one_that_was_not_is_unavailable() {
-        assert!(matches!(outcome(Code::MessageTimedOut, Persistence::Possible), LogError::Unknown(_)));
-        assert!(matches!(outcome(Code::MessageTimedOut, Persistence::Excluded), LogError::Unavailable(_)));
-        assert!(matches!(outcome(Code::PurgeInflight, Persistence::Possible), LogError::Unknown(_)));
-    }
-
-    #[test]
-    fn a_retry_that_is_refused_does_not_undo_a_first_send_that_was_never_answered() {
-        let refusals = [
-            Code::TopicAuthorizationFailed,
-            Code::PolicyViolation,
-            Code::MessageSizeTooLarge,
-            Code::UnknownTopicOrPartition,
-            Code::QueueFull,
-        ];
-        for code in refusals {
-            assert!(matches!(outcome(code, Persistence::Possible), LogError::Unknown(_)), "{code}");
-        }
-        assert!(matches!(outcome(Code::TopicAuthorizationFailed, Persistence::Excluded), LogError::Unsupported(_)));
+    fn outcome(code: Code) -> LogError {
+        append_error(code, PartitionId::new(TopicNumber(1), 0), 10, 5)
     }
 
     #[test]
     fn refusals_keep_their_meaning() {
-        assert_eq!(
-            outcome(Code::MessageSizeTooLarge, Persistence::Excluded),
-            LogError::TooLarge { size: 10, limit: 5 }
-        );
-        assert!(matches!(outcome(Code::QueueFull, Persistence::Excluded), LogError::Overloaded(_)));
-        assert!(matches!(outcome(Code::UnknownTopicOrPartition, Persistence::Excluded), LogError::UnknownPartition(_)));
-        assert!(matches!(outcome(Code::InvalidRecord, Persistence::Excluded), LogError::Unsupported(_)));
-        assert!(matches!(outcome(Code::InvalidTimestamp, Persistence::Excluded), LogError::Unavailable(_)));
+        assert_eq!(outcome(Code::MessageTooLarge), LogError::TooLarge { size: 10, limit: 5 });
+        assert!(matches!(outcome(Code::UnknownTopicOrPartition), LogError::UnknownPartition(_)));
+        assert!(matches!(outcome(Code::InvalidRecord), LogError::Unsupported(_)));
+        assert!(matches!(outcome(Code::InvalidTimestamp), LogError::Unavailable(_)));
+        assert!(matches!(outcome(Code::NotEnoughReplicas), LogError::Unavailable(_)));
+    }
+
+    fn metadata(brokers: usize, error_code: i16, partitions: i32) -> MetadataResponse {
+        let partition = |index| MetadataResponsePartition::default().with_partition_index(index);
+        let topic = MetadataResponseTopic::default()
+            .with_name(Some(TopicName("orders".into())))
+            .with_error_code(error_code)
+            .with_partitions((0..partitions).map(partition).collect());
+        let broker = MetadataResponseBroker::default().with_node_id(BrokerId(1));
+        MetadataResponse::default().with_brokers(vec![broker; brokers]).with_topics(vec![topic])
+    }
+
+    #[test]
+    fn a_partition_is_gone_only_when_a_cluster_that_knows_itself_says_so() {
+        let unknown = Code::UnknownTopicOrPartition.code();
+        assert!(is_without(&metadata(1, unknown, 0), "orders", 0));
+        assert!(!is_without(&metadata(0, unknown, 0), "orders", 0), "the broker has just started");
+        assert!(!is_without(&metadata(1, 0, 2), "orders", 1));
+        assert!(is_without(&metadata(1, 0, 2), "orders", 2));
+        assert!(!is_without(&metadata(1, Code::TopicAuthorizationFailed.code(), 0), "orders", 0));
     }
 }

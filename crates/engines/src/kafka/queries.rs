@@ -1,32 +1,27 @@
-//! Questions to the brokers: where a partition begins and ends, which record a time leads to, which topics there are.
-//!
-//! They have clients of their own. A client that also reads has its questions wait behind its own long fetches, since a broker
-//! answers a connection in order; and librdkafka asks for a partition's end with the client's isolation level, so that the end
-//! of what is visible and the end of what is written need one client each.
+//! Questions to the brokers: where a partition begins and ends, which record a time leads to, which topics exist.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdkafka::config::FromClientConfigAndContext;
-use rdkafka::consumer::Consumer as _;
-use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
-use rdkafka::metadata::Metadata;
-use rdkafka::{Offset, TopicPartitionList};
-use tokio::sync::Semaphore;
+use futures_util::future::BoxFuture;
+use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
+use kafka_protocol::messages::{BrokerId, ListOffsetsRequest, MetadataResponse, TopicName};
+use kafka_protocol::protocol::StrBytes;
 use whimbrel_model::ports::{Bounds, LogError};
 use whimbrel_model::{PartitionId, Timestamp};
 
-use super::context::{Consumer, Quiet};
+use super::client::cluster::{ANSWER_MAX, Cluster};
 use super::known::KnownTopic;
-use super::outcome;
-use super::settings::KafkaSettings;
+use super::outcome::{self, KafkaError};
 
-/// Questions that wait for brokers at once: each keeps a thread.
-const QUESTIONS_AT_ONCE: usize = 32;
 /// How long leadership is given to settle before a question is asked again.
-const PAUSE_BEFORE_ASKING_AGAIN: Duration = Duration::from_millis(20);
-/// How long a partition that is known here may be unknown to a broker: it may have been made a moment ago.
+pub(super) const PAUSE_BEFORE_ASKING_AGAIN: Duration = Duration::from_millis(20);
+/// How long a partition that is known here may be unknown to a broker: it may have been created a moment ago.
 const NEWS_TRAVEL_MAX: Duration = Duration::from_secs(1);
+
+/// What `ListOffsets` takes for a time.
+const LATEST: i64 = -1;
+const EARLIEST: i64 = -2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
@@ -36,48 +31,49 @@ pub(super) enum End {
     Written,
 }
 
+impl End {
+    /// The isolation level on the wire.
+    pub fn isolation(self) -> i8 {
+        match self {
+            Self::Visible => 1,
+            Self::Written => 0,
+        }
+    }
+}
+
+/// One attempt at a question, within the time that it is given.
+pub(super) type Question<'a, T> = BoxFuture<'a, Result<T, KafkaError>>;
+
 pub(super) struct Queries {
-    visible: Arc<Consumer>,
-    written: Arc<Consumer>,
-    permits: Semaphore,
+    cluster: Arc<Cluster>,
     timeout: Duration,
 }
 
 impl Queries {
-    pub fn new(settings: &KafkaSettings) -> Result<Self, KafkaError> {
-        let client =
-            |isolation| Consumer::from_config_and_context(&settings.query_client(isolation), Quiet).map(Arc::new);
-        Ok(Self {
-            visible: client("read_committed")?,
-            written: client("read_uncommitted")?,
-            permits: Semaphore::new(QUESTIONS_AT_ONCE),
-            timeout: settings.request_timeout,
-        })
-    }
-
-    /// The clients, for whoever drains their log lines.
-    pub fn clients(&self) -> [&Arc<Consumer>; 2] {
-        [&self.visible, &self.written]
+    pub fn new(cluster: Arc<Cluster>, timeout: Duration) -> Self {
+        Self { cluster, timeout }
     }
 
     /// The first kept offset, and the end.
     pub async fn bounds(&self, topic: &KnownTopic, partition: PartitionId, end: End) -> Result<Bounds, LogError> {
-        let client = match end {
-            End::Visible => &self.visible,
-            End::Written => &self.written,
+        let question = |limit| -> Question<'_, (u64, u64)> {
+            Box::pin(async move {
+                let first = self.offset(topic.name(), partition.index, EARLIEST, End::Written, limit);
+                let next = self.offset(topic.name(), partition.index, LATEST, end, limit);
+                let (first, next) = tokio::join!(first, next);
+                Ok((first?.unwrap_or(0), next?.unwrap_or(0)))
+            })
         };
-        let (name, index) = (topic.name.clone(), partition.index as i32);
-        let (first, next) = self
-            .ask(client, topic, partition, move |client, timeout| client.fetch_watermarks(&name, index, timeout))
-            .await?;
-        Ok(Bounds { first: first.max(0) as u64, next: next.max(0) as u64 })
+        let (first, next) = self.ask(topic, partition, question).await?;
+        Ok(Bounds { first, next: next.max(first) })
     }
 
-    /// Where a partition ends for readers and for writers. Blocks.
-    pub fn ends_now(&self, topic: &str, index: u32) -> Result<(u64, u64), KafkaError> {
-        let end = |client: &Consumer| client.fetch_watermarks(topic, index as i32, self.timeout);
-        let (visible, written) = (end(&self.visible)?.1, end(&self.written)?.1);
-        Ok((visible.max(0) as u64, written.max(0) as u64))
+    /// Where a partition ends for readers and for writers.
+    pub async fn ends_now(&self, topic: &str, index: u32) -> Result<(u64, u64), KafkaError> {
+        // Read in this order, so that what is written between the two does not look as if it stood still.
+        let visible = self.offset(topic, index, LATEST, End::Visible, ANSWER_MAX).await?;
+        let written = self.offset(topic, index, LATEST, End::Written, ANSWER_MAX).await?;
+        Ok((visible.unwrap_or(0), written.unwrap_or(0)))
     }
 
     /// The first record at or after a time; `None` where there is none.
@@ -87,74 +83,91 @@ impl Queries {
         partition: PartitionId,
         time: Timestamp,
     ) -> Result<Option<u64>, LogError> {
-        let (name, index) = (topic.name.clone(), partition.index as i32);
-        let found = self.ask(&self.written, topic, partition, move |client, timeout| {
-            let mut times = TopicPartitionList::with_capacity(1);
-            times.add_partition_offset(&name, index, Offset::Offset(time.as_millis().max(0)))?;
-            let found = client.offsets_for_times(times, timeout)?;
-            let elements = found.elements();
-            let element = elements.first().ok_or(KafkaError::OffsetFetch(Code::Fail))?;
-            element.error()?;
-            Ok(element.offset())
-        });
-        Ok(match found.await? {
-            Offset::Offset(offset) => u64::try_from(offset).ok(),
-            _ => None,
-        })
+        let time = time.as_millis().max(0);
+        let question = |limit| -> Question<'_, Option<u64>> {
+            Box::pin(self.offset(topic.name(), partition.index, time, End::Written, limit))
+        };
+        self.ask(topic, partition, question).await
+    }
+
+    /// One `ListOffsets` about one partition. `None` where no record is that late.
+    pub async fn offset(
+        &self,
+        topic: &str,
+        index: u32,
+        time: i64,
+        end: End,
+        limit: Duration,
+    ) -> Result<Option<u64>, KafkaError> {
+        let leader = self.leader(topic, index).await?;
+        let partition = ListOffsetsPartition::default()
+            .with_partition_index(index as i32)
+            .with_timestamp(time)
+            .with_current_leader_epoch(-1);
+        let asked = ListOffsetsTopic::default()
+            .with_name(TopicName(StrBytes::from_string(topic.to_owned())))
+            .with_partitions(vec![partition]);
+        let request = ListOffsetsRequest::default()
+            .with_replica_id(BrokerId(-1))
+            .with_isolation_level(end.isolation())
+            .with_topics(vec![asked]);
+        let connection = self.cluster.question(leader).await.map_err(super::client::connection::CallError::NotSent)?;
+        let answer = connection.call(&request, limit.min(ANSWER_MAX)).await?;
+        let answer = answer.topics.iter().flat_map(|topic| &topic.partitions).next();
+        let answer = answer.ok_or_else(|| KafkaError::Malformed("the answer names no partition".to_owned()))?;
+        outcome::check(answer.error_code).map_err(KafkaError::Code)?;
+        Ok(u64::try_from(answer.offset).ok())
+    }
+
+    /// The partition's leader, looked up where it is not known.
+    pub async fn leader(&self, topic: &str, index: u32) -> Result<i32, KafkaError> {
+        if let Some(leader) = self.cluster.leader(topic, index) {
+            return Ok(leader);
+        }
+        self.cluster.refresh(topic).await;
+        self.cluster.leader(topic, index).ok_or(KafkaError::NoLeader)
     }
 
     /// The metadata of one topic or of all. A topic that is not there is in it with an error.
-    pub async fn metadata(&self, topic: Option<&str>) -> Result<Metadata, LogError> {
-        let (client, topic, timeout) = (self.written.clone(), topic.map(str::to_owned), self.timeout);
-        let asked = self.blocking(move || client.fetch_metadata(topic.as_deref(), timeout)).await?;
-        asked.map_err(|error| outcome::unavailable(&error))
+    pub async fn metadata(&self, topic: Option<&str>) -> Result<MetadataResponse, LogError> {
+        let topics = topic.as_ref().map(std::slice::from_ref);
+        self.cluster.metadata(topics, self.timeout).await.map_err(|error| outcome::unavailable(&error))
     }
 
-    /// Asks about a partition, and again while leadership is moving or the client has not heard of the partition yet.
-    async fn ask<T: Send + 'static>(
+    /// Whether the cluster reports that it has no such partition.
+    pub async fn is_gone(&self, topic: &str, index: u32) -> Result<bool, LogError> {
+        Ok(outcome::is_without(&self.metadata(Some(topic)).await?, topic, index))
+    }
+
+    /// Asks about a partition, and again while leadership is moving or a broker has not learned of the partition yet.
+    pub async fn ask<'a, T>(
         &self,
-        client: &Arc<Consumer>,
         topic: &KnownTopic,
         partition: PartitionId,
-        question: impl Fn(&Consumer, Duration) -> Result<T, KafkaError> + Send + Clone + 'static,
+        question: impl Fn(Duration) -> Question<'a, T>,
     ) -> Result<T, LogError> {
         let began = Instant::now();
+        let mut check_at = began + NEWS_TRAVEL_MAX.min(self.timeout);
         loop {
             let left = self.timeout.saturating_sub(began.elapsed());
-            let (asked, question) = (client.clone(), question.clone());
-            let error = match self.blocking(move || question(&asked, left)).await? {
+            let error = match question(left).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
-            let patience = match error.rdkafka_error_code() {
-                Some(code) if outcome::is_passing(code) => self.timeout,
-                Some(code) if outcome::is_unknown_partition(code) => NEWS_TRAVEL_MAX.min(self.timeout),
-                _ => Duration::ZERO,
-            };
-            if began.elapsed() + PAUSE_BEFORE_ASKING_AGAIN >= patience {
-                let answer = outcome::question_error(&error, partition);
-                // A partition whose broker is gone or was just started is not known to anybody for a moment, and still there.
-                let is_gone = match &answer {
-                    LogError::UnknownPartition(_) => {
-                        outcome::is_without(&self.metadata(Some(&topic.name)).await?, &topic.name, partition.index)
-                    }
-                    _ => true,
-                };
-                return Err(if is_gone { answer } else { outcome::unavailable(&error) });
+            // A partition whose broker is gone or has just started is unknown to all for a moment, and still there.
+            let may_be_gone = error == KafkaError::NoLeader || error.code().is_some_and(outcome::is_unknown_partition);
+            if may_be_gone && Instant::now() >= check_at {
+                if self.is_gone(topic.name(), partition.index).await? {
+                    return Err(LogError::UnknownPartition(partition));
+                }
+                check_at = Instant::now() + NEWS_TRAVEL_MAX;
+            }
+            let is_over = began.elapsed() + PAUSE_BEFORE_ASKING_AGAIN >= self.timeout;
+            if is_over || !(error.is_passing() || may_be_gone) {
+                return Err(outcome::unavailable(&error));
             }
             tokio::time::sleep(PAUSE_BEFORE_ASKING_AGAIN).await;
-            if matches!(outcome::question_error(&error, partition), LogError::UnknownPartition(_)) {
-                // The client answers from what it remembers of the topic, which may have grown since. Where it cannot be asked
-                // anew, the next round tells.
-                let (client, name, timeout) = (client.clone(), topic.name.clone(), self.timeout);
-                let _ = self.blocking(move || client.fetch_metadata(Some(&name), timeout).map(drop)).await;
-            }
+            self.cluster.refresh(topic.name()).await;
         }
-    }
-
-    async fn blocking<T: Send + 'static>(&self, question: impl FnOnce() -> T + Send + 'static) -> Result<T, LogError> {
-        let closing = || LogError::Unavailable("the log is shutting down".to_owned());
-        let _permit = self.permits.acquire().await.map_err(|_| closing())?;
-        tokio::task::spawn_blocking(question).await.map_err(|_| closing())
     }
 }

@@ -1,198 +1,197 @@
-//! Reading: finds a cursor, takes what is there, waits where nothing is, and never says that nothing is there without having
-//! asked the broker.
+//! Reading: from memory where the records are there, else from the partition's leader; at the end of a partition readers wait at its
+//! tail. A read never answers that nothing is there without having asked the leader.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use kafka_protocol::ResponseError as Code;
 use whimbrel_model::ports::{LogError, ReadBatch, ReadLimits};
-use whimbrel_model::{Event, EventSink, PartitionId};
+use whimbrel_model::{PartitionId, StoredRecord, TopicNumber};
 
-use super::cursor::CursorLost;
-use super::cursors::{Cursors, Purpose, Stand};
-use super::hanging::{Hanging, Look};
+use super::fetch::{FetchError, Fetched, Fetcher, Wanted};
+use super::hanging::Hanging;
 use super::known::{KnownTopic, KnownTopics};
-use super::queries::{End, Queries};
+use super::mend;
+use super::queries::{End, Queries, Question};
+use super::tail::Tails;
+use super::window::Window;
 
-/// How often one read finds itself another cursor before it says that Kafka is not available.
-const CURSORS_PER_READ_MAX: usize = 4;
-/// How long a reader waits for news at an extra consumer before it goes over to the shared one.
-const CATCHING_UP_PAUSE: Duration = Duration::from_millis(50);
+/// Bytes that one fetch asks for: what the reader wants, within these bounds. The rest of the last batch is kept for the next read.
+const FETCH_BYTES: std::ops::RangeInclusive<usize> = 64 << 10..=2 << 20;
+/// Fetched records that wait for the next read of their reader: pieces and bytes, of all readers together.
+const AHEAD_PIECES_MAX: usize = 64;
+const AHEAD_BYTES_MAX: usize = 64 << 20;
 
 pub(super) struct Reader {
     pub known: Arc<KnownTopics>,
-    pub cursors: Arc<Cursors>,
     pub queries: Arc<Queries>,
-    pub request_timeout: Duration,
+    pub fetcher: Arc<Fetcher>,
+    pub tails: Arc<Tails>,
     pub hanging: Arc<Hanging>,
-    pub events: EventSink,
-}
-
-/// One read: where it reads and how long it may take.
-struct Reading<'a> {
-    topic: &'a Arc<KnownTopic>,
-    partition: PartitionId,
-    from: u64,
-    limits: ReadLimits,
-    /// Until then an empty answer is held back.
-    wait_until: Instant,
-    /// Until then what is known to be there must have come.
-    give_up_at: Instant,
+    pub request_timeout: Duration,
+    pub ahead: ReadAhead,
 }
 
 impl Reader {
     pub async fn read(&self, partition: PartitionId, from: u64, limits: ReadLimits) -> Result<ReadBatch, LogError> {
         let wait_until = Instant::now() + limits.wait;
-        let give_up_at = wait_until + self.request_timeout;
-        let mut lost = None;
-        for _ in 0..CURSORS_PER_READ_MAX {
-            // Asked for each time: a topic that was deleted meanwhile must not be read on under its name, which may be
-            // another topic's by now.
-            let topic = &self.known.of(partition)?;
-            let reading = Reading { topic, partition, from, limits, wait_until, give_up_at };
-            let (stand, end) = match self.cursors.covering(partition, from) {
-                Some(stand) => (stand, None),
-                None => match self.begin(&reading).await? {
-                    Begun::At(stand, end) => (stand, Some(end)),
-                    Begun::NothingYet => {
-                        self.look_behind(topic, partition);
-                        return Ok(ReadBatch { records: Vec::new(), next: from });
-                    }
-                },
-            };
-            match self.read_at(&reading, stand, end).await {
-                Ok(answer) => {
-                    if answer.as_ref().is_ok_and(|batch| batch.records.is_empty()) {
-                        self.look_behind(topic, partition);
-                    }
-                    return answer;
-                }
-                // The place may have been trimmed away under the cursor, the topic deleted or grown: asking anew tells.
-                Err(why) => lost = Some(why),
-            }
-        }
-        Err(match lost {
-            Some(CursorLost::Failed(code)) => {
-                LogError::Unavailable(format!("Kafka does not let the partition be read: {code}"))
-            }
-            Some(CursorLost::Passed) => {
-                LogError::Unavailable("others read on faster than this reader is let read".to_owned())
-            }
-            Some(CursorLost::Retired | CursorLost::UnknownPartition) | None => LogError::UnknownPartition(partition),
-        })
-    }
-
-    /// Looks, beside the read that found nothing, whether something is there that nobody can see.
-    fn look_behind(&self, topic: &Arc<KnownTopic>, partition: PartitionId) {
-        if !self.hanging.may_look(partition, Instant::now()) {
-            return;
-        }
-        let (topic, queries) = (topic.clone(), self.queries.clone());
-        let (hanging, events) = (self.hanging.clone(), self.events.clone());
-        tokio::spawn(async move {
-            // What cannot be asked now is asked by the next read.
-            let Ok(visible) = queries.bounds(&topic, partition, End::Visible).await else { return };
-            let Ok(written) = queries.bounds(&topic, partition, End::Written).await else { return };
-            if hanging.found(partition, visible.next, written.next, Instant::now()) == Look::HangsSinceLong {
-                tell(&topic.name, partition.index, visible.next, &events);
-            }
-        });
-    }
-
-    /// Looks where the partition begins and ends, and finds a cursor.
-    async fn begin(&self, reading: &Reading<'_>) -> Result<Begun, LogError> {
-        let Reading { topic, partition, from, .. } = *reading;
-        let visible = self.queries.bounds(topic, partition, End::Visible).await?;
-        if from < visible.first {
-            return Err(LogError::Trimmed { asked: from, first: visible.first });
-        }
-        if from > visible.next {
-            let written = self.queries.bounds(topic, partition, End::Written).await?;
-            if from > written.next {
-                return Err(LogError::BeyondEnd { asked: from, next: written.next });
-            }
-        }
-        let purpose = if from < visible.next { Purpose::CatchUp } else { Purpose::Wait };
-        if purpose == Purpose::Wait && Instant::now() >= reading.wait_until {
-            return Ok(Begun::NothingYet);
-        }
-        let stand = self.cursors.at(topic, partition, from, purpose, reading.give_up_at).await?;
-        Ok(Begun::At(stand, visible.next))
-    }
-
-    /// Reads at a cursor. `end` is the visible end, where it was asked for since the read began.
-    async fn read_at(
-        &self,
-        reading: &Reading<'_>,
-        mut stand: Stand,
-        mut end: Option<u64>,
-    ) -> Result<Result<ReadBatch, LogError>, CursorLost> {
         loop {
-            // Not borrowed from the stand, which moves on.
-            let arrivals = stand.arrived().clone();
-            let has_news = {
-                let mut arrived = std::pin::pin!(arrivals.notified());
+            // Asked for each time: a topic that was deleted meanwhile must not be read on under its name, which may be another
+            // topic's by now.
+            let topic = self.known.of(partition)?;
+            if let Some(batch) = self.ahead.read(partition, from, &limits) {
+                return Ok(batch);
+            }
+            if let Some(tail) = self.tails.get(partition) {
+                let mut arrived = std::pin::pin!(tail.arrived());
                 arrived.as_mut().enable();
-                let batch = stand.take(&reading.limits)?;
-                // Also where nothing but markers was passed: whoever waits for the log's end to be read has waited for that.
-                if !batch.records.is_empty() || batch.next > reading.from {
-                    return Ok(Ok(batch));
-                }
-                let now = Instant::now();
-                if now < reading.wait_until {
-                    let pause_end = if stand.is_shared() { reading.wait_until } else { now + CATCHING_UP_PAUSE };
-                    let wake_at = pause_end.min(reading.wait_until);
-                    tokio::time::timeout_at(wake_at.into(), arrived).await.is_ok()
-                } else {
-                    let visible_end = match end {
-                        Some(end) => end,
-                        None => match self.visible_end(reading).await {
-                            Ok(asked) => *end.insert(asked),
-                            Err(error) => return Ok(Err(error)),
-                        },
-                    };
-                    if batch.next >= visible_end {
-                        return Ok(Ok(batch));
+                match tail.read(&self.tails, from, &limits) {
+                    // Also where nothing but markers was passed: a reader that waits for the end has waited for that.
+                    Some(batch) if !batch.records.is_empty() || batch.next > from => return Ok(batch),
+                    Some(_)
+                        if Instant::now() < wait_until
+                            && tokio::time::timeout_at(wait_until.into(), arrived).await.is_ok() =>
+                    {
+                        continue;
                     }
-                    if tokio::time::timeout_at(reading.give_up_at.into(), arrived).await.is_err() {
-                        let late = "the broker has not sent what is there in time";
-                        return Ok(Err(LogError::Unavailable(late.to_owned())));
-                    }
-                    true
+                    _ => {}
                 }
+            }
+            let fetched = self.fetch(&topic, partition, from, &limits).await?;
+            if let Some(first) = topic.trimmed(partition.index).filter(|first| from < *first) {
+                // The answer is from before a trim of this process.
+                return Err(LogError::Trimmed { asked: from, first });
+            }
+            if fetched.next > from {
+                return Ok(self.ahead.take(partition, from, fetched, &limits));
+            }
+            if Instant::now() >= wait_until {
+                self.hanging.observe(topic.name(), partition, from, fetched.written_end);
+                return Ok(ReadBatch { records: Vec::new(), next: from });
+            }
+            self.tails.follow(&topic, partition, from);
+        }
+    }
+
+    /// Fetches what is there now from the partition's leader.
+    async fn fetch(
+        &self,
+        topic: &Arc<KnownTopic>,
+        partition: PartitionId,
+        from: u64,
+        limits: &ReadLimits,
+    ) -> Result<Fetched, LogError> {
+        let wanted = Wanted {
+            topic: topic.wire_name(),
+            index: partition.index,
+            from,
+            bytes_max: limits.max_bytes.clamp(*FETCH_BYTES.start(), *FETCH_BYTES.end()),
+        };
+        let began = Instant::now();
+        loop {
+            let question = |left| -> Question<'_, Result<Fetched, FetchError>> {
+                let fetch = self.fetcher.fetch(&wanted, End::Visible, left);
+                Box::pin(async move {
+                    match fetch.await {
+                        Err(FetchError::Kafka(error)) if error.code() != Some(Code::OffsetOutOfRange) => Err(error),
+                        answer => Ok(answer),
+                    }
+                })
             };
-            if !has_news && !stand.is_shared() && Instant::now() < reading.wait_until {
-                stand = self.go_over(reading, stand).await;
+            let error = match self.queries.ask(topic, partition, question).await? {
+                Ok(mut fetched) => {
+                    fetched.records.retain(|stored| !mend::is_only_an_end(&stored.record));
+                    return Ok(fetched);
+                }
+                Err(FetchError::Damaged(damage)) => {
+                    return Err(LogError::Damaged {
+                        what: damage.what,
+                        file: format!("{}-{}", topic.name(), partition.index),
+                        position: damage.offset,
+                        resume_at: damage.resume_at,
+                    });
+                }
+                Err(FetchError::Kafka(error)) => error,
+            };
+            let bounds = self.queries.bounds(topic, partition, End::Written).await?;
+            if from < bounds.first {
+                return Err(LogError::Trimmed { asked: from, first: bounds.first });
             }
+            if from > bounds.next {
+                return Err(LogError::BeyondEnd { asked: from, next: bounds.next });
+            }
+            // A leader that was elected a moment ago may not know yet how far its log is committed.
+            if began.elapsed() >= self.request_timeout {
+                return Err(super::outcome::unavailable(&error));
+            }
+            tokio::time::sleep(super::queries::PAUSE_BEFORE_ASKING_AGAIN).await;
         }
     }
 
-    /// A reader that has caught up with an extra consumer waits at the shared one, which leaves the extra one to others.
-    async fn go_over(&self, reading: &Reading<'_>, stand: Stand) -> Stand {
-        match self.visible_end(reading).await {
-            Ok(end) if stand.at() >= end => {
-                let shared = self.cursors.shared_at(reading.topic, reading.partition, stand.at()).await;
-                shared.unwrap_or(stand)
-            }
-            _ => stand,
+    /// The log has dropped what lies before `first`.
+    pub fn forget_before(&self, partition: PartitionId, first: u64) {
+        self.ahead.forget(|each, window| each == partition && window.start() < first);
+        self.tails.forget_before(partition, first);
+    }
+
+    /// The topic is gone.
+    pub fn retire_topic(&self, topic: TopicNumber) {
+        self.ahead.forget(|each, _| each.topic == topic);
+        self.tails.retire_topic(topic);
+    }
+}
+
+/// Records that were fetched with others and not read yet.
+#[derive(Default)]
+pub(super) struct ReadAhead(Mutex<VecDeque<(PartitionId, Window)>>);
+
+impl ReadAhead {
+    fn read(&self, partition: PartitionId, from: u64, limits: &ReadLimits) -> Option<ReadBatch> {
+        let mut pieces = self.pieces();
+        let at = pieces
+            .iter()
+            .position(|(each, window)| *each == partition && window.covers(from) && from < window.next())?;
+        let (_, mut window) = pieces.remove(at)?;
+        let batch = window.read(from, limits).ok()?;
+        if batch.next < window.next() {
+            pieces.push_back((partition, window));
         }
+        Some(batch)
     }
 
-    async fn visible_end(&self, reading: &Reading<'_>) -> Result<u64, LogError> {
-        Ok(self.queries.bounds(reading.topic, reading.partition, End::Visible).await?.next)
+    /// The part of what was fetched that the limits allow; the rest is kept.
+    fn take(&self, partition: PartitionId, from: u64, fetched: Fetched, limits: &ReadLimits) -> ReadBatch {
+        let Fetched { mut records, next, .. } = fetched;
+        let mut bytes = 0;
+        let within = |stored: &&StoredRecord| {
+            bytes += stored.record.size();
+            bytes <= limits.max_bytes
+        };
+        let count = records.iter().take(limits.max_records.max(1)).take_while(within).count().max(1);
+        if count >= records.len() {
+            return ReadBatch { records, next };
+        }
+        let rest = records.split_off(count);
+        let resume_at = records.last().map_or(from, |last| last.offset + 1);
+        let mut window = Window::at(resume_at);
+        rest.into_iter().for_each(|stored| window.push(stored));
+        window.pass_to(next);
+        let mut pieces = self.pieces();
+        pieces.push_back((partition, window));
+        let mut kept: usize = pieces.iter().map(|(_, window)| window.bytes()).sum();
+        while pieces.len() > AHEAD_PIECES_MAX || kept > AHEAD_BYTES_MAX {
+            let Some((_, oldest)) = pieces.pop_front() else { break };
+            kept -= oldest.bytes();
+        }
+        ReadBatch { records, next: resume_at }
     }
-}
 
-fn tell(topic: &str, index: u32, offset: u64, events: &EventSink) {
-    let detail = format!(
-        "partition {index} of `{topic}` stands still at offset {offset} behind an open transaction, for longer than one of Whimbrel's may \
-         last: nothing behind it can be read; if it is nobody's any more, `kafka-transactions.sh find-hanging` shows whose it was"
-    );
-    let event = Event::warning("transaction_hanging", detail);
-    (events)(event.with("topic", topic).with("partition", index).with("offset", offset));
-}
+    fn forget(&self, is_over: impl Fn(PartitionId, &Window) -> bool) {
+        self.pieces().retain(|(partition, window)| !is_over(*partition, window));
+    }
 
-enum Begun {
-    /// With the visible end as it was just now.
-    At(Stand, u64),
-    NothingYet,
+    fn pieces(&self) -> MutexGuard<'_, VecDeque<(PartitionId, Window)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }

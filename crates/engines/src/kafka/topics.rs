@@ -4,21 +4,28 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdkafka::admin::{
-    AdminClient, AdminOptions, AlterConfig, ConfigSource, NewPartitions, NewTopic, ResourceSpecifier, TopicReplication,
+use kafka_protocol::ResponseError as Code;
+use kafka_protocol::messages::create_partitions_request::CreatePartitionsTopic;
+use kafka_protocol::messages::create_topics_request::{CreatableTopic, CreatableTopicConfig};
+use kafka_protocol::messages::delete_records_request::{DeleteRecordsPartition, DeleteRecordsTopic};
+use kafka_protocol::messages::describe_configs_request::DescribeConfigsResource;
+use kafka_protocol::messages::incremental_alter_configs_request::{AlterConfigsResource, AlterableConfig};
+use kafka_protocol::messages::metadata_response::MetadataResponseTopic;
+use kafka_protocol::messages::{
+    BrokerId, CreatePartitionsRequest, CreateTopicsRequest, DeleteRecordsRequest, DeleteTopicsRequest,
+    DescribeConfigsRequest, IncrementalAlterConfigsRequest, TopicName,
 };
-use rdkafka::config::FromClientConfigAndContext;
-use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
-use rdkafka::metadata::MetadataTopic;
-use rdkafka::types::RDKafkaRespErr;
+use kafka_protocol::protocol::{Request, StrBytes};
 use whimbrel_model::ports::{LogError, PartitionStatus, TopicStatus};
 use whimbrel_model::{Event, EventSink, PartitionId, TopicNumber, TopicSpec};
 
-use super::context::Quiet;
-use super::cursors::Cursors;
+use super::append::Appender;
+use super::client::cluster::Cluster;
+use super::client::connection::CallError;
 use super::known::{KnownTopic, KnownTopics};
-use super::outcome;
-use super::queries::Queries;
+use super::outcome::{self, KafkaError};
+use super::queries::{Queries, Question};
+use super::read::Reader;
 use super::settings::KafkaSettings;
 
 /// How often the brokers are asked whether they know of a change.
@@ -26,45 +33,50 @@ const NEWS_LOOK: Duration = Duration::from_millis(20);
 /// Kafka's own topics, which are nobody's to read as messages.
 const KAFKAS_OWN_PREFIX: &str = "__";
 /// What asks the broker for its own default of copies.
-const BROKERS_DEFAULT_REPLICATION: i32 = -1;
+const BROKERS_DEFAULT_REPLICATION: i16 = -1;
+/// The code of an answer that lacks what was asked for.
+const UNKNOWN_ERROR: i16 = -1;
+const TOPIC_RESOURCE: i8 = 2;
+/// The source of a setting that is on the topic itself.
+const SET_ON_TOPIC: i8 = 1;
+/// The operation that sets a value.
+const SET_CONFIG: i8 = 0;
 
 pub(super) struct Topics {
-    pub admin: AdminClient<Quiet>,
+    pub cluster: Arc<Cluster>,
     pub known: Arc<KnownTopics>,
     pub queries: Arc<Queries>,
-    pub cursors: Arc<Cursors>,
+    pub reader: Arc<Reader>,
+    pub appender: Arc<Appender>,
     pub settings: KafkaSettings,
     pub events: EventSink,
 }
 
 impl Topics {
-    pub fn new(
-        settings: &KafkaSettings,
-        known: Arc<KnownTopics>,
-        queries: Arc<Queries>,
-        cursors: Arc<Cursors>,
-        events: EventSink,
-    ) -> Result<Self, KafkaError> {
-        let admin = AdminClient::from_config_and_context(&settings.admin(), Quiet)?;
-        Ok(Self { admin, known, queries, cursors, settings: settings.clone(), events })
-    }
-
     pub async fn create(&self, spec: &TopicSpec) -> Result<u32, LogError> {
         if let Some(found) = self.look(&spec.name, |_| true).await? {
             return self.make_known(spec, &found, Vec::new()).await;
         }
         let configs = new_configs(spec, self.settings.batch_bytes_max());
-        let replication = spec.replicas.map_or(BROKERS_DEFAULT_REPLICATION, |replicas| replicas as i32);
-        let new = NewTopic::new(&spec.name, spec.partitions as i32, TopicReplication::Fixed(replication));
-        let new = configs.iter().fold(new, |new, (key, value)| new.set(key, value));
-        let created =
-            self.admin.create_topics([&new], &self.options()).await.map_err(|error| outcome::unavailable(&error))?;
-        let just_set = match created.into_iter().next() {
-            Some(Ok(_)) => configs,
-            // Somebody else made it in the same moment: then it is there, which is what was asked for.
-            Some(Err((_, Code::TopicAlreadyExists))) => Vec::new(),
-            Some(Err((_, code))) => return Err(refused(code, &spec.name)),
-            None => return Err(LogError::Unavailable("Kafka did not say whether the topic was made".to_owned())),
+        let replication = spec.replicas.map_or(BROKERS_DEFAULT_REPLICATION, |replicas| replicas as i16);
+        let config = |(key, value): &(&'static str, String)| {
+            CreatableTopicConfig::default().with_name(StrBytes::from_static_str(key)).with_value(Some(text(value)))
+        };
+        let topic = CreatableTopic::default()
+            .with_name(TopicName(text(&spec.name)))
+            .with_num_partitions(spec.partitions as i32)
+            .with_replication_factor(replication)
+            .with_configs(configs.iter().map(config).collect());
+        let request = CreateTopicsRequest::default().with_topics(vec![topic]).with_timeout_ms(self.timeout_ms());
+        let code_of = |answer: &<CreateTopicsRequest as Request>::Response| {
+            answer.topics.first().map_or(UNKNOWN_ERROR, |topic| topic.error_code)
+        };
+        let created = self.administer(&request, code_of).await;
+        let just_set = match created {
+            Ok(_) => configs,
+            // Another client created it in the same moment: then it exists, which is what was asked for.
+            Err(KafkaError::Code(Code::TopicAlreadyExists)) => Vec::new(),
+            Err(error) => return Err(refused(&error, &spec.name)),
         };
         let found =
             self.wait_for(&spec.name, |topic| topic.partitions.iter().all(|each| each.leader.is_some())).await?;
@@ -79,42 +91,43 @@ impl Topics {
     ) -> Result<u32, LogError> {
         let in_force = InForce::of(&self.configs(&spec.name).await?, &just_set);
         let partitions = found.partitions.len() as u32;
-        self.remember(spec.number, &spec.name, partitions, in_force.batch_bytes_max).await;
+        self.remember(spec.number, &spec.name, partitions, in_force.batch_bytes_max);
         self.warn_if_not_durable(&spec.name, found, in_force.min_insync);
         Ok(partitions)
     }
 
-    async fn remember(&self, number: TopicNumber, name: &str, partitions: u32, batch_bytes_max: usize) {
+    fn remember(&self, number: TopicNumber, name: &str, partitions: u32, batch_bytes_max: usize) {
         let record_bytes_max = self.settings.record_bytes_max_under(batch_bytes_max);
         let displaced = self.known.put(KnownTopic::new(number, name.to_owned(), partitions, record_bytes_max));
-        self.retire(displaced).await;
+        self.retire(&displaced);
     }
 
     pub async fn alter(&self, spec: &TopicSpec) -> Result<(), LogError> {
         let known = self.known.get(spec.number).ok_or(unknown(spec.number))?;
-        let found = self.look(&known.name, |_| true).await?.ok_or(unknown(spec.number))?;
+        let found = self.look(known.name(), |_| true).await?.ok_or(unknown(spec.number))?;
         let batch_bytes_max = self.settings.batch_bytes_max();
-        self.change_configs(&known.name, changeable_configs(spec), batch_bytes_max).await?;
+        self.change_configs(known.name(), changeable_configs(spec), batch_bytes_max).await?;
         let mut partitions = found.partitions.len() as u32;
         if spec.partitions > partitions {
-            partitions = self.grow(&known.name, spec.partitions).await?;
+            partitions = self.grow(known.name(), spec.partitions).await?;
         }
-        self.remember(spec.number, &known.name, partitions, batch_bytes_max).await;
+        self.remember(spec.number, known.name(), partitions, batch_bytes_max);
         Ok(())
     }
 
     async fn grow(&self, name: &str, partitions: u32) -> Result<u32, LogError> {
-        let grown = NewPartitions::new(name, partitions as usize);
-        let grown = self
-            .admin
-            .create_partitions([&grown], &self.options())
-            .await
-            .map_err(|error| outcome::unavailable(&error))?;
-        match grown.into_iter().next() {
-            // It has that many already: somebody else was faster.
-            Some(Ok(_) | Err((_, Code::InvalidPartitions))) => {}
-            Some(Err((_, code))) => return Err(refused(code, name)),
-            None => return Err(LogError::Unavailable("Kafka did not say whether the topic has grown".to_owned())),
+        let topic = CreatePartitionsTopic::default()
+            .with_name(TopicName(text(name)))
+            .with_count(partitions as i32)
+            .with_assignments(None);
+        let request = CreatePartitionsRequest::default().with_topics(vec![topic]).with_timeout_ms(self.timeout_ms());
+        let code_of = |answer: &<CreatePartitionsRequest as Request>::Response| {
+            answer.results.first().map_or(UNKNOWN_ERROR, |result| result.error_code)
+        };
+        match self.administer(&request, code_of).await {
+            // It has that many already: another client was faster.
+            Ok(_) | Err(KafkaError::Code(Code::InvalidPartitions)) => {}
+            Err(error) => return Err(refused(&error, name)),
         }
         let has_grown = |found: &FoundTopic| {
             found.partitions.len() as u32 >= partitions && found.partitions.iter().all(|each| each.leader.is_some())
@@ -125,50 +138,81 @@ impl Topics {
 
     pub async fn delete(&self, number: TopicNumber) -> Result<(), LogError> {
         let Some(topic) = self.known.get(number) else { return Ok(()) };
-        let deleted = self.admin.delete_topics(&[&topic.name], &self.options()).await;
-        match deleted.map_err(|error| outcome::unavailable(&error))?.into_iter().next() {
-            Some(Err((_, code))) if !outcome::is_unknown_partition(code) => return Err(refused(code, &topic.name)),
+        let request =
+            DeleteTopicsRequest::default().with_topic_names(vec![topic.wire_name()]).with_timeout_ms(self.timeout_ms());
+        let code_of = |answer: &<DeleteTopicsRequest as Request>::Response| {
+            answer.responses.first().map_or(UNKNOWN_ERROR, |result| result.error_code)
+        };
+        match self.administer(&request, code_of).await {
+            Err(error) if !error.code().is_some_and(outcome::is_unknown_partition) => {
+                return Err(refused(&error, topic.name()));
+            }
             _ => {}
         }
         self.known.remove(number);
-        self.retire(vec![number]).await;
+        self.retire(&[number]);
+        self.cluster.forget(topic.name());
         let began = Instant::now();
-        while self.look(&topic.name, |_| true).await?.is_some() {
+        while self.look(topic.name(), |_| true).await?.is_some() {
             if began.elapsed() > self.settings.request_timeout {
-                return Err(LogError::Unavailable(format!("Kafka has not deleted `{}` in time", topic.name)));
+                return Err(LogError::Unavailable(format!("Kafka has not deleted `{}` in time", topic.name())));
             }
             tokio::time::sleep(NEWS_LOOK).await;
         }
         Ok(())
     }
 
-    /// Ends the cursors of topics that are no more.
-    async fn retire(&self, topics: Vec<TopicNumber>) {
-        if topics.is_empty() {
-            return;
+    /// Drops the records before an offset.
+    pub async fn delete_records(
+        &self,
+        topic: &KnownTopic,
+        partition: PartitionId,
+        before: u64,
+    ) -> Result<(), LogError> {
+        let offset = i64::try_from(before).unwrap_or(i64::MAX);
+        let records =
+            DeleteRecordsPartition::default().with_partition_index(partition.index as i32).with_offset(offset);
+        let records = DeleteRecordsTopic::default().with_name(topic.wire_name()).with_partitions(vec![records]);
+        let request = DeleteRecordsRequest::default().with_topics(vec![records]).with_timeout_ms(self.timeout_ms());
+        let request = &request;
+        let question = |left| -> Question<'_, ()> {
+            Box::pin(async move {
+                let leader = self.queries.leader(topic.name(), partition.index).await?;
+                let connection = self.cluster.question(leader).await.map_err(CallError::NotSent)?;
+                let answer = connection.call(request, left).await?;
+                let answer = answer.topics.iter().flat_map(|topic| &topic.partitions).next();
+                let code = answer.map_or(UNKNOWN_ERROR, |partition| partition.error_code);
+                outcome::check(code).map_err(KafkaError::Code)
+            })
+        };
+        self.queries.ask(topic, partition, question).await
+    }
+
+    /// Ends the reads of topics that no longer exist.
+    fn retire(&self, topics: &[TopicNumber]) {
+        for topic in topics {
+            self.reader.retire_topic(*topic);
+            self.appender.forget(*topic);
         }
-        let cursors = self.cursors.clone();
-        let retired =
-            tokio::task::spawn_blocking(move || topics.into_iter().for_each(|topic| cursors.retire_topic(topic))).await;
-        debug_assert!(retired.is_ok(), "retiring cursors does not panic");
     }
 
     pub async fn describe(&self, number: TopicNumber) -> Result<TopicStatus, LogError> {
         let topic = self.known.get(number).ok_or(unknown(number))?;
-        let found = self.look(&topic.name, |_| true).await?.ok_or(unknown(number))?;
+        let found = self.look(topic.name(), |_| true).await?.ok_or(unknown(number))?;
         Ok(TopicStatus { partitions: found.partitions })
     }
 
     pub async fn found(&self) -> Result<Vec<(String, u32)>, LogError> {
         let metadata = self.queries.metadata(None).await?;
-        let topics = metadata.topics().iter().filter(|topic| !topic.name().starts_with(KAFKAS_OWN_PREFIX));
-        Ok(topics.map(|topic| (topic.name().to_owned(), topic.partitions().len() as u32)).collect())
+        let named = metadata.topics.iter().filter_map(|topic| Some((topic.name.as_ref()?.as_str(), topic)));
+        let topics = named.filter(|(name, topic)| !name.starts_with(KAFKAS_OWN_PREFIX) && !topic.is_internal);
+        Ok(topics.map(|(name, topic)| (name.to_owned(), topic.partitions.len() as u32)).collect())
     }
 
     /// Asks whether a topic has grown beyond what is known, where that is worth a question.
     pub async fn look_for_growth(&self, topic: &KnownTopic) {
         if topic.may_look_up(Instant::now())
-            && let Ok(Some(found)) = self.look(&topic.name, |_| true).await
+            && let Ok(Some(found)) = self.look(topic.name(), |_| true).await
         {
             topic.learn_partitions(found.partitions.len() as u32);
         }
@@ -177,11 +221,16 @@ impl Topics {
     /// The topic as the brokers have it now; `None` where it is not there or not as wanted.
     async fn look(&self, name: &str, as_wanted: impl Fn(&FoundTopic) -> bool) -> Result<Option<FoundTopic>, LogError> {
         let metadata = self.queries.metadata(Some(name)).await?;
-        let Some(topic) = metadata.topics().iter().find(|topic| topic.name() == name) else { return Ok(None) };
-        match topic.error() {
-            Some(RDKafkaRespErr::RD_KAFKA_RESP_ERR_LEADER_NOT_AVAILABLE) | None => {}
-            Some(error) if outcome::is_unknown_partition(error.into()) => return Ok(None),
-            Some(error) => return Err(refused(error.into(), name)),
+        if metadata.brokers.is_empty() {
+            // A broker that has just started knows no topic: that is not the cluster's answer.
+            return Err(LogError::Unavailable("Kafka is starting".to_owned()));
+        }
+        let is_it = |topic: &&MetadataResponseTopic| topic.name.as_ref().is_some_and(|each| each.as_str() == name);
+        let Some(topic) = metadata.topics.iter().find(is_it) else { return Ok(None) };
+        match Code::try_from_code(topic.error_code) {
+            Some(Code::LeaderNotAvailable) | None => {}
+            Some(code) if outcome::is_unknown_partition(code) => return Ok(None),
+            Some(code) => return Err(refused(&KafkaError::Code(code), name)),
         }
         let found = FoundTopic::new(topic);
         Ok((!found.partitions.is_empty() && as_wanted(&found)).then_some(found))
@@ -206,20 +255,34 @@ impl Topics {
         Ok(self.config_entries(name).await?.into_iter().map(|(key, (value, _))| (key, value)).collect())
     }
 
-    async fn config_entries(&self, name: &str) -> Result<BTreeMap<String, (String, ConfigSource)>, LogError> {
-        let asked = self.admin.describe_configs([&ResourceSpecifier::Topic(name)], &self.options()).await;
-        match asked.map_err(|error| outcome::unavailable(&error))?.into_iter().next() {
-            Some(Ok(resource)) => {
-                let entries = resource.entries.into_iter();
-                Ok(entries.filter_map(|entry| Some((entry.name, (entry.value?, entry.source)))).collect())
+    async fn config_entries(&self, name: &str) -> Result<BTreeMap<String, (String, i8)>, LogError> {
+        let resource = DescribeConfigsResource::default()
+            .with_resource_type(TOPIC_RESOURCE)
+            .with_resource_name(text(name))
+            .with_configuration_keys(None);
+        let request = DescribeConfigsRequest::default().with_resources(vec![resource]);
+        let code_of = |answer: &<DescribeConfigsRequest as Request>::Response| {
+            answer.results.first().map_or(UNKNOWN_ERROR, |result| result.error_code)
+        };
+        // A broker may not have learned yet of a topic that another one reports.
+        let deadline = Instant::now() + self.settings.request_timeout;
+        let answer = loop {
+            match self.administer(&request, code_of).await {
+                Ok(answer) => break answer,
+                Err(error) if error.code().is_some_and(outcome::is_unknown_partition) && Instant::now() < deadline => {
+                    tokio::time::sleep(NEWS_LOOK).await;
+                }
+                Err(error) => return Err(refused(&error, name)),
             }
-            Some(Err(code)) => Err(refused(code, name)),
-            None => Err(LogError::Unavailable("Kafka did not describe the topic".to_owned())),
-        }
+        };
+        let configs = answer.results.into_iter().flat_map(|result| result.configs);
+        Ok(configs
+            .filter_map(|config| Some((config.name.to_string(), (config.value?.to_string(), config.config_source))))
+            .collect())
     }
 
-    /// Kafka's request replaces all settings of a topic at once, so what others have set is sent along as it is. Batches of
-    /// `batch_bytes` must fit afterwards; a topic that others made for larger ones keeps its limit.
+    /// Sets what differs. Batches of `batch_bytes` must fit afterwards; a topic that another application made for larger ones keeps
+    /// its limit.
     async fn change_configs(
         &self,
         name: &str,
@@ -231,23 +294,52 @@ impl Topics {
         if limit.is_none_or(|limit| limit < batch_bytes) {
             changes.push(("max.message.bytes", batch_bytes.to_string()));
         }
-        let mut wanted: BTreeMap<String, String> = entries
-            .into_iter()
-            .filter(|(_, (_, source))| *source == ConfigSource::DynamicTopic)
-            .map(|(key, (value, _))| (key, value))
-            .collect();
-        let before = wanted.clone();
-        wanted.extend(changes.into_iter().map(|(key, value)| (key.to_owned(), value)));
-        if wanted == before {
+        let is_set = |key: &str, value: &String| {
+            entries.get(key).is_some_and(|(set, source)| set == value && *source == SET_ON_TOPIC)
+        };
+        changes.retain(|(key, value)| !is_set(key, value));
+        if changes.is_empty() {
             return Ok(());
         }
-        let change = wanted
-            .iter()
-            .fold(AlterConfig::new(ResourceSpecifier::Topic(name)), |change, (key, value)| change.set(key, value));
-        let changed = self.admin.alter_configs([&change], &self.options()).await;
-        match changed.map_err(|error| outcome::unavailable(&error))?.into_iter().next() {
-            Some(Err((_, code))) => Err(refused(code, name)),
-            _ => Ok(()),
+        let change = |(key, value): &(&'static str, String)| {
+            AlterableConfig::default()
+                .with_name(StrBytes::from_static_str(key))
+                .with_config_operation(SET_CONFIG)
+                .with_value(Some(text(value)))
+        };
+        let resource = AlterConfigsResource::default()
+            .with_resource_type(TOPIC_RESOURCE)
+            .with_resource_name(text(name))
+            .with_configs(changes.iter().map(change).collect());
+        let request = IncrementalAlterConfigsRequest::default().with_resources(vec![resource]);
+        let code_of = |answer: &<IncrementalAlterConfigsRequest as Request>::Response| {
+            answer.responses.first().map_or(UNKNOWN_ERROR, |result| result.error_code)
+        };
+        self.administer(&request, code_of).await.map(drop).map_err(|error| refused(&error, name))
+    }
+
+    /// Asks the controller until it answers with something definite, within `request_timeout`. What is asked may be done twice.
+    async fn administer<R: Request>(
+        &self,
+        request: &R,
+        code_of: impl Fn(&R::Response) -> i16,
+    ) -> Result<R::Response, KafkaError> {
+        let deadline = Instant::now() + self.settings.request_timeout;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let error = match self.cluster.ask_controller(request, left).await {
+                Ok(answer) => match outcome::check(code_of(&answer)) {
+                    Ok(()) => return Ok(answer),
+                    Err(code) => KafkaError::Code(code),
+                },
+                Err(error) => KafkaError::Call(error),
+            };
+            if !error.is_passing() || Instant::now() + NEWS_LOOK >= deadline {
+                return Err(error);
+            }
+            tokio::time::sleep(NEWS_LOOK).await;
+            // The controller may be another broker by now.
+            let _ = self.cluster.metadata(Some(&[]), left).await;
         }
     }
 
@@ -264,10 +356,13 @@ impl Topics {
         }
     }
 
-    fn options(&self) -> AdminOptions {
-        let timeout = Some(self.settings.request_timeout);
-        AdminOptions::new().request_timeout(timeout).operation_timeout(timeout)
+    fn timeout_ms(&self) -> i32 {
+        i32::try_from(self.settings.request_timeout.as_millis()).unwrap_or(i32::MAX)
     }
+}
+
+fn text(text: &str) -> StrBytes {
+    StrBytes::from_string(text.to_owned())
 }
 
 /// A topic as the brokers tell of it.
@@ -276,15 +371,16 @@ struct FoundTopic {
 }
 
 impl FoundTopic {
-    fn new(topic: &MetadataTopic) -> Self {
+    fn new(topic: &MetadataResponseTopic) -> Self {
+        let numbers = |brokers: &[BrokerId]| brokers.iter().map(|broker| broker.0).collect();
         let mut partitions: Vec<PartitionStatus> = topic
-            .partitions()
+            .partitions
             .iter()
             .map(|partition| PartitionStatus {
-                index: partition.id().max(0) as u32,
-                leader: (partition.leader() >= 0).then(|| partition.leader()),
-                replicas: partition.replicas().to_vec(),
-                in_sync: partition.isr().to_vec(),
+                index: partition.partition_index.max(0) as u32,
+                leader: (partition.leader_id.0 >= 0).then_some(partition.leader_id.0),
+                replicas: numbers(&partition.replica_nodes),
+                in_sync: numbers(&partition.isr_nodes),
                 bytes: None,
             })
             .collect();
@@ -342,20 +438,22 @@ fn changeable_configs(spec: &TopicSpec) -> Vec<(&'static str, String)> {
     configs
 }
 
-fn refused(code: Code, name: &str) -> LogError {
-    match code {
-        Code::InvalidReplicationFactor => {
-            LogError::Unsupported(format!("Kafka has not enough brokers for the copies that `{name}` shall have"))
+fn refused(error: &KafkaError, name: &str) -> LogError {
+    match error {
+        KafkaError::Code(Code::InvalidReplicationFactor) => {
+            LogError::Unsupported(format!("Kafka has fewer brokers than `{name}` needs for its replicas"))
         }
-        Code::InvalidPartitions
-        | Code::InvalidConfig
-        | Code::InvalidTopic
-        | Code::InvalidRequest
-        | Code::PolicyViolation
-        | Code::TopicDeletionDisabled
-        | Code::TopicAuthorizationFailed
-        | Code::ClusterAuthorizationFailed => LogError::Unsupported(format!("Kafka refuses it for `{name}`: {code}")),
-        _ => LogError::Unavailable(format!("Kafka cannot do it for `{name}` now: {code}")),
+        KafkaError::Code(
+            code @ (Code::InvalidPartitions
+            | Code::InvalidConfig
+            | Code::InvalidTopicException
+            | Code::InvalidRequest
+            | Code::PolicyViolation
+            | Code::TopicDeletionDisabled
+            | Code::TopicAuthorizationFailed
+            | Code::ClusterAuthorizationFailed),
+        ) => LogError::Unsupported(format!("Kafka refused it for `{name}`: {code}")),
+        error => LogError::Unavailable(format!("Kafka cannot do it for `{name}` now: {error}")),
     }
 }
 

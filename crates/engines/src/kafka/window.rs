@@ -1,16 +1,13 @@
-//! The records that a cursor has taken from Kafka and still has in memory, so that several readers near the same place share
-//! them. Pure: it knows nothing of Kafka. It must never answer a reader with what lies behind a gap: who stands outside is told.
+//! Records that were fetched and are still in memory, so that several readers near the same place share them. Pure: it knows nothing
+//! of Kafka. It must never answer a reader with records behind a gap: a reader outside the window gets an error.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use whimbrel_model::StoredRecord;
 use whimbrel_model::ports::{ReadBatch, ReadLimits};
 
-/// How many bytes of records that were already read stay for the next reader.
-const KEPT_BYTES: usize = 256 << 10;
-/// How many bytes of records stay for readers that stand at them and do not come. Beyond, those readers are told to look elsewhere.
-const HELD_BYTES_MAX: usize = 2 << 20;
-const _: () = assert!(KEPT_BYTES < HELD_BYTES_MAX);
+/// How many bytes of records that were already read stay for readers behind.
+const KEPT_BYTES: usize = 512 << 10;
 /// What a record costs in memory beside its bytes, roughly.
 const RECORD_OVERHEAD_BYTES: usize = 128;
 
@@ -25,17 +22,28 @@ pub(super) struct Window {
     next: u64,
     records: VecDeque<StoredRecord>,
     bytes: usize,
-    /// How far any reader has read.
+    /// How far any reader has read, and the bytes of what lies behind.
     read_to: u64,
-    /// Where readers stand, and how many at each place.
-    readers: BTreeMap<u64, usize>,
+    unread_bytes: usize,
 }
 
 impl Window {
-    /// An empty window with one reader, which stands where it begins.
-    pub fn held_at(from: u64) -> Self {
-        let readers = BTreeMap::from([(from, 1)]);
-        Self { start: from, next: from, records: VecDeque::new(), bytes: 0, read_to: from, readers }
+    /// An empty window without readers.
+    pub fn at(from: u64) -> Self {
+        Self { start: from, next: from, records: VecDeque::new(), bytes: 0, read_to: from, unread_bytes: 0 }
+    }
+
+    /// Bytes that no reader has read.
+    pub fn unread_bytes(&self) -> usize {
+        self.unread_bytes
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub fn start(&self) -> u64 {
+        self.start
     }
 
     pub fn next(&self) -> u64 {
@@ -54,28 +62,13 @@ impl Window {
         }
         self.next = stored.offset + 1;
         self.bytes += cost(&stored);
+        self.unread_bytes += cost(&stored);
         self.records.push_back(stored);
     }
 
     /// There is no record before `position` that is not here.
     pub fn pass_to(&mut self, position: u64) {
         self.next = self.next.max(position);
-    }
-
-    /// A reader stands at `from`: what it has still to read is kept for it, within a bound.
-    pub fn hold(&mut self, from: u64) {
-        *self.readers.entry(from).or_default() += 1;
-    }
-
-    /// A reader that stood at `from` has left.
-    pub fn release(&mut self, from: u64) {
-        if let Some(count) = self.readers.get_mut(&from) {
-            *count -= 1;
-            if *count == 0 {
-                self.readers.remove(&from);
-            }
-        }
-        self.forget_read();
     }
 
     /// What a reader at `from` gets: as many records as its limits allow, and at least one where there is one.
@@ -96,19 +89,22 @@ impl Window {
             Some(last) if end < self.records.len() => last.offset + 1,
             _ => self.next,
         };
-        self.read_to = self.read_to.max(next);
+        self.read_to(next);
         Ok(ReadBatch { records, next })
     }
 
-    /// Forgets the oldest records that were read, beyond what is kept for others. What a reader stands at is forgotten only
-    /// beyond a wider bound.
+    fn read_to(&mut self, next: u64) {
+        if next > self.read_to {
+            let place = |offset: u64| self.records.partition_point(|stored| stored.offset < offset);
+            let passed = self.records.range(place(self.read_to)..place(next));
+            self.unread_bytes -= passed.map(cost).sum::<usize>();
+            self.read_to = next;
+        }
+    }
+
+    /// Forgets the oldest records that were read, beyond what is kept for others.
     pub fn forget_read(&mut self) {
-        let held_from = self.readers.keys().next().copied().unwrap_or(u64::MAX);
-        while let Some(first) = self.records.front() {
-            let bound = if first.offset < held_from { KEPT_BYTES } else { HELD_BYTES_MAX };
-            if first.offset >= self.read_to || self.bytes <= bound {
-                break;
-            }
+        while self.bytes > KEPT_BYTES && self.records.front().is_some_and(|first| first.offset < self.read_to) {
             self.drop_first();
         }
         self.assert_whole();
@@ -136,6 +132,9 @@ impl Window {
     fn drop_first(&mut self) {
         if let Some(first) = self.records.pop_front() {
             self.bytes -= cost(&first);
+            if first.offset >= self.read_to {
+                self.unread_bytes -= cost(&first);
+            }
             self.start = first.offset + 1;
         }
     }
@@ -165,9 +164,8 @@ mod tests {
         ReadLimits { max_records, max_bytes, wait: Duration::ZERO }
     }
 
-    /// A window where nobody stands.
     fn empty(from: u64) -> Window {
-        Window { readers: BTreeMap::new(), ..Window::held_at(from) }
+        Window::at(from)
     }
 
     fn read(window: &mut Window, from: u64, limits: &ReadLimits) -> ReadBatch {
@@ -233,27 +231,18 @@ mod tests {
     }
 
     #[test]
-    fn what_a_reader_stands_at_is_kept_until_the_last_one_there_leaves() {
-        let mut window = Window::held_at(0);
-        [0, 10].into_iter().for_each(|from| window.hold(from));
-        (0..10).for_each(|offset| window.push(stored(offset, KEPT_BYTES / 4)));
-        read(&mut window, 0, &limits(10, usize::MAX));
-        window.release(0);
-        assert!(window.covers(0), "the second reader has still to come");
-        window.release(0);
-        assert!(!window.covers(6) && window.covers(7));
-    }
-
-    #[test]
-    fn a_reader_that_does_not_come_holds_no_more_than_a_bound() {
-        let mut window = Window::held_at(0);
-        for offset in 0..100 {
-            window.push(stored(offset, KEPT_BYTES / 4));
-            read(&mut window, offset, &limits(1, usize::MAX));
-            window.forget_read();
-            assert!(window.bytes <= HELD_BYTES_MAX);
-        }
-        assert_eq!(window.read(0, &limits(1, usize::MAX)), Err(OutsideWindow));
+    fn unread_bytes_are_those_behind_the_foremost_reader() {
+        let mut window = empty(0);
+        (0..4).for_each(|offset| window.push(stored(offset, 10)));
+        let each = cost(&stored(0, 10));
+        assert_eq!(window.unread_bytes(), 4 * each);
+        read(&mut window, 2, &limits(1, 1000));
+        assert_eq!(window.unread_bytes(), each, "a reader in front counts for all before it");
+        read(&mut window, 0, &limits(10, 1000));
+        assert_eq!(window.unread_bytes(), 0);
+        window.push(stored(4, 10));
+        window.forget_before(9);
+        assert_eq!((window.unread_bytes(), window.bytes()), (0, 0));
     }
 
     #[test]
@@ -267,7 +256,7 @@ mod tests {
 
     #[test]
     fn a_trim_beyond_the_window_moves_it_and_leaves_its_readers_behind() {
-        let mut window = Window::held_at(0);
+        let mut window = empty(0);
         window.push(stored(0, 1));
         window.forget_before(5);
         assert_eq!(window.read(0, &limits(10, 10)), Err(OutsideWindow));

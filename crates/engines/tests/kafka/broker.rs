@@ -1,6 +1,7 @@
 //! A broker of a test's own, which can be killed and started again, and names that no other test uses.
+//!
+//! Files of a broker are read and changed only through the methods here.
 
-use std::io::Read as _;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -10,19 +11,38 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tempfile::TempDir;
 use whimbrel_model::{Retention, TopicNumber, TopicSpec};
 
+use crate::programs::java;
+
 /// How long a broker may take to serve.
 const START_MAX: Duration = Duration::from_secs(60);
 
-/// What names a cluster: 16 bytes in URL-safe base64.
+/// The id of every such cluster: 16 bytes in URL-safe base64.
 const CLUSTER_ID: &str = "AAAAAAAAQACAAAAAAAAAAQ";
+const PROTOCOLS: &str = "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT";
 
 /// A Kafka in folders of its own, with one node unless more are added. All are killed when it is dropped.
 pub struct OwnBroker {
+    /// The listener without TLS and SASL.
     pub address: String,
     controller: String,
-    libraries: PathBuf,
     folder: TempDir,
     nodes: Vec<Node>,
+}
+
+/// Listeners beside the plain one, and the options they need.
+#[derive(Default)]
+pub struct Extras {
+    pub listeners: Vec<Listener>,
+    pub properties: Vec<String>,
+    /// Arguments of `StorageTool format`.
+    pub format_arguments: Vec<String>,
+}
+
+pub struct Listener {
+    pub name: &'static str,
+    /// Kafka's name of the protocol, such as `SASL_SSL`.
+    pub protocol: &'static str,
+    pub address: String,
 }
 
 struct Node {
@@ -34,14 +54,23 @@ struct Node {
 impl OwnBroker {
     /// Formats a folder and starts a broker in it, which is the cluster's controller too.
     pub fn start() -> Self {
-        let libraries =
-            std::env::var_os("WHIMBREL_TEST_KAFKA_LIBS").expect("scripts/services says where Kafka's jars are");
+        Self::start_with(Extras::default())
+    }
+
+    pub fn start_with(extras: Extras) -> Self {
         let (address, controller) = (free_address(), free_address());
         let folder = tempfile::tempdir().expect("a folder for the broker");
-        let mut broker =
-            Self { address: address.clone(), controller, libraries: libraries.into(), folder, nodes: Vec::new() };
-        let listeners = format!("listeners=PLAINTEXT://{address},CONTROLLER://{}", broker.controller);
-        broker.prepare(address, &["process.roles=broker,controller", &listeners], "--standalone");
+        let mut broker = Self { address: address.clone(), controller, folder, nodes: Vec::new() };
+        let mut listeners = format!("listeners=PLAINTEXT://{address},CONTROLLER://{}", broker.controller);
+        let mut protocols = PROTOCOLS.to_owned();
+        for Listener { name, protocol, address } in &extras.listeners {
+            listeners.push_str(&format!(",{name}://{address}"));
+            protocols.push_str(&format!(",{name}:{protocol}"));
+        }
+        let mut properties = vec!["process.roles=broker,controller".to_owned(), listeners, protocols];
+        properties.extend(extras.properties);
+        let format_arguments: Vec<&str> = extras.format_arguments.iter().map(String::as_str).collect();
+        broker.prepare(address, &properties, &[&["--standalone"], &format_arguments[..]].concat());
         broker.start_again();
         broker
     }
@@ -50,7 +79,8 @@ impl OwnBroker {
     pub fn add_node(&mut self) {
         let address = free_address();
         let listeners = format!("listeners=PLAINTEXT://{address}");
-        self.prepare(address, &["process.roles=broker", &listeners], "--no-initial-controllers");
+        let properties = ["process.roles=broker".to_owned(), listeners, PROTOCOLS.to_owned()];
+        self.prepare(address, &properties, &["--no-initial-controllers"]);
         self.start_again();
         let count = self.nodes.len();
         wait_until("all nodes are in the cluster", || {
@@ -59,12 +89,12 @@ impl OwnBroker {
         });
     }
 
-    /// Starts every node that does not run, on what it left behind, and waits until it serves.
+    /// Starts every node that does not run, on the files of its last run, and waits until it serves.
     pub fn start_again(&mut self) {
         for at in 0..self.nodes.len() {
             if self.nodes[at].process.is_none() {
                 let properties = self.nodes[at].properties.clone();
-                let process = self.java(&["kafka.Kafka"]).arg(properties).spawn().expect("java runs");
+                let process = quiet_java("kafka.Kafka").arg(properties).spawn().expect("java runs");
                 self.nodes[at].process = Some(process);
                 wait_until("the broker serves", || kcat_lists(&self.nodes[at].address).is_some());
             }
@@ -80,40 +110,36 @@ impl OwnBroker {
         self.nodes.iter_mut().for_each(|node| node.process = None);
     }
 
-    /// Takes the end of a transaction away, which must be the last that a partition has: what a coordinator leaves behind that believes
-    /// to have ended it. Only while nothing runs.
+    /// Removes the end of a transaction, which must be the last batch of a partition. A coordinator that takes the transaction for finished
+    /// never writes the end again. Only while no node runs.
     pub fn take_last_end_away(&self, topic: &str, index: u32) {
-        const OFFSET_AND_LENGTH: usize = 12;
-        const ATTRIBUTES_AT: usize = 21;
         const IS_CONTROL: u16 = 1 << 5;
         assert!(self.nodes.iter().all(|node| node.process.is_none()), "a broker must not run");
-        let segment = format!("node-1/{topic}-{index}/00000000000000000000.log");
-        let segment = std::fs::OpenOptions::new().read(true).write(true).open(self.folder.path().join(segment));
-        let mut segment = segment.expect("the partition is in its first segment");
-        let mut bytes = Vec::new();
-        segment.read_to_end(&mut bytes).expect("the segment can be read");
-        let mut last = None;
-        let mut at = 0;
-        while let Some(length) = bytes.get(at + 8..at + OFFSET_AND_LENGTH) {
-            let length = u32::from_be_bytes(length.try_into().unwrap());
-            if length == 0 {
-                break;
-            }
-            last = Some(at);
-            at += OFFSET_AND_LENGTH + length as usize;
-        }
-        let last = last.expect("a batch is there");
-        let attributes = &bytes[last + ATTRIBUTES_AT..last + ATTRIBUTES_AT + 2];
-        let attributes = u16::from_be_bytes(attributes.try_into().unwrap());
-        assert!(
-            attributes & IS_CONTROL != 0,
-            "the last of {} bytes, at {last}, is no end of a transaction",
-            bytes.len()
-        );
-        segment.set_len(last as u64).expect("the segment can be cut");
+        let last = self.batches(topic, index).pop().expect("the partition has a batch");
+        assert!(last.attributes & IS_CONTROL != 0, "the last batch, at {}, is no end of a transaction", last.at);
+        let segment = std::fs::OpenOptions::new().write(true).open(last.segment);
+        segment.and_then(|segment| segment.set_len(last.at as u64)).expect("the segment can be cut");
     }
 
-    fn prepare(&mut self, address: String, own_properties: &[&str], format_as: &str) {
+    /// The compression of each batch in a partition, by its number in Kafka's protocol.
+    pub fn codecs(&self, topic: &str, index: u32) -> Vec<u16> {
+        const CODEC: u16 = 0b111;
+        self.batches(topic, index).iter().map(|batch| batch.attributes & CODEC).collect()
+    }
+
+    /// The batches of a partition, in the order of their offsets.
+    fn batches(&self, topic: &str, index: u32) -> Vec<Batch> {
+        let folder = self.folder.path().join(format!("node-1/{topic}-{index}"));
+        let files = std::fs::read_dir(folder).expect("the partition has a folder");
+        let files = files.map(|file| file.expect("the folder can be listed").path());
+        let mut segments: Vec<PathBuf> =
+            files.filter(|file| file.extension().is_some_and(|end| end == "log")).collect();
+        // A segment is named after its first offset, with leading zeros.
+        segments.sort();
+        segments.into_iter().flat_map(batches_in).collect()
+    }
+
+    fn prepare(&mut self, address: String, own_properties: &[String], format_arguments: &[&str]) {
         let number = self.nodes.len() + 1;
         let data = self.folder.path().join(format!("node-{number}"));
         let properties = self.folder.path().join(format!("node-{number}.properties"));
@@ -121,13 +147,12 @@ impl OwnBroker {
         let controller = format!("controller.quorum.bootstrap.servers={}", self.controller);
         let text = [&number, &data, &controller]
             .into_iter()
+            .chain(own_properties)
             .map(String::as_str)
-            .chain(own_properties.iter().copied())
             .chain([
                 "controller.listener.names=CONTROLLER",
-                "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
                 "auto.create.topics.enable=false",
-                // A broker that was killed is taken back when its session is over.
+                // A killed broker can register again when its session is over.
                 "broker.session.timeout.ms=2000",
                 "broker.heartbeat.interval.ms=500",
                 "offsets.topic.replication.factor=1",
@@ -139,29 +164,41 @@ impl OwnBroker {
             .collect::<Vec<_>>()
             .join("\n");
         std::fs::write(&properties, text).expect("the folder can be written");
-        let format = ["kafka.tools.StorageTool", "format", format_as, "-t", CLUSTER_ID, "-c"];
-        let formatted = self.java(&format).arg(&properties).status().expect("java runs");
-        assert!(formatted.success(), "the folder can be formatted");
+        let mut format = quiet_java("kafka.tools.StorageTool");
+        format.arg("format").args(format_arguments).args(["-t", CLUSTER_ID, "-c"]).arg(&properties);
+        assert!(format.status().expect("java runs").success(), "the folder can be formatted");
         self.nodes.push(Node { address, properties, process: None });
     }
+}
 
-    fn java(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new("java");
-        command
-            // A broker that lives for seconds is started faster by a simpler compiler and collector.
-            .args([
-                "-Xmx256m",
-                "-XX:TieredStopAtLevel=1",
-                "-XX:+UseSerialGC",
-                "-cp",
-                &format!("{}/*", self.libraries.display()),
-            ])
-            .args(arguments)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        command
+/// A batch in a segment of a partition.
+struct Batch {
+    segment: PathBuf,
+    at: usize,
+    attributes: u16,
+}
+
+fn batches_in(segment: PathBuf) -> Vec<Batch> {
+    const OFFSET_AND_LENGTH: usize = 12;
+    const ATTRIBUTES_AT: usize = 21;
+    let bytes = std::fs::read(&segment).expect("the segment can be read");
+    let (mut batches, mut at) = (Vec::new(), 0);
+    while let Some(length) = bytes.get(at + 8..at + OFFSET_AND_LENGTH) {
+        let length = u32::from_be_bytes(length.try_into().unwrap());
+        let Some(attributes) = bytes.get(at + ATTRIBUTES_AT..at + ATTRIBUTES_AT + 2).filter(|_| length > 0) else {
+            break;
+        };
+        let attributes = u16::from_be_bytes(attributes.try_into().unwrap());
+        batches.push(Batch { segment: segment.clone(), at, attributes });
+        at += OFFSET_AND_LENGTH + length as usize;
     }
+    batches
+}
+
+fn quiet_java(class: &str) -> Command {
+    let mut command = java(class);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command
 }
 
 impl Drop for OwnBroker {
@@ -170,7 +207,7 @@ impl Drop for OwnBroker {
     }
 }
 
-/// What kcat lists of the cluster, where the broker answers.
+/// The cluster as kcat describes it; `None` where no broker answers.
 fn kcat_lists(address: &str) -> Option<String> {
     let kcat = Command::new("kcat").args(["-b", address, "-L", "-m", "2"]).output();
     let output = kcat.expect("kcat runs: scripts/services installs it");
@@ -185,11 +222,11 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-fn free_address() -> String {
+pub fn free_address() -> String {
     format!("127.0.0.1:{}", free_port())
 }
 
-/// A port that nobody listens on, below those that the system gives to outgoing connections.
+/// A port without a listener, below those that the system gives to outgoing connections.
 pub fn free_port() -> u16 {
     const FIRST: u32 = 20_000;
     const COUNT: u32 = 12_000;

@@ -1,22 +1,18 @@
-//! Transactions that Kafka has left open: the coordinator takes them for finished, and a partition has no end of them.
+//! Transactions that Kafka has left open: the coordinator takes them for finished, and a partition lacks their end marker.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rdkafka::consumer::{BaseConsumer, Consumer as _};
-use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
-use rdkafka::{ClientConfig, Message as _, Offset, TopicPartitionList};
 use whimbrel_engines::kafka::{KafkaLog, KafkaSettings};
 use whimbrel_model::ports::{CommitOutcome, Entry, Fence, Log, LogError, LogTopics, ReadLimits};
 use whimbrel_model::{Clock as _, Event, Headers, PartitionId, Record, SystemClock, TopicSpec};
 
 use crate::broker::{OwnBroker, new_spec};
+use crate::programs::Peer;
 use crate::{kept_events, needs_kafka};
 
 /// How long anything may take that must happen.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Who reads nothing for so long after a broker's restart is not waited for.
-const READ_AGAIN_AFTER: Duration = Duration::from_secs(40);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_that_kafka_left_open_in_both_its_partitions_is_ended_as_a_commit() {
@@ -35,44 +31,44 @@ async fn a_commit_that_kafka_left_open_in_both_its_partitions_is_ended_as_a_comm
     }
 
     tokio::task::block_in_place(|| {
-        wait_until_finished(&broker.address, &spec.name);
+        Peer::start(&broker.address).wait_until_complete(&transactional_id(&spec.name));
         broker.kill();
         partitions.iter().for_each(|partition| broker.take_last_end_away(&spec.name, partition.index));
         broker.start_again();
     });
-    // The fence that made it still stands, and makes nothing of it visible or void by accident.
+    // The fence of that commit is still open. Its next commit neither aborts the first nor commits it twice.
     commit(&log, &fence, &both("later")).await;
     for partition in partitions {
-        let texts = texts_after_restart(&log, &broker, &spec, partition, "later").await;
+        let texts = texts_up_to(&log, partition, "later").await;
         assert_eq!(texts, ["committed", "later"], "{partition}");
     }
-    // Where the later commit comes before anybody has noticed, its own end is the end of both.
+    // Where the later commit comes before the engine has noticed the open one, its end marker is the end of both.
     let ended = ended_as(&kept.lock().unwrap());
     assert!(ended.iter().all(|how| *how == "committed"), "{ended:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_aborted_and_left_open_is_ended_by_the_next_fence_and_never_seen() {
+async fn an_aborted_transaction_that_was_left_open_is_ended_by_the_next_fence_and_never_read() {
     needs_kafka!();
-    let LeftOpen { log, spec, partition, kept, broker } = LeftOpen::aborted().await;
+    let LeftOpen { log, spec, partition, kept, broker: _broker } = LeftOpen::aborted().await;
     append(&log, partition, "behind it").await;
     let fence = opened(&log, &spec.name).await;
-    assert_eq!(texts_after_restart(&log, &broker, &spec, partition, "behind it").await, ["behind it"]);
+    assert_eq!(texts_up_to(&log, partition, "behind it").await, ["behind it"]);
     commit(&log, &fence, &[entry(partition, "later")]).await;
-    assert_eq!(texts_after_restart(&log, &broker, &spec, partition, "later").await, ["behind it", "later"]);
+    assert_eq!(texts_up_to(&log, partition, "later").await, ["behind it", "later"]);
     assert_eq!(ended_as(&kept.lock().unwrap()), ["aborted"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_hangs_and_is_nobodys_is_told() {
+async fn a_hanging_transaction_without_a_fence_is_reported() {
     needs_kafka!();
     let LeftOpen { log, spec, partition, kept, broker: _broker } = LeftOpen::aborted().await;
     append(&log, partition, "behind it").await;
     let began = Instant::now();
     while kept.lock().unwrap().is_empty() {
-        assert!(began.elapsed() < PATIENCE, "nobody tells");
+        assert!(began.elapsed() < PATIENCE, "no event is emitted");
         let read = log.read(partition, 0, limits()).await;
-        assert!(read.is_ok_and(|batch| batch.records.is_empty()), "nothing of it is seen");
+        assert!(read.is_ok_and(|batch| batch.records.is_empty()), "no record of it is read");
     }
     let kept = kept.lock().unwrap().clone();
     assert_eq!(kept.iter().map(|event| event.kind).collect::<Vec<_>>(), ["transaction_hanging"]);
@@ -116,49 +112,17 @@ fn impatient(broker: &OwnBroker) -> KafkaSettings {
 
 /// Writes under the transactional id of a fence, and aborts.
 fn abort_one(address: &str, topic: &str) {
-    let producer: BaseProducer = ClientConfig::new()
-        .set("bootstrap.servers", address)
-        .set("transactional.id", format!("whimbrel/{topic}"))
-        .create()
-        .expect("a producer can be made");
-    producer.init_transactions(PATIENCE).expect("transactions can be begun");
-    producer.begin_transaction().expect("one is begun");
-    let record = BaseRecord::<str, str>::to(topic).partition(0).payload("aborted");
-    producer.send(record).map_err(|(error, _)| error).expect("a record is taken");
-    producer.flush(PATIENCE).expect("it is written");
-    producer.abort_transaction(PATIENCE).expect("it is aborted");
-    wait_until_finished(address, topic);
+    let mut peer = Peer::start(address);
+    let id = transactional_id(topic);
+    peer.begin(&id);
+    peer.write(topic, "aborted");
+    peer.abort();
+    peer.wait_until_complete(&id);
 }
 
-/// Waits until the coordinator has noted that a fence's transaction is over, which it does after the ends are written. One that had
-/// only decided would write the ends again when it is back.
-fn wait_until_finished(address: &str, topic: &str) {
-    const STATUS_AT: usize = 16;
-    const COMPLETE_COMMIT: u8 = 4;
-    const COMPLETE_ABORT: u8 = 5;
-    let id = format!("whimbrel/{topic}");
-    let reader: BaseConsumer = ClientConfig::new()
-        .set("bootstrap.servers", address)
-        .set("group.id", "the-test-itself")
-        .create()
-        .expect("a reader can be made");
-    let of_coordinator = "__transaction_state";
-    let metadata = reader.fetch_metadata(Some(of_coordinator), PATIENCE).expect("the coordinator has a log");
-    let mut partitions = TopicPartitionList::new();
-    for partition in metadata.topics()[0].partitions() {
-        partitions.add_partition_offset(of_coordinator, partition.id(), Offset::Beginning).expect("it can be read");
-    }
-    reader.assign(&partitions).expect("it can be read");
-    let began = Instant::now();
-    loop {
-        assert!(began.elapsed() < PATIENCE, "the coordinator does not finish the transaction of {id}");
-        let Some(Ok(record)) = reader.poll(Duration::from_millis(100)) else { continue };
-        let is_its = record.key().is_some_and(|key| key.ends_with(id.as_bytes()));
-        let status = record.payload().and_then(|state| state.get(STATUS_AT)).copied();
-        if is_its && matches!(status, Some(COMPLETE_COMMIT | COMPLETE_ABORT)) {
-            return;
-        }
-    }
+/// The id of the fence that has the topic's name.
+fn transactional_id(topic: &str) -> String {
+    format!("whimbrel/{topic}")
 }
 
 async fn opened(log: &Arc<KafkaLog>, name: &str) -> Fence {
@@ -172,7 +136,7 @@ async fn opened(log: &Arc<KafkaLog>, name: &str) -> Fence {
     }
 }
 
-/// Commits; what is not taken now is tried again.
+/// Commits, again while the engine cannot take the commit yet.
 async fn commit(log: &Arc<KafkaLog>, fence: &Fence, entries: &[Entry]) {
     let began = Instant::now();
     loop {
@@ -194,7 +158,7 @@ async fn append(log: &Arc<KafkaLog>, partition: PartitionId, text: &str) {
 }
 
 fn entry(partition: PartitionId, text: &str) -> Entry {
-    // Of now: a segment is not continued after a record that is old.
+    // The time is now: Kafka starts a new segment after an old record.
     let timestamp = SystemClock.now();
     Entry { partition, record: Record { key: None, value: text.to_owned().into(), headers: Headers::EMPTY, timestamp } }
 }
@@ -203,49 +167,17 @@ fn limits() -> ReadLimits {
     ReadLimits { max_records: 1000, max_bytes: 1 << 20, wait: Duration::from_millis(200) }
 }
 
-/// Everything that can be read up to `last`, which is waited for.
+/// The texts that can be read up to `last`, once that is there.
 async fn texts_up_to(log: &Arc<KafkaLog>, partition: PartitionId, last: &str) -> Vec<String> {
-    let texts = texts_within(log, partition, last, PATIENCE).await;
-    texts.unwrap_or_else(|found| panic!("{last} does not come after {found:?}"))
-}
-
-/// The same of a broker that was started again. Kafka's client library may then never read a partition again, and a new start mends it
-/// (docs/operating/kafka.md): so a reader of its own looks where this one sees nothing. What hangs in the broker hangs for that one too.
-async fn texts_after_restart(
-    log: &Arc<KafkaLog>,
-    broker: &OwnBroker,
-    spec: &TopicSpec,
-    partition: PartitionId,
-    last: &str,
-) -> Vec<String> {
-    if let Ok(texts) = texts_within(log, partition, last, READ_AGAIN_AFTER).await {
-        return texts;
-    }
-    println!("{partition} is not read on; a new reader looks");
-    let (events, _) = kept_events();
-    let anew = KafkaLog::connect(impatient(broker), events).await.expect("Kafka can be reached");
-    anew.create(spec).await.expect("the topic is there");
-    texts_up_to(&anew, partition, last).await
-}
-
-/// What was found by then, where `last` is not among it.
-async fn texts_within(
-    log: &Arc<KafkaLog>,
-    partition: PartitionId,
-    last: &str,
-    wait: Duration,
-) -> Result<Vec<String>, Vec<String>> {
     let (began, mut next, mut found) = (Instant::now(), 0, Vec::new());
     while found.last().is_none_or(|text| text != last) {
-        if began.elapsed() >= wait {
-            return Err(found);
-        }
-        // Kafka may be away for a moment.
+        assert!(began.elapsed() < PATIENCE, "`{last}` is not read after {found:?}");
+        // The broker may not be back yet.
         let Ok(batch) = log.read(partition, next, limits()).await else { continue };
         next = batch.next;
         found.extend(batch.records.iter().map(|stored| String::from_utf8_lossy(&stored.record.value).into_owned()));
     }
-    Ok(found)
+    found
 }
 
 fn ended_as(events: &[Event]) -> Vec<String> {

@@ -1,14 +1,18 @@
-//! The Kafka engine, held to the contracts of the ports on a real broker.
+//! The Kafka engine against a real broker: the conformance suite of the ports, other Kafka programs, TLS and SASL, crashes.
 //!
-//! The broker is the one that `WHIMBREL_TEST_KAFKA` names; `scripts/services up` starts one and writes the variable into
-//! `target/services/env`. Without it these tests fail, unless `WHIMBREL_TEST_QUICK=1` says that servers may be missing.
+//! `WHIMBREL_TEST_KAFKA` names the broker, `WHIMBREL_TEST_KAFKA_LIBS` the folder of Kafka's jars and `WHIMBREL_TEST_KAFKA_PYTHON` a Python
+//! with confluent-kafka; `scripts/services up` starts and installs them and writes the variables into `target/services/env`. Without
+//! them these tests fail, unless `WHIMBREL_TEST_QUICK=1` allows to skip them.
 
 #![cfg(feature = "kafka")]
 
 mod broker;
+mod compression;
 mod hanging;
 mod interoperability;
 mod outage;
+mod programs;
+mod security;
 mod start;
 
 use std::sync::{Arc, Mutex};
@@ -49,7 +53,7 @@ impl Factory for Kafka {
     }
 }
 
-/// Why tests with the shared broker are skipped, where they may be; a missing broker is a failure otherwise.
+/// Why tests with the shared broker are skipped. Without a broker they fail, unless `WHIMBREL_TEST_QUICK=1`.
 fn skip_reason() -> Option<String> {
     if std::env::var_os("WHIMBREL_TEST_KAFKA").is_some() {
         return None;
@@ -63,7 +67,7 @@ fn skip_reason() -> Option<String> {
     Some("the tests of the Kafka engine need Kafka, and WHIMBREL_TEST_KAFKA names none".to_owned())
 }
 
-/// Returns from a test that needs the shared broker where there is none and that is allowed.
+/// Skips a test that needs the shared broker where there is none and a quick run allows that.
 macro_rules! needs_kafka {
     () => {
         if let Some(why) = crate::skip_reason() {
@@ -86,7 +90,7 @@ async fn connect(settings: KafkaSettings) -> Arc<KafkaLog> {
     KafkaLog::connect(settings, Arc::new(|_| {})).await.expect("Kafka can be reached")
 }
 
-/// A sink that keeps what it is given.
+/// A sink that keeps its events, and the events.
 fn kept_events() -> (EventSink, Arc<Mutex<Vec<Event>>>) {
     let events = Arc::new(Mutex::new(Vec::new()));
     let kept = events.clone();

@@ -23,6 +23,7 @@ pub fn judge(config: &Config, settings: &Settings, findings: &mut Findings) {
     judge_sharing(config, &at, findings);
     judge_servers(config, &at, findings);
     judge_people(config, &at, findings);
+    judge_kafka(config, &at, findings);
     let mut wrong = |text: String| findings.problems.push(text);
     if config.limits.batch_bytes < config.limits.payload_bytes {
         wrong(format!(
@@ -61,12 +62,6 @@ pub fn judge(config: &Config, settings: &Settings, findings: &mut Findings) {
     if config.data.as_os_str().is_empty() {
         wrong(format!("{} is empty: name a folder", at("data")));
     }
-    if config.log.engine == LogEngineName::Kafka && config.kafka.bootstrap.trim().is_empty() {
-        wrong(format!("{} is empty: name at least one broker as host:port", at("kafka.bootstrap")));
-    }
-    if config.log.engine == LogEngineName::Kafka && config.receipts.lease <= config.kafka.message_timeout {
-        wrong(format!("{} must be longer than {}", at("receipts.lease"), at("kafka.message_timeout")));
-    }
     if config.subscriptions.breaker_pause_max < config.subscriptions.breaker_pause {
         wrong(format!("{} is below {}", at("subscriptions.breaker_pause_max"), at("subscriptions.breaker_pause")));
     }
@@ -82,6 +77,40 @@ pub fn judge(config: &Config, settings: &Settings, findings: &mut Findings) {
     }
     if let Err(error) = config.telemetry_level.parse::<tracing_subscriber::filter::Targets>() {
         wrong(format!("{}: `{}` is not a level: {error}", at("telemetry.level"), config.telemetry_level));
+    }
+}
+
+/// How the brokers are reached.
+fn judge_kafka(config: &Config, at: &impl Fn(&str) -> String, findings: &mut Findings) {
+    if config.log.engine != LogEngineName::Kafka {
+        return;
+    }
+    let kafka = &config.kafka;
+    let mut wrong = |text: String| findings.problems.push(text);
+    if kafka.bootstrap.trim().is_empty() {
+        wrong(format!("{} is empty: name at least one broker as host:port", at("kafka.bootstrap")));
+    }
+    if config.receipts.lease <= kafka.message_timeout {
+        wrong(format!("{} must be longer than {}", at("receipts.lease"), at("kafka.message_timeout")));
+    }
+    let files = [
+        ("kafka.tls_ca_file", &kafka.tls_ca_file),
+        ("kafka.tls_certificate_file", &kafka.tls_certificate_file),
+        ("kafka.tls_key_file", &kafka.tls_key_file),
+    ];
+    if let Some((path, _)) = files.iter().find(|(_, file)| file.is_some() && !kafka.tls) {
+        wrong(format!("{} is set and TLS is off: set kafka.tls = true, or remove the file", at(path)));
+    }
+    if kafka.tls_certificate_file.is_some() != kafka.tls_key_file.is_some() {
+        let (certificate, key) = (at("kafka.tls_certificate_file"), at("kafka.tls_key_file"));
+        wrong(format!("{certificate} and {key} belong together: set both, or neither"));
+    }
+    let has_credentials = !kafka.sasl_username.is_empty() || !kafka.sasl_password.0.is_empty();
+    if kafka.sasl == "none" && has_credentials {
+        wrong(format!("SASL credentials are set and {} is \"none\": name a mechanism", at("kafka.sasl")));
+    }
+    if kafka.sasl != "none" && (kafka.sasl_username.is_empty() || kafka.sasl_password.0.is_empty()) {
+        wrong(format!("{} needs kafka.sasl_username and kafka.sasl_password", at("kafka.sasl")));
     }
 }
 
@@ -391,6 +420,24 @@ mod tests {
         assert!(with_flags(&[("listen", "0.0.0.0:7600"), ("insecure", "true")]).config.is_some());
         let key = r#"[{name="a",secret="0123456789abcdef",scopes=["publish"]}]"#;
         assert!(with_flags(&[("listen", "[::]:7600"), ("keys", key)]).config.is_some());
+    }
+
+    #[test]
+    fn kafka_credentials_and_files_must_fit_together() {
+        let on_kafka = |more: &[(&str, &str)]| problems(&[&[("log.engine", "kafka")], more].concat());
+        assert_eq!(on_kafka(&[]), "");
+        assert!(on_kafka(&[("kafka.tls_ca_file", "ca.pem")]).contains("TLS is off"));
+        let half = [("kafka.tls", "true"), ("kafka.tls_key_file", "key.pem")];
+        assert!(on_kafka(&half).contains("belong together"));
+        assert!(on_kafka(&[("kafka.sasl", "PLAIN")]).contains("needs kafka.sasl_username"));
+        assert!(on_kafka(&[("kafka.sasl_username", "eva")]).contains("name a mechanism"));
+        assert!(on_kafka(&[("kafka.sasl", "GSSAPI")]).contains("one of none, PLAIN"));
+        assert!(
+            on_kafka(&[("kafka.options", "acks=1")]).contains("kafka.options"),
+            "a setting that is gone is refused"
+        );
+        let whole = [("kafka.sasl", "SCRAM-SHA-512"), ("kafka.sasl_username", "eva"), ("kafka.sasl_password", "x")];
+        assert_eq!(on_kafka(&whole), "");
     }
 
     #[test]

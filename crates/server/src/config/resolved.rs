@@ -1,7 +1,6 @@
 //! The configuration in its checked form: typed, and judged across settings in `judge.rs`. Nothing outside this folder sees another
 //! form.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -167,7 +166,15 @@ pub struct KafkaConfig {
     pub request_timeout: Duration,
     pub linger: Duration,
     pub transactional_prefix: String,
-    pub options: BTreeMap<String, String>,
+    pub client_id: String,
+    pub compression: String,
+    pub tls: bool,
+    pub tls_ca_file: Option<PathBuf>,
+    pub tls_certificate_file: Option<PathBuf>,
+    pub tls_key_file: Option<PathBuf>,
+    pub sasl: String,
+    pub sasl_username: String,
+    pub sasl_password: Secret,
 }
 
 #[derive(Debug, Clone)]
@@ -305,7 +312,15 @@ pub fn resolve(settings: &Settings, findings: &mut Findings) -> Config {
             request_timeout: take.time("kafka.request_timeout"),
             linger: take.time("kafka.linger"),
             transactional_prefix: take.text("kafka.transactional_prefix"),
-            options: take.options("kafka.options"),
+            client_id: take.text("kafka.client_id"),
+            compression: take.text("kafka.compression"),
+            tls: take.flag("kafka.tls"),
+            tls_ca_file: take.unless_empty("kafka.tls_ca_file").map(PathBuf::from),
+            tls_certificate_file: take.unless_empty("kafka.tls_certificate_file").map(PathBuf::from),
+            tls_key_file: take.unless_empty("kafka.tls_key_file").map(PathBuf::from),
+            sasl: take.text("kafka.sasl"),
+            sasl_username: take.text("kafka.sasl_username"),
+            sasl_password: take.secret("kafka.sasl_password"),
         },
         limits: LimitsConfig {
             payload_bytes: take.size("limits.payload_bytes"),
@@ -441,7 +456,6 @@ impl Take<'_> {
     take!(size, Bytes(value) => usize::try_from(*value).unwrap_or(usize::MAX), usize);
     take!(bytes, or Bytes(value) => *value, u64);
     take!(words, Words(value) => value.clone(), Vec<String>);
-    take!(options, Options(value) => value.clone(), BTreeMap<String, String>);
     take!(keys, Keys(value) => value.clone(), Vec<KeyEntry>);
 
     fn unless_auto(&self, path: &str) -> Option<String> {

@@ -1,7 +1,6 @@
 //! The kinds of values that settings have: how each is read from a file, a variable or a flag, and how it is written back.
 //! What is read here is judged by itself only; what must fit together is judged in `resolved.rs`.
 
-use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -36,8 +35,6 @@ pub enum Kind {
     },
     OneOf(&'static [&'static str]),
     SomeOf(&'static [&'static str]),
-    /// Names and texts that are passed on as they are.
-    Options,
     Keys,
 }
 
@@ -54,7 +51,6 @@ pub enum Value {
     /// The kind's `or` word was given.
     Left(&'static str),
     Words(Vec<String>),
-    Options(BTreeMap<String, String>),
     Keys(Vec<KeyEntry>),
 }
 
@@ -97,14 +93,6 @@ impl Kind {
                 known.then(|| Value::Text(text.trim().to_owned())).ok_or_else(|| self.refused(text))
             }
             Self::SomeOf(_) => self.read_words(text.split(',').map(|word| word.trim().to_owned()).collect()),
-            Self::Options => {
-                let mut options = BTreeMap::new();
-                for pair in text.split(',').filter(|pair| !pair.trim().is_empty()) {
-                    let (name, value) = pair.split_once('=').ok_or_else(|| self.refused(text))?;
-                    options.insert(name.trim().to_owned(), value.trim().to_owned());
-                }
-                Ok(Value::Options(options))
-            }
             Self::Keys => {
                 let parsed = DeValue::parse(text).map_err(|error| format!("{}: {}", self.takes(), error.message()))?;
                 self.read_toml(parsed.get_ref())
@@ -123,14 +111,8 @@ impl Kind {
                     words.iter().map(|word| word.get_ref().as_str().map(str::to_owned)).collect();
                 self.read_words(words.ok_or_else(wrong_type)?)
             }
-            (Self::Options, DeValue::Table(table)) => {
-                let read = |(name, value): (&toml::Spanned<toml::de::DeString<'_>>, &toml::Spanned<DeValue<'_>>)| {
-                    Some((name.get_ref().to_string(), scalar_text(value.get_ref())?))
-                };
-                table.iter().map(read).collect::<Option<_>>().map(Value::Options).ok_or_else(wrong_type)
-            }
             (Self::Keys, DeValue::Array(entries)) => keys::read(entries).map(Value::Keys),
-            (Self::Options | Self::Keys, _) => Err(wrong_type()),
+            (Self::Keys, _) => Err(wrong_type()),
             (Self::Count { .. } | Self::Duration { .. } | Self::Bytes { .. }, DeValue::Integer(number)) => {
                 let decimal = i128::from_str_radix(number.as_str(), number.radix()).map_err(|_| wrong_type())?;
                 self.read_text(&decimal.to_string())
@@ -175,7 +157,6 @@ impl Kind {
             }
             Self::OneOf(words) => format!("one of {}", words.join(", ")),
             Self::SomeOf(words) => format!("a list of {}", words.join(", ")),
-            Self::Options => "a table of names and texts (in a variable: name=text,name=text)".into(),
             Self::Keys => "a list of tables with name, secret, scopes and topics".into(),
         }
     }
@@ -201,12 +182,6 @@ impl Value {
             Self::Bytes(bytes) => format!("\"{}\"", format_bytes(*bytes)),
             Self::Left(word) => format!("\"{word}\""),
             Self::Words(words) => format!("[{}]", words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(", ")),
-            Self::Options(options) if options.is_empty() => "{}".into(),
-            Self::Options(options) => {
-                let pairs: Vec<_> =
-                    options.iter().map(|(name, text)| format!("{} = {}", quoted(name), quoted(text))).collect();
-                format!("{{ {} }}", pairs.join(", "))
-            }
             Self::Keys(keys) => {
                 let shown: Vec<_> = keys.iter().map(KeyEntry::without_secret).collect();
                 format!("[{}]", shown.join(", "))
@@ -319,14 +294,11 @@ mod tests {
             Kind::Bytes { min: 0, max: 1, or: None },
             Kind::OneOf(&["a"]),
             Kind::SomeOf(&["a"]),
-            Kind::Options,
             Kind::Keys,
         ];
         for kind in kinds {
             for text in ["é", "=", "[", "\0", "99999999999999999999", "-1"] {
-                if !matches!((kind, text), (Kind::Options, "=")) {
-                    assert!(kind.read_text(text).is_err(), "{kind:?} took {text:?}");
-                }
+                assert!(kind.read_text(text).is_err(), "{kind:?} took {text:?}");
             }
         }
     }

@@ -123,9 +123,34 @@ fn kafka_engine(_: &Config) -> Result<LogEngine, Failure> {
 
 #[cfg(feature = "kafka")]
 fn kafka_settings(config: &Config) -> whimbrel_engines::kafka::KafkaSettings {
+    use whimbrel_engines::kafka::settings::{Compression, Sasl, SaslMechanism, Tls, TlsIdentity};
     let (kafka, limits) = (&config.kafka, &config.limits);
+    let identity = kafka.tls_certificate_file.clone().zip(kafka.tls_key_file.clone());
+    let tls = Tls {
+        ca_file: kafka.tls_ca_file.clone(),
+        identity: identity.map(|(certificate_file, key_file)| TlsIdentity { certificate_file, key_file }),
+    };
+    let mechanism = match kafka.sasl.as_str() {
+        "PLAIN" => Some(SaslMechanism::Plain),
+        "SCRAM-SHA-256" => Some(SaslMechanism::ScramSha256),
+        "SCRAM-SHA-512" => Some(SaslMechanism::ScramSha512),
+        _ => None,
+    };
     whimbrel_engines::kafka::KafkaSettings {
-        client: kafka.options.clone(),
+        client_id: kafka.client_id.clone(),
+        tls: kafka.tls.then_some(tls),
+        sasl: mechanism.map(|mechanism| Sasl {
+            mechanism,
+            username: kafka.sasl_username.clone(),
+            password: kafka.sasl_password.0.clone(),
+        }),
+        compression: match kafka.compression.as_str() {
+            "gzip" => Compression::Gzip,
+            "snappy" => Compression::Snappy,
+            "lz4" => Compression::Lz4,
+            "zstd" => Compression::Zstd,
+            _ => Compression::None,
+        },
         message_timeout: kafka.message_timeout,
         transaction_timeout: kafka.transaction_timeout,
         request_timeout: kafka.request_timeout,

@@ -1,0 +1,257 @@
+//! The sending side of one partition: what goes next, under which producer id and sequence number, and what an answer means for it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kafka_protocol::ResponseError as Code;
+use whimbrel_model::Record;
+use whimbrel_model::ports::LogError;
+
+use super::outgoing::Batch;
+use super::{Queue, RETRY_PAUSE, Shared};
+use crate::kafka::client::batch::{self, BatchIdentity, next_sequence};
+use crate::kafka::client::connection::CallError;
+use crate::kafka::known::KnownTopic;
+use crate::kafka::outcome;
+use crate::kafka::settings::KafkaSettings;
+
+/// What the sending task knows of a partition.
+#[derive(Default)]
+pub(super) struct Lane {
+    pub(super) queues: VecDeque<Arc<Queue>>,
+    /// Batches that were sent and must be sent again, or that were split; they come before the queue.
+    pub(super) again: VecDeque<Batch>,
+    pub(super) not_before: Option<Instant>,
+    pub(super) is_under_way: bool,
+    pub(super) is_sendable: bool,
+    pub(super) identity: Option<Identity>,
+    pub(super) next_sequence: i32,
+    /// Identities up to this one are of no use here.
+    pub(super) spent: u64,
+}
+
+/// A producer id with its epoch; each has a higher number than the one before.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Identity {
+    pub(super) number: u64,
+    pub(super) producer_id: i64,
+    pub(super) epoch: i16,
+}
+
+/// What became of a batch in one attempt.
+pub(super) enum Verdict {
+    Written(u64),
+    Failed(Code, Vec<usize>),
+    Gone,
+    NotAnswered(CallError),
+}
+
+impl Lane {
+    pub(super) fn is_idle(&self) -> bool {
+        !self.is_under_way && !self.is_sendable
+    }
+
+    pub(super) fn topic(&mut self) -> Option<Arc<KnownTopic>> {
+        if let Some(batch) = self.again.front() {
+            return Some(batch.topic.clone());
+        }
+        // Under the queue's lock: whoever puts something in later tells the sending task again.
+        while let Some(queue) = self.queues.front() {
+            let mut state = queue.state();
+            if !state.chunks.is_empty() {
+                return Some(queue.topic.clone());
+            }
+            state.is_told = false;
+            drop(state);
+            self.queues.pop_front();
+        }
+        None
+    }
+
+    /// Until when the records in the queue wait for more.
+    pub(super) fn lingers_until(&self, linger: Duration) -> Option<Instant> {
+        if linger.is_zero() {
+            return None;
+        }
+        let queue = self.queues.front()?;
+        let state = queue.state();
+        let first = state.chunks.front()?;
+        (state.bytes < queue.topic.batch_bytes_max()).then(|| first.put_at + linger)
+    }
+
+    /// Answers what waits and whose time is over.
+    pub(super) fn expire(&mut self, now: Instant, shared: &Shared) {
+        while self.again.front().is_some_and(|batch| batch.deadline <= now) {
+            if let Some(batch) = self.again.pop_front() {
+                if batch.may_be_written {
+                    self.renounce();
+                }
+                batch.expired("no answer from the partition's leader", shared);
+            }
+        }
+        for queue in &self.queues {
+            loop {
+                let mut state = queue.state();
+                let Some(chunk) = state.chunks.pop_front_if(|chunk| chunk.deadline <= now) else { break };
+                state.bytes -= chunk.bytes;
+                drop(state);
+                let batch = Batch::new(queue.topic.clone(), queue.partition, vec![chunk]);
+                batch.expired("the partition's leader cannot be reached", shared);
+            }
+        }
+    }
+
+    /// The sequence of this partition is in doubt: what follows goes under another producer id.
+    pub(super) fn renounce(&mut self) {
+        if let Some(identity) = self.identity.take() {
+            self.spent = identity.number;
+        }
+        // What waits was numbered under the old one and has certainly not been written.
+        self.again.iter_mut().for_each(|batch| batch.encoded = None);
+    }
+
+    /// The next batch, numbered and encoded. One that cannot be encoded is answered so.
+    pub(super) fn take(&mut self, identity: Identity, settings: &KafkaSettings, shared: &Shared) -> Option<Batch> {
+        loop {
+            let mut batch = self.again.pop_front().or_else(|| self.gather())?;
+            if batch.count == 0 {
+                continue;
+            }
+            if batch.encoded.is_some() {
+                return Some(batch);
+            }
+            let numbered = BatchIdentity {
+                producer_id: identity.producer_id,
+                producer_epoch: identity.epoch,
+                base_sequence: self.next_sequence,
+                is_transactional: false,
+            };
+            match batch::encode(batch.records(), numbered, settings.compression) {
+                Ok(bytes) => {
+                    batch.encoded = Some((numbered, bytes));
+                    return Some(batch);
+                }
+                Err(error) => {
+                    batch.failed(&LogError::Unsupported(format!("the batch cannot be encoded: {error}")), shared);
+                }
+            }
+        }
+    }
+
+    pub(super) fn gather(&mut self) -> Option<Batch> {
+        let queue = self.queues.front()?;
+        let mut state = queue.state();
+        let (mut room, mut chunks) = (queue.topic.batch_bytes_max(), Vec::new());
+        while let Some(first) = state.chunks.front_mut() {
+            let Some(chunk) = first.split(room, chunks.is_empty()) else { break };
+            room = room.saturating_sub(chunk.records.iter().map(batch::encoded_bytes_max).sum());
+            state.bytes -= chunk.bytes;
+            chunks.push(chunk);
+            if state.chunks.front().is_some_and(|first| !first.records.is_empty()) {
+                break;
+            }
+            state.chunks.pop_front();
+        }
+        drop(state);
+        (!chunks.is_empty()).then(|| Batch::new(queue.topic.clone(), queue.partition, chunks))
+    }
+
+    /// Takes in what became of a batch. Answers whether the leader must be looked up again.
+    pub(super) fn judge(&mut self, mut batch: Batch, verdict: Verdict, shared: &Arc<Shared>) -> bool {
+        let now = Instant::now();
+        match verdict {
+            Verdict::Written(base) => {
+                if let Some((identity, _)) = batch.encoded {
+                    self.next_sequence = next_sequence(identity.base_sequence, batch.count);
+                }
+                self.not_before = None;
+                batch.written_at(base, shared);
+                false
+            }
+            Verdict::Gone => {
+                if batch.may_be_written {
+                    self.renounce();
+                }
+                let partition = batch.partition;
+                batch.failed(&LogError::UnknownPartition(partition), shared);
+                false
+            }
+            Verdict::NotAnswered(error) => {
+                batch.may_be_written |= error.may_have_been_received();
+                self.retry(batch, now);
+                true
+            }
+            Verdict::Failed(code, places) => self.failed(batch, code, &places, now, shared),
+        }
+    }
+
+    pub(super) fn failed(
+        &mut self,
+        mut batch: Batch,
+        code: Code,
+        places: &[usize],
+        now: Instant,
+        shared: &Arc<Shared>,
+    ) -> bool {
+        batch.may_be_written |= outcome::may_be_written(code);
+        match code {
+            Code::OutOfOrderSequenceNumber
+            | Code::UnknownProducerId
+            | Code::InvalidProducerEpoch
+            | Code::InvalidProducerIdMapping
+            | Code::DuplicateSequenceNumber => {
+                tracing::warn!(partition = %batch.partition, %code, "Kafka has lost track of a producer; a new producer id is used");
+                let is_duplicate = code == Code::DuplicateSequenceNumber;
+                self.renounce();
+                batch.encoded = None;
+                if batch.may_be_written || is_duplicate {
+                    batch.may_be_written = true;
+                    batch.expired(&code.to_string(), shared);
+                } else {
+                    self.retry(batch, now);
+                }
+                false
+            }
+            _ if outcome::is_unknown_partition(code) => {
+                batch.unknown_since.get_or_insert(now);
+                self.retry(batch, now);
+                true
+            }
+            // What follows was refused; an earlier attempt that was not answered may have been accepted all the same.
+            _ if batch.may_be_written && !outcome::is_passing(code) && !outcome::may_be_written(code) => {
+                self.renounce();
+                batch.expired(&code.to_string(), shared);
+                false
+            }
+            Code::InvalidRecord if !places.is_empty() && places.len() < batch.count => {
+                let refused = LogError::Unsupported(format!("Kafka refused the record: {code}"));
+                batch.refuse_some(places, &refused, shared);
+                self.again.push_front(batch);
+                false
+            }
+            // The topic's limit is lower than it was when the topic became known.
+            Code::MessageTooLarge | Code::RecordListTooLarge if batch.count > 1 => {
+                let second = batch.halve();
+                self.again.push_front(second);
+                self.again.push_front(batch);
+                false
+            }
+            _ if outcome::is_passing(code) || outcome::may_be_written(code) || code == Code::InvalidTimestamp => {
+                self.retry(batch, now);
+                true
+            }
+            _ => {
+                let size = batch.records().map(Record::size).max().unwrap_or(0);
+                let error = outcome::append_error(code, batch.partition, size, batch.topic.record_bytes_max);
+                batch.failed(&error, shared);
+                false
+            }
+        }
+    }
+
+    pub(super) fn retry(&mut self, batch: Batch, now: Instant) {
+        self.not_before = Some(now + RETRY_PAUSE);
+        self.again.push_front(batch);
+    }
+}

@@ -1,0 +1,227 @@
+//! Appending: callers put records into the queue of their partition; one task sends them as an idempotent producer.
+//!
+//! At most one batch of a partition is under way, so a retry cannot reorder. A batch keeps its producer id, epoch and sequence number
+//! until it is answered: the broker recognises a repeat and writes it once. A batch that is given up after it may have been
+//! received is answered as unknown, and its partition goes on under a new producer id.
+
+mod call;
+mod lane;
+mod outgoing;
+mod sender;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+use whimbrel_model::ports::{AppendOutcome, Entry, LogError};
+use whimbrel_model::{PartitionId, Record, TopicNumber};
+
+use self::call::Call;
+use self::outgoing::Chunk;
+use self::sender::Sender;
+use super::client::cluster::Cluster;
+use super::known::{KnownTopic, KnownTopics};
+use super::queries::Queries;
+use super::settings::KafkaSettings;
+
+/// How much longer than an append may take its caller waits for the answer.
+const ANSWER_GRACE: Duration = Duration::from_secs(5);
+/// How long a batch waits before it is sent again.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
+/// How long a partition may be unknown to its broker before the cluster is asked whether it exists.
+const UNKNOWN_MAX: Duration = Duration::from_secs(1);
+
+pub(super) struct Appender {
+    shared: Arc<Shared>,
+    answer_timeout: Duration,
+}
+
+/// What callers and the sending task share.
+struct Shared {
+    settings: KafkaSettings,
+    queues: RwLock<HashMap<PartitionId, Arc<Queue>>>,
+    /// Queues that the sending task has not been told of.
+    ready: Mutex<Vec<Arc<Queue>>>,
+    /// Topics that no longer exist and that the sending task has not been told of.
+    forgotten: Mutex<Vec<TopicNumber>>,
+    wake: Notify,
+    /// Records and bytes that are not settled.
+    records: AtomicUsize,
+    bytes: AtomicUsize,
+}
+
+impl Appender {
+    /// Starts the sending task on the current runtime, with which it ends.
+    pub fn start(settings: &KafkaSettings, cluster: Arc<Cluster>, queries: Arc<Queries>) -> Self {
+        let shared = Arc::new(Shared {
+            settings: settings.clone(),
+            queues: RwLock::default(),
+            ready: Mutex::default(),
+            forgotten: Mutex::default(),
+            wake: Notify::new(),
+            records: AtomicUsize::new(0),
+            bytes: AtomicUsize::new(0),
+        });
+        let sender = Sender::new(shared.clone(), settings, cluster, queries);
+        tokio::spawn(sender.run());
+        Self { shared, answer_timeout: settings.message_timeout + ANSWER_GRACE }
+    }
+
+    /// Appends to topics that are known. One answer per entry.
+    pub async fn append(&self, known: &KnownTopics, entries: Vec<Entry>) -> AppendOutcome {
+        if entries.is_empty() {
+            return Vec::new();
+        }
+        let (call, answered) = Call::new(entries.len());
+        self.enqueue(known, entries, &call);
+        match tokio::time::timeout(self.answer_timeout, answered).await {
+            Ok(Ok(outcome)) => outcome,
+            _ => call.give_up(),
+        }
+    }
+
+    fn enqueue(&self, known: &KnownTopics, entries: Vec<Entry>, call: &Arc<Call>) {
+        let now = Instant::now();
+        let mut chunks: Vec<(Arc<KnownTopic>, PartitionId, Chunk)> = Vec::new();
+        let mut is_full = false;
+        for (index, Entry { partition, record }) in entries.into_iter().enumerate() {
+            let at = match chunks.last() {
+                Some((_, last, _)) if *last == partition => chunks.len() - 1,
+                _ => match chunks.iter().position(|(_, each, _)| *each == partition) {
+                    Some(at) => at,
+                    None => match known.of(partition) {
+                        Ok(topic) => {
+                            let deadline = now + self.shared.settings.message_timeout;
+                            chunks.push((topic, partition, Chunk::new(call.clone(), now, deadline)));
+                            chunks.len() - 1
+                        }
+                        Err(error) => {
+                            call.settle(&[index as u32], Err(error));
+                            continue;
+                        }
+                    },
+                },
+            };
+            let (topic, _, chunk) = &mut chunks[at];
+            // A record that follows one without room must not overtake it.
+            let checked = check_record(&record, topic.record_bytes_max);
+            match checked.and_then(|()| if is_full { Err(full()) } else { self.shared.reserve(&record) }) {
+                Ok(()) => chunk.push(index as u32, record),
+                Err(error) => {
+                    is_full |= matches!(error, LogError::Overloaded(_));
+                    call.settle(&[index as u32], Err(error));
+                }
+            }
+        }
+        for (topic, partition, chunk) in chunks {
+            if !chunk.records.is_empty() {
+                self.shared.put(topic, partition, chunk);
+            }
+        }
+    }
+
+    /// Waits until everything that was accepted is settled, within the time that an append may take.
+    pub async fn flush(&self) {
+        let deadline = Instant::now() + self.answer_timeout;
+        while self.shared.records.load(Ordering::Acquire) > 0 && Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Forgets a topic that no longer exists. Records that wait for it are answered by the sending task.
+    pub fn forget(&self, topic: TopicNumber) {
+        self.shared.queues.write().unwrap_or_else(PoisonError::into_inner).retain(|id, _| id.topic != topic);
+        self.shared.forgotten.lock().unwrap_or_else(PoisonError::into_inner).push(topic);
+        self.shared.wake.notify_one();
+    }
+}
+
+fn full() -> LogError {
+    LogError::Overloaded("the queue to Kafka is full".to_owned())
+}
+
+/// What can be said of a record before it is sent.
+pub(super) fn check_record(record: &Record, limit: usize) -> Result<(), LogError> {
+    let size = record.size();
+    if size > limit {
+        return Err(LogError::TooLarge { size, limit });
+    }
+    if record.timestamp.as_millis() <= 0 {
+        return Err(LogError::Unsupported("Kafka keeps no times before 1970-01-01T00:00:00.001Z".to_owned()));
+    }
+    Ok(())
+}
+
+impl Shared {
+    fn reserve(&self, record: &Record) -> Result<(), LogError> {
+        let size = record.size();
+        let records = self.records.fetch_add(1, Ordering::AcqRel);
+        let bytes = self.bytes.fetch_add(size, Ordering::AcqRel);
+        if records >= self.settings.queue_records_max || bytes + size > self.settings.queue_bytes_max {
+            self.release(1, size);
+            return Err(full());
+        }
+        Ok(())
+    }
+
+    fn release(&self, records: usize, bytes: usize) {
+        self.records.fetch_sub(records, Ordering::AcqRel);
+        self.bytes.fetch_sub(bytes, Ordering::AcqRel);
+    }
+
+    fn put(&self, topic: Arc<KnownTopic>, partition: PartitionId, chunk: Chunk) {
+        let queue = self.queue(topic, partition);
+        let must_tell = {
+            let mut state = queue.state();
+            state.bytes += chunk.bytes;
+            state.chunks.push_back(chunk);
+            !std::mem::replace(&mut state.is_told, true)
+        };
+        if must_tell {
+            self.ready.lock().unwrap_or_else(PoisonError::into_inner).push(queue);
+        }
+        if must_tell || !self.settings.linger.is_zero() {
+            self.wake.notify_one();
+        }
+    }
+
+    fn queue(&self, topic: Arc<KnownTopic>, partition: PartitionId) -> Arc<Queue> {
+        let is_same = |queue: &&Arc<Queue>| Arc::ptr_eq(&queue.topic, &topic);
+        let queues = self.queues.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(queue) = queues.get(&partition).filter(is_same) {
+            return queue.clone();
+        }
+        drop(queues);
+        let mut queues = self.queues.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(queue) = queues.get(&partition).filter(is_same) {
+            return queue.clone();
+        }
+        // A topic that was changed has another limit; the sending task drains the queue of the earlier one first.
+        let queue = Arc::new(Queue { partition, topic: topic.clone(), state: Mutex::default() });
+        queues.insert(partition, queue.clone());
+        queue
+    }
+}
+
+/// The records of one partition that wait for their turn.
+struct Queue {
+    partition: PartitionId,
+    topic: Arc<KnownTopic>,
+    state: Mutex<QueueState>,
+}
+
+#[derive(Default)]
+struct QueueState {
+    chunks: VecDeque<Chunk>,
+    bytes: usize,
+    /// Whether the sending task knows that something is here.
+    is_told: bool,
+}
+
+impl Queue {
+    fn state(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,175 @@
+//! Records on their way: chunks as callers bring them, batches as brokers get them.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use whimbrel_model::ports::LogError;
+use whimbrel_model::{PartitionId, Record};
+
+use super::call::Call;
+use super::{Shared, UNKNOWN_MAX};
+use crate::kafka::client::batch::{self, BatchIdentity};
+use crate::kafka::known::KnownTopic;
+
+/// Records of one call for one partition.
+pub(super) struct Chunk {
+    pub(super) call: Arc<Call>,
+    pub(super) indexes: Vec<u32>,
+    pub(super) records: Vec<Record>,
+    pub(super) bytes: usize,
+    pub(super) put_at: Instant,
+    pub(super) deadline: Instant,
+}
+
+impl Chunk {
+    pub(super) fn new(call: Arc<Call>, put_at: Instant, deadline: Instant) -> Self {
+        Self { call, indexes: Vec::new(), records: Vec::new(), bytes: 0, put_at, deadline }
+    }
+
+    pub(super) fn push(&mut self, index: u32, record: Record) {
+        self.bytes += record.size();
+        self.indexes.push(index);
+        self.records.push(record);
+    }
+
+    /// The first records, as many as fit into `room` bytes of a batch, and at least one where `must_take`.
+    pub(super) fn split(&mut self, room: usize, must_take: bool) -> Option<Self> {
+        let mut used = 0;
+        let fits = |record: &&Record| {
+            used += batch::encoded_bytes_max(record);
+            used <= room
+        };
+        let count = self.records.iter().take_while(fits).count().max(usize::from(must_take));
+        if count == 0 {
+            return None;
+        }
+        let mut first = Self::new(self.call.clone(), self.put_at, self.deadline);
+        let (indexes, records) = (self.indexes.split_off(count), self.records.split_off(count));
+        first.indexes = std::mem::replace(&mut self.indexes, indexes);
+        first.records = std::mem::replace(&mut self.records, records);
+        first.bytes = first.records.iter().map(Record::size).sum();
+        self.bytes -= first.bytes;
+        Some(first)
+    }
+}
+
+/// A batch on its way.
+pub(super) struct Batch {
+    pub(super) topic: Arc<KnownTopic>,
+    pub(super) partition: PartitionId,
+    pub(super) chunks: Vec<Chunk>,
+    pub(super) count: usize,
+    pub(super) bytes: usize,
+    pub(super) deadline: Instant,
+    /// Whether a broker may have written it in an attempt that was not answered.
+    pub(super) may_be_written: bool,
+    pub(super) unknown_since: Option<Instant>,
+    pub(super) encoded: Option<(BatchIdentity, Bytes)>,
+}
+
+impl Batch {
+    pub(super) fn new(topic: Arc<KnownTopic>, partition: PartitionId, chunks: Vec<Chunk>) -> Self {
+        let count = chunks.iter().map(|chunk| chunk.records.len()).sum();
+        let bytes = chunks.iter().map(|chunk| chunk.bytes).sum();
+        let deadline = chunks.iter().map(|chunk| chunk.deadline).min().unwrap_or_else(Instant::now);
+        Self {
+            topic,
+            partition,
+            chunks,
+            count,
+            bytes,
+            deadline,
+            may_be_written: false,
+            unknown_since: None,
+            encoded: None,
+        }
+    }
+
+    pub(super) fn records(&self) -> impl Iterator<Item = &Record> + Clone {
+        self.chunks.iter().flat_map(|chunk| &chunk.records)
+    }
+
+    pub(super) fn written_at(self, base: u64, shared: &Shared) {
+        let mut next = base;
+        for chunk in &self.chunks {
+            chunk.call.settle_from(&chunk.indexes, next);
+            next += chunk.indexes.len() as u64;
+        }
+        self.release(shared);
+    }
+
+    pub(super) fn failed(self, error: &LogError, shared: &Shared) {
+        self.chunks.iter().for_each(|chunk| chunk.call.settle(&chunk.indexes, Err(error.clone())));
+        self.release(shared);
+    }
+
+    pub(super) fn release(&self, shared: &Shared) {
+        shared.release(self.count, self.bytes);
+    }
+
+    /// The answer of a batch whose time is over.
+    pub(super) fn expired(self, why: &str, shared: &Shared) {
+        let error = if self.may_be_written {
+            LogError::Unknown(format!("Kafka has not acknowledged the record: {why}"))
+        } else {
+            LogError::Unavailable(format!("Kafka did not accept the record in time: {why}"))
+        };
+        self.failed(&error, shared);
+    }
+
+    /// Takes the records at these places out, answered with `error`.
+    pub(super) fn refuse_some(&mut self, places: &[usize], error: &LogError, shared: &Shared) {
+        let mut at = 0;
+        for chunk in &mut self.chunks {
+            let records = std::mem::take(&mut chunk.records);
+            let indexes = std::mem::take(&mut chunk.indexes);
+            for (index, record) in indexes.into_iter().zip(records) {
+                if places.contains(&at) {
+                    chunk.call.settle(&[index], Err(error.clone()));
+                    chunk.bytes -= record.size();
+                    self.bytes -= record.size();
+                    self.count -= 1;
+                    shared.release(1, record.size());
+                } else {
+                    chunk.indexes.push(index);
+                    chunk.records.push(record);
+                }
+                at += 1;
+            }
+        }
+        self.encoded = None;
+    }
+
+    /// Gives the second half of the records away.
+    pub(super) fn halve(&mut self) -> Self {
+        let (mut left, mut second) = (self.count / 2, Vec::new());
+        let mut first = Vec::new();
+        for mut chunk in std::mem::take(&mut self.chunks) {
+            if left == 0 {
+                second.push(chunk);
+            } else if chunk.records.len() <= left {
+                left -= chunk.records.len();
+                first.push(chunk);
+            } else {
+                let mut rest = Chunk::new(chunk.call.clone(), chunk.put_at, chunk.deadline);
+                rest.indexes = chunk.indexes.split_off(left);
+                rest.records = chunk.records.split_off(left);
+                rest.bytes = rest.records.iter().map(Record::size).sum();
+                chunk.bytes -= rest.bytes;
+                left = 0;
+                first.push(chunk);
+                second.push(rest);
+            }
+        }
+        let second = Self::new(self.topic.clone(), self.partition, second);
+        *self = Self::new(self.topic.clone(), self.partition, first);
+        second
+    }
+}
+
+impl Batch {
+    pub(super) fn is_unknown_for_long(&self) -> bool {
+        self.unknown_since.is_some_and(|since| since.elapsed() >= UNKNOWN_MAX)
+    }
+}

@@ -1,0 +1,305 @@
+//! The sending task: gathers what can be sent, one request per broker, and hands the answers to the partitions' lanes.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt as _;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use kafka_protocol::ResponseError as Code;
+use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
+use kafka_protocol::messages::{InitProducerIdRequest, ProduceRequest, ProducerId};
+use whimbrel_model::PartitionId;
+
+use super::lane::{Identity, Lane, Verdict};
+use super::outgoing::Batch;
+use super::{RETRY_PAUSE, Shared};
+use crate::kafka::client::cluster::{ANSWER_MAX, Cluster, Links};
+use crate::kafka::client::connection::CallError;
+use crate::kafka::outcome;
+use crate::kafka::queries::Queries;
+use crate::kafka::settings::KafkaSettings;
+
+/// Requests under way to one broker. A broker works on one at a time; the second is there when the first is done.
+const REQUESTS_PER_BROKER: usize = 2;
+/// Bytes of one request.
+const REQUEST_BYTES_MAX: usize = 8 << 20;
+
+enum Done {
+    Produced { broker: i32, batches: Vec<(Batch, Verdict)> },
+    Refreshed,
+    Identified(Result<(i64, i16), String>),
+}
+
+pub(super) struct Sender {
+    shared: Arc<Shared>,
+    settings: KafkaSettings,
+    cluster: Arc<Cluster>,
+    queries: Arc<Queries>,
+    links: Arc<Links>,
+    lanes: HashMap<PartitionId, Lane>,
+    sendable: VecDeque<PartitionId>,
+    under_way: FuturesUnordered<BoxFuture<'static, Done>>,
+    requests: HashMap<i32, usize>,
+    identity: Option<Identity>,
+    is_refreshing: bool,
+    is_identifying: bool,
+}
+
+impl Sender {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        settings: &KafkaSettings,
+        cluster: Arc<Cluster>,
+        queries: Arc<Queries>,
+    ) -> Self {
+        Self {
+            shared,
+            settings: settings.clone(),
+            cluster,
+            queries,
+            links: Arc::default(),
+            lanes: HashMap::new(),
+            sendable: VecDeque::new(),
+            under_way: FuturesUnordered::new(),
+            requests: HashMap::new(),
+            identity: None,
+            is_refreshing: false,
+            is_identifying: false,
+        }
+    }
+
+    pub(super) async fn run(mut self) {
+        let shared = self.shared.clone();
+        loop {
+            for queue in std::mem::take(&mut *shared.ready.lock().unwrap_or_else(PoisonError::into_inner)) {
+                let lane = self.lanes.entry(queue.partition).or_default();
+                let partition = queue.partition;
+                lane.queues.push_back(queue);
+                if !lane.is_under_way && !std::mem::replace(&mut lane.is_sendable, true) {
+                    self.sendable.push_back(partition);
+                }
+            }
+            let forgotten = std::mem::take(&mut *shared.forgotten.lock().unwrap_or_else(PoisonError::into_inner));
+            if !forgotten.is_empty() {
+                self.lanes.retain(|id, lane| !lane.is_idle() || !forgotten.contains(&id.topic));
+            }
+            let wake_at = self.dispatch(&shared);
+            let timer = async {
+                match wake_at {
+                    Some(at) => tokio::time::sleep_until(at.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                Some(done) = self.under_way.next(), if !self.under_way.is_empty() => self.handle(done, &shared),
+                () = shared.wake.notified() => {}
+                () = timer => {}
+            }
+            // Everything that is answered already is taken in before new requests are made of it.
+            while let Some(Some(done)) = futures_util::FutureExt::now_or_never(self.under_way.next()) {
+                self.handle(done, &shared);
+            }
+        }
+    }
+
+    /// Sends what can be sent. Answers when to look again where nothing else happens.
+    fn dispatch(&mut self, shared: &Arc<Shared>) -> Option<Instant> {
+        let now = Instant::now();
+        let mut wake_at: Option<Instant> = None;
+        let mut requests: HashMap<i32, (usize, Vec<Batch>)> = HashMap::new();
+        let mut kept = VecDeque::new();
+        let (mut needs_leader, mut needs_identity) = (None, false);
+        while let Some(partition) = self.sendable.pop_front() {
+            let Some(lane) = self.lanes.get_mut(&partition) else { continue };
+            let mut park = |at: Instant| wake_at = Some(wake_at.map_or(at, |earlier| earlier.min(at)));
+            lane.expire(now, shared);
+            if let Some(not_before) = lane.not_before.filter(|at| *at > now) {
+                park(not_before);
+                kept.push_back(partition);
+                continue;
+            }
+            let Some(topic) = lane.topic() else {
+                lane.is_sendable = false;
+                continue;
+            };
+            if lane.again.is_empty()
+                && let Some(at) = lane.lingers_until(self.settings.linger).filter(|at| *at > now)
+            {
+                park(at);
+                kept.push_back(partition);
+                continue;
+            }
+            let Some(leader) = self.cluster.leader(topic.name(), partition.index) else {
+                needs_leader = Some(topic.name().to_owned());
+                lane.not_before = Some(now + RETRY_PAUSE);
+                park(now + RETRY_PAUSE);
+                kept.push_back(partition);
+                continue;
+            };
+            let (bytes, batches) = requests.entry(leader).or_default();
+            let under_way = self.requests.get(&leader).copied().unwrap_or(0);
+            if under_way >= REQUESTS_PER_BROKER || *bytes >= REQUEST_BYTES_MAX {
+                kept.push_back(partition);
+                continue;
+            }
+            if lane.identity.is_none() {
+                lane.identity = self.identity.filter(|identity| identity.number > lane.spent);
+                lane.next_sequence = 0;
+            }
+            let Some(identity) = lane.identity else {
+                needs_identity = true;
+                park(now + RETRY_PAUSE);
+                kept.push_back(partition);
+                continue;
+            };
+            match lane.take(identity, &self.settings, shared) {
+                Some(batch) => {
+                    *bytes += batch.bytes;
+                    (lane.is_sendable, lane.is_under_way) = (false, true);
+                    batches.push(batch);
+                }
+                // Nothing that could be encoded: the next look finds the queue empty.
+                None => {
+                    park(now);
+                    kept.push_back(partition);
+                }
+            }
+        }
+        self.sendable = kept;
+        for (broker, (_, batches)) in requests {
+            if !batches.is_empty() {
+                *self.requests.entry(broker).or_default() += 1;
+                self.under_way.push(Box::pin(self.produce(broker, batches)));
+            }
+        }
+        if let Some(topic) = needs_leader {
+            self.refresh(topic);
+        }
+        if needs_identity && !std::mem::replace(&mut self.is_identifying, true) {
+            let cluster = self.cluster.clone();
+            self.under_way.push(Box::pin(async move { Done::Identified(new_identity(&cluster).await) }));
+        }
+        wake_at
+    }
+
+    fn refresh(&mut self, topic: String) {
+        if !std::mem::replace(&mut self.is_refreshing, true) {
+            let cluster = self.cluster.clone();
+            self.under_way.push(Box::pin(async move {
+                cluster.refresh(&topic).await;
+                Done::Refreshed
+            }));
+        }
+    }
+
+    /// One request to one broker.
+    fn produce(&self, broker: i32, batches: Vec<Batch>) -> impl Future<Output = Done> + Send + 'static {
+        let (cluster, queries, links) = (self.cluster.clone(), self.queries.clone(), self.links.clone());
+        let until = batches.iter().map(|batch| batch.deadline).max().unwrap_or_else(Instant::now);
+        let left = until.saturating_duration_since(Instant::now()).clamp(RETRY_PAUSE, ANSWER_MAX);
+        async move {
+            let request = request_of(&batches, left);
+            let called = async {
+                let connection = links.to(&cluster, broker).await?;
+                connection.call(&request, left).await
+            };
+            let answer = match called.await {
+                Ok(answer) => answer,
+                Err(error) => {
+                    let verdict = |batch| (batch, Verdict::NotAnswered(error.clone()));
+                    return Done::Produced { broker, batches: batches.into_iter().map(verdict).collect() };
+                }
+            };
+            let mut judged = Vec::with_capacity(batches.len());
+            for batch in batches {
+                let topic = answer.responses.iter().find(|topic| topic.name.as_str() == batch.topic.name());
+                let found = topic.and_then(|topic| {
+                    topic.partition_responses.iter().find(|each| each.index == batch.partition.index as i32)
+                });
+                let verdict = match found.map(|found| (found, Code::try_from_code(found.error_code))) {
+                    None => Verdict::NotAnswered(CallError::NoAnswer("the answer lacks a partition".to_owned())),
+                    Some((found, None)) => Verdict::Written(found.base_offset.max(0) as u64),
+                    Some((_, Some(code))) if outcome::is_unknown_partition(code) && batch.is_unknown_for_long() => {
+                        match queries.is_gone(batch.topic.name(), batch.partition.index).await {
+                            Ok(true) => Verdict::Gone,
+                            _ => Verdict::Failed(code, Vec::new()),
+                        }
+                    }
+                    Some((found, Some(code))) => {
+                        let places = found.record_errors.iter().map(|error| error.batch_index.max(0) as usize);
+                        Verdict::Failed(code, places.collect())
+                    }
+                };
+                judged.push((batch, verdict));
+            }
+            Done::Produced { broker, batches: judged }
+        }
+    }
+
+    fn handle(&mut self, done: Done, shared: &Arc<Shared>) {
+        match done {
+            Done::Refreshed => self.is_refreshing = false,
+            Done::Identified(Ok((producer_id, epoch))) => {
+                self.is_identifying = false;
+                let number = self.identity.map_or(0, |identity| identity.number) + 1;
+                self.identity = Some(Identity { number, producer_id, epoch });
+            }
+            Done::Identified(Err(why)) => {
+                self.is_identifying = false;
+                tracing::debug!("no producer id from Kafka yet: {why}");
+            }
+            Done::Produced { broker, batches } => {
+                if let Some(requests) = self.requests.get_mut(&broker) {
+                    *requests -= 1;
+                }
+                for (batch, verdict) in batches {
+                    let partition = batch.partition;
+                    let topic = batch.topic.clone();
+                    let Some(lane) = self.lanes.get_mut(&partition) else {
+                        batch.expired("the log is shutting down", shared);
+                        continue;
+                    };
+                    lane.is_under_way = false;
+                    let must_refresh = lane.judge(batch, verdict, shared);
+                    if !std::mem::replace(&mut lane.is_sendable, true) {
+                        self.sendable.push_back(partition);
+                    }
+                    if must_refresh {
+                        self.refresh(topic.name().to_owned());
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn request_of(batches: &[Batch], timeout: Duration) -> ProduceRequest {
+    let mut topics: Vec<TopicProduceData> = Vec::new();
+    for batch in batches {
+        let records = batch.encoded.as_ref().map(|(_, bytes)| bytes.clone());
+        let data = PartitionProduceData::default().with_index(batch.partition.index as i32).with_records(records);
+        let name = batch.topic.wire_name();
+        match topics.iter_mut().find(|topic| topic.name == name) {
+            Some(topic) => topic.partition_data.push(data),
+            None => topics.push(TopicProduceData::default().with_name(name).with_partition_data(vec![data])),
+        }
+    }
+    ProduceRequest::default()
+        .with_acks(-1)
+        .with_timeout_ms(i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX))
+        .with_topic_data(topics)
+}
+
+async fn new_identity(cluster: &Cluster) -> Result<(i64, i16), String> {
+    let request = InitProducerIdRequest::default()
+        .with_transactional_id(None)
+        .with_producer_id(ProducerId(-1))
+        .with_producer_epoch(-1)
+        .with_transaction_timeout_ms(i32::MAX);
+    let answer = cluster.ask_any(&request, ANSWER_MAX).await.map_err(|error| error.to_string())?;
+    outcome::check(answer.error_code).map_err(|code| code.to_string())?;
+    Ok((answer.producer_id.0, answer.producer_epoch))
+}

@@ -1,0 +1,141 @@
+//! The four compressions of Kafka's record batches. Decompression stops at a bound: a batch is what a broker sent, and broken or
+//! hostile bytes must not fill the memory.
+
+use std::io::{self, Read, Write as _};
+
+use crate::kafka::settings::Compression;
+
+/// Bytes that one batch may have when it is decompressed.
+const DECOMPRESSED_MAX: u64 = 512 << 20;
+/// What snappy-java writes before its blocks.
+const XERIAL_MAGIC: &[u8] = &[0x82, b'S', b'N', b'A', b'P', b'P', b'Y', 0];
+const XERIAL_HEADER_BYTES: usize = 16;
+const SNAPPY_BLOCK_BYTES: usize = 32 << 10;
+
+/// The codec in the attributes of a batch.
+pub(super) fn codec_of(compression: Compression) -> i16 {
+    match compression {
+        Compression::None => 0,
+        Compression::Gzip => 1,
+        Compression::Snappy => 2,
+        Compression::Lz4 => 3,
+        Compression::Zstd => 4,
+    }
+}
+
+pub(super) fn compress(compression: Compression, bytes: &[u8]) -> io::Result<Vec<u8>> {
+    match compression {
+        Compression::None => Ok(bytes.to_vec()),
+        Compression::Gzip => {
+            let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+            encoder.write_all(bytes)?;
+            encoder.finish()
+        }
+        Compression::Snappy => snappy(bytes),
+        Compression::Lz4 => {
+            let mut encoder = lz4_flex::frame::FrameEncoder::new(Vec::new());
+            encoder.write_all(bytes)?;
+            encoder.finish().map_err(io::Error::other)
+        }
+        Compression::Zstd => zstd::stream::encode_all(bytes, zstd::DEFAULT_COMPRESSION_LEVEL),
+    }
+}
+
+pub(super) fn decompress(codec: i16, bytes: &[u8]) -> io::Result<Vec<u8>> {
+    match codec {
+        1 => bounded(flate2::read::MultiGzDecoder::new(bytes)),
+        2 => unsnappy(bytes),
+        3 => bounded(lz4_flex::frame::FrameDecoder::new(bytes)),
+        4 => bounded(zstd::stream::read::Decoder::new(bytes)?),
+        other => Err(invalid(format!("codec {other} is not known"))),
+    }
+}
+
+fn bounded(reader: impl Read) -> io::Result<Vec<u8>> {
+    let mut decompressed = Vec::new();
+    reader.take(DECOMPRESSED_MAX + 1).read_to_end(&mut decompressed)?;
+    if decompressed.len() as u64 > DECOMPRESSED_MAX {
+        return Err(too_large());
+    }
+    Ok(decompressed)
+}
+
+fn snappy(bytes: &[u8]) -> io::Result<Vec<u8>> {
+    let mut compressed = XERIAL_MAGIC.to_vec();
+    // Its version, and the version that can read it.
+    compressed.extend([0, 0, 0, 1, 0, 0, 0, 1]);
+    let mut encoder = snap::raw::Encoder::new();
+    for block in bytes.chunks(SNAPPY_BLOCK_BYTES) {
+        let block = encoder.compress_vec(block)?;
+        compressed.extend((block.len() as u32).to_be_bytes());
+        compressed.extend(block);
+    }
+    Ok(compressed)
+}
+
+/// One raw block, or snappy-java's stream of blocks.
+fn unsnappy(bytes: &[u8]) -> io::Result<Vec<u8>> {
+    let mut decompressed = Vec::new();
+    if !bytes.starts_with(XERIAL_MAGIC) {
+        unsnappy_block(bytes, &mut decompressed)?;
+        return Ok(decompressed);
+    }
+    let cut_short = || invalid("a snappy stream is cut short".to_owned());
+    let mut rest = bytes.get(XERIAL_HEADER_BYTES..).ok_or_else(cut_short)?;
+    while let Some((length, after)) = rest.split_first_chunk::<4>() {
+        let (block, after) = after.split_at_checked(u32::from_be_bytes(*length) as usize).ok_or_else(cut_short)?;
+        unsnappy_block(block, &mut decompressed)?;
+        rest = after;
+    }
+    if rest.is_empty() { Ok(decompressed) } else { Err(cut_short()) }
+}
+
+fn unsnappy_block(block: &[u8], decompressed: &mut Vec<u8>) -> io::Result<()> {
+    let (begin, length) = (decompressed.len(), snap::raw::decompress_len(block)?);
+    if (begin + length) as u64 > DECOMPRESSED_MAX {
+        return Err(too_large());
+    }
+    decompressed.resize(begin + length, 0);
+    let written = snap::raw::Decoder::new().decompress(block, &mut decompressed[begin..])?;
+    decompressed.truncate(begin + written);
+    Ok(())
+}
+
+fn too_large() -> io::Error {
+    invalid(format!("a batch is over {DECOMPRESSED_MAX} bytes when decompressed"))
+}
+
+fn invalid(why: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [Compression; 4] = [Compression::Gzip, Compression::Snappy, Compression::Lz4, Compression::Zstd];
+
+    #[test]
+    fn every_codec_gives_back_what_it_took() {
+        let texts = [Vec::new(), b"whimbrel".to_vec(), b"whimbrel ".repeat(20_000)];
+        for compression in ALL {
+            for text in &texts {
+                let compressed = compress(compression, text).unwrap();
+                assert_eq!(&decompress(codec_of(compression), &compressed).unwrap(), text, "{compression:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn broken_bytes_are_an_error_and_not_a_panic() {
+        for compression in ALL {
+            let compressed = compress(compression, &b"whimbrel ".repeat(100)).unwrap();
+            for length in 0..compressed.len() {
+                let _ = decompress(codec_of(compression), &compressed[..length]);
+            }
+            let garbage: Vec<u8> = (0..200_u8).map(|byte| byte.wrapping_mul(37)).collect();
+            assert!(decompress(codec_of(compression), &garbage).is_err(), "{compression:?}");
+        }
+        assert!(decompress(9, b"").is_err());
+    }
+}

@@ -1,0 +1,416 @@
+//! One connection to one broker: requests in, answers out, in the order of the requests.
+//!
+//! Two tasks on the engine's runtime own the socket, one per direction. A call only hands bytes to them and waits for its answer,
+//! so a caller that is dropped never leaves half a request on the wire. A call that has no answer within its timeout closes the
+//! connection: a later answer could not be told apart from the answer of a later request.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use kafka_protocol::messages::{ApiVersionsRequest, RequestHeader, ResponseHeader};
+use kafka_protocol::protocol::{Decodable as _, Encodable as _, HeaderVersion as _, Request, StrBytes};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::sync::{Notify, mpsc, oneshot};
+
+/// Requests that wait for the socket. Callers bound themselves; this bounds a mistake.
+const REQUESTS_WAITING_MAX: usize = 256;
+/// The largest answer that is read. Fetches ask for far less; a larger length is garbage.
+const ANSWER_BYTES_MAX: usize = 512 << 20;
+
+/// The newest version of each request that this client speaks. Later versions of `Produce`, `EndTxn` and `AddPartitionsToTxn` change
+/// the transaction protocol (see `fence.rs`), later versions of `Fetch` and `Produce` name topics by id.
+const SPOKEN_MAX: &[(i16, i16)] = &[
+    (0, 11), // Produce
+    (1, 12), // Fetch
+    (2, 7),  // ListOffsets
+    (3, 12), // Metadata
+    (10, 3), // FindCoordinator
+    (17, 1), // SaslHandshake
+    (18, 3), // ApiVersions
+    (19, 7), // CreateTopics
+    (20, 5), // DeleteTopics
+    (21, 2), // DeleteRecords
+    (22, 4), // InitProducerId
+    (24, 3), // AddPartitionsToTxn
+    (26, 4), // EndTxn
+    (32, 4), // DescribeConfigs
+    (36, 2), // SaslAuthenticate
+    (37, 3), // CreatePartitions
+    (44, 1), // IncrementalAlterConfigs
+];
+
+/// Why a call has no answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum CallError {
+    /// No byte of the request reached the socket.
+    #[error("the request was not sent: {0}")]
+    NotSent(String),
+    /// The broker may have acted on the request.
+    #[error("no answer: {0}")]
+    NoAnswer(String),
+}
+
+impl CallError {
+    pub fn may_have_been_received(&self) -> bool {
+        matches!(self, Self::NoAnswer(_))
+    }
+}
+
+pub(crate) struct Connection {
+    shared: Arc<Shared>,
+    requests: mpsc::Sender<Outgoing>,
+    versions: HashMap<i16, (i16, i16)>,
+    client_id: StrBytes,
+    correlation: AtomicI32,
+}
+
+struct Shared {
+    pending: Mutex<Pending>,
+    /// Wakes both tasks when the connection is closed.
+    closed: Notify,
+}
+
+#[derive(Default)]
+struct Pending {
+    answers: VecDeque<Waiting>,
+    /// Why the connection is closed.
+    closed: Option<String>,
+}
+
+struct Waiting {
+    correlation: i32,
+    answer: oneshot::Sender<Result<Bytes, String>>,
+}
+
+struct Outgoing {
+    frame: Bytes,
+    correlation: i32,
+    is_sent: Arc<AtomicBool>,
+    answer: oneshot::Sender<Result<Bytes, String>>,
+}
+
+impl Connection {
+    /// Takes over a socket. Spawns the two tasks on the current runtime.
+    pub fn start<S>(socket: S, client_id: &str) -> Self
+    where
+        S: AsyncRead + AsyncWrite + Send + 'static,
+    {
+        let (reading, writing) = tokio::io::split(socket);
+        let (requests, waiting) = mpsc::channel(REQUESTS_WAITING_MAX);
+        let shared = Arc::new(Shared { pending: Mutex::default(), closed: Notify::new() });
+        tokio::spawn(write_requests(writing, waiting, shared.clone()));
+        tokio::spawn(read_answers(reading, shared.clone()));
+        Self {
+            shared,
+            requests,
+            versions: HashMap::new(),
+            client_id: StrBytes::from_string(client_id.to_owned()),
+            correlation: AtomicI32::new(0),
+        }
+    }
+
+    /// Asks the broker which versions it speaks. Must be the first call.
+    pub async fn learn_versions(&mut self, timeout: Duration) -> Result<(), CallError> {
+        let request = ApiVersionsRequest::default()
+            .with_client_software_name(StrBytes::from_static_str("whimbrel"))
+            .with_client_software_version(StrBytes::from_static_str(env!("CARGO_PKG_VERSION")));
+        let answer = self.call_version(&request, 3, timeout).await?;
+        // Code 35: the broker is older and answers in version 0, with its ranges all the same.
+        if answer.error_code != 0 && answer.error_code != 35 {
+            return Err(CallError::NotSent(format!("the broker refused ApiVersions with code {}", answer.error_code)));
+        }
+        self.versions = answer.api_keys.iter().map(|key| (key.api_key, (key.min_version, key.max_version))).collect();
+        Ok(())
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.shared.pending().closed.is_some()
+    }
+
+    /// Sends a request in the newest version that both sides speak.
+    pub async fn call<R: Request>(&self, request: &R, timeout: Duration) -> Result<R::Response, CallError> {
+        let version = self.version_of(R::KEY)?;
+        self.call_version(request, version, timeout).await
+    }
+
+    fn version_of(&self, key: i16) -> Result<i16, CallError> {
+        let spoken = SPOKEN_MAX.iter().find(|(each, _)| *each == key).map_or(0, |(_, max)| *max);
+        match self.versions.get(&key) {
+            Some((min, max)) if *min <= spoken => Ok(spoken.min(*max)),
+            Some((min, _)) => Err(CallError::NotSent(format!(
+                "the broker speaks version {min} and later of request {key}; this client speaks {spoken} at most"
+            ))),
+            None => Err(CallError::NotSent(format!("the broker does not know request {key}"))),
+        }
+    }
+
+    async fn call_version<R: Request>(
+        &self,
+        request: &R,
+        version: i16,
+        timeout: Duration,
+    ) -> Result<R::Response, CallError> {
+        let correlation = self.correlation.fetch_add(1, Ordering::Relaxed);
+        let frame =
+            self.encode(request, version, correlation).map_err(|error| CallError::NotSent(error.to_string()))?;
+        let is_sent = Arc::new(AtomicBool::new(false));
+        let (answer, answered) = oneshot::channel();
+        let outgoing = Outgoing { frame, correlation, is_sent: is_sent.clone(), answer };
+        let failed = |why: String| {
+            if is_sent.load(Ordering::Acquire) { CallError::NoAnswer(why) } else { CallError::NotSent(why) }
+        };
+        let exchange = async {
+            if self.requests.send(outgoing).await.is_err() {
+                return Err(self.why_closed());
+            }
+            answered.await.unwrap_or_else(|_| Err(self.why_closed()))
+        };
+        let mut answer = match tokio::time::timeout(timeout, exchange).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(why)) => return Err(failed(why)),
+            Err(_) => {
+                let why = format!("the broker has not answered within {} ms", timeout.as_millis());
+                self.shared.close(&why);
+                return Err(failed(why));
+            }
+        };
+        let decoded = decode::<R>(&mut answer, version);
+        decoded.map_err(|error| {
+            let why = format!("an answer cannot be decoded: {error}");
+            self.shared.close(&why);
+            CallError::NoAnswer(why)
+        })
+    }
+
+    fn encode<R: Request>(&self, request: &R, version: i16, correlation: i32) -> Result<Bytes, DecodeError> {
+        let header = RequestHeader::default()
+            .with_request_api_key(R::KEY)
+            .with_request_api_version(version)
+            .with_correlation_id(correlation)
+            .with_client_id(Some(self.client_id.clone()));
+        let header_version = R::header_version(version);
+        let (header_size, size) = (header.compute_size(header_version)?, request.compute_size(version)?);
+        let mut frame = BytesMut::with_capacity(4 + header_size + size);
+        let length = u32::try_from(header_size + size).unwrap_or(u32::MAX);
+        frame.extend_from_slice(&length.to_be_bytes());
+        header.encode(&mut frame, header_version)?;
+        request.encode(&mut frame, version)?;
+        Ok(frame.freeze())
+    }
+
+    fn why_closed(&self) -> String {
+        self.shared.pending().closed.clone().unwrap_or_else(|| "the connection is closed".to_owned())
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.shared.close("the connection is no longer used");
+    }
+}
+
+/// What the codec crate reports.
+type DecodeError = Box<dyn std::error::Error + Send + Sync>;
+
+fn decode<R: Request>(answer: &mut Bytes, version: i16) -> Result<R::Response, DecodeError> {
+    // A broker that does not know our version of ApiVersions answers in version 0; its header never changes.
+    ResponseHeader::decode(answer, R::Response::header_version(version))?;
+    if R::KEY == ApiVersionsRequest::KEY && answer.get(..2) == Some(&35_i16.to_be_bytes()) {
+        return Ok(R::Response::decode(answer, 0)?);
+    }
+    Ok(R::Response::decode(answer, version)?)
+}
+
+impl Shared {
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn close(&self, why: &str) {
+        let answers = {
+            let mut pending = self.pending();
+            pending.closed.get_or_insert_with(|| why.to_owned());
+            std::mem::take(&mut pending.answers)
+        };
+        for waiting in answers {
+            let _ = waiting.answer.send(Err(why.to_owned()));
+        }
+        self.closed.notify_waiters();
+    }
+
+    /// Resolves when the connection is closed.
+    async fn wait_closed(&self) {
+        let mut closed = std::pin::pin!(self.closed.notified());
+        closed.as_mut().enable();
+        if self.pending().closed.is_none() {
+            closed.await;
+        }
+    }
+}
+
+async fn write_requests<W>(mut socket: W, mut waiting: mpsc::Receiver<Outgoing>, shared: Arc<Shared>)
+where
+    W: AsyncWrite + Unpin,
+{
+    let writing = async {
+        while let Some(outgoing) = waiting.recv().await {
+            let Outgoing { frame, correlation, is_sent, answer } = outgoing;
+            {
+                let mut pending = shared.pending();
+                if let Some(why) = &pending.closed {
+                    let _ = answer.send(Err(why.clone()));
+                    continue;
+                }
+                is_sent.store(true, Ordering::Release);
+                pending.answers.push_back(Waiting { correlation, answer });
+            }
+            let written = async {
+                socket.write_all(&frame).await?;
+                socket.flush().await
+            };
+            if let Err(error) = written.await {
+                shared.close(&format!("the connection broke: {error}"));
+            }
+        }
+    };
+    tokio::select! {
+        () = writing => {}
+        () = shared.wait_closed() => {}
+    }
+    let _ = tokio::time::timeout(Duration::from_millis(100), socket.shutdown()).await;
+}
+
+async fn read_answers<R>(mut socket: R, shared: Arc<Shared>)
+where
+    R: AsyncRead + Unpin,
+{
+    let reading = async {
+        loop {
+            match read_frame(&mut socket).await {
+                Ok(frame) => {
+                    if let Err(why) = shared.answer(frame) {
+                        return why;
+                    }
+                }
+                Err(error) => return format!("the connection broke: {error}"),
+            }
+        }
+    };
+    tokio::select! {
+        why = reading => shared.close(&why),
+        () = shared.wait_closed() => {}
+    }
+}
+
+impl Shared {
+    fn answer(&self, frame: Bytes) -> Result<(), String> {
+        let waiting = self.pending().answers.pop_front();
+        let correlation = frame.first_chunk::<4>().map(|bytes| i32::from_be_bytes(*bytes));
+        match waiting {
+            Some(waiting) if Some(waiting.correlation) == correlation => {
+                let _ = waiting.answer.send(Ok(frame));
+                Ok(())
+            }
+            Some(waiting) => {
+                let why = format!("an answer to {correlation:?} came where {} was due", waiting.correlation);
+                let _ = waiting.answer.send(Err(why.clone()));
+                Err(why)
+            }
+            None => Err("an answer came that nothing had asked for".to_owned()),
+        }
+    }
+}
+
+async fn read_frame<R: AsyncRead + Unpin>(socket: &mut R) -> io::Result<Bytes> {
+    let length = socket.read_i32().await?;
+    let length = usize::try_from(length).ok().filter(|length| *length <= ANSWER_BYTES_MAX);
+    let length = length.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the answer's length is garbage"))?;
+    let mut frame = BytesMut::with_capacity(length);
+    let mut rest = socket.take(length as u64);
+    while frame.len() < length {
+        if rest.read_buf(&mut frame).await? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+    Ok(frame.freeze())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kafka_protocol::messages::MetadataRequest;
+    use tokio::io::DuplexStream;
+
+    const SOON: Duration = Duration::from_millis(200);
+
+    fn connection() -> (Connection, DuplexStream) {
+        let (ours, theirs) = tokio::io::duplex(1 << 16);
+        let mut connection = Connection::start(ours, "test");
+        connection.versions.insert(MetadataRequest::KEY, (0, 12));
+        (connection, theirs)
+    }
+
+    async fn request_of(broker: &mut DuplexStream) -> Vec<u8> {
+        read_frame(broker).await.unwrap().to_vec()
+    }
+
+    #[tokio::test]
+    async fn a_call_without_an_answer_is_over_in_time_and_closes_the_connection() {
+        let (connection, mut broker) = connection();
+        let request = MetadataRequest::default();
+        let (answer, _) = tokio::join!(connection.call(&request, SOON), request_of(&mut broker));
+        assert!(matches!(answer, Err(CallError::NoAnswer(_))), "{answer:?}");
+        assert!(connection.is_closed());
+        let next = connection.call(&MetadataRequest::default(), SOON).await;
+        assert!(matches!(next, Err(CallError::NotSent(_))), "{next:?}");
+    }
+
+    #[tokio::test]
+    async fn a_broker_that_hangs_up_ends_the_calls_under_way() {
+        let (connection, mut broker) = connection();
+        let request = MetadataRequest::default();
+        let call = connection.call(&request, SOON * 50);
+        let (answer, ()) = tokio::join!(call, async {
+            request_of(&mut broker).await;
+            drop(broker);
+        });
+        assert!(matches!(answer, Err(CallError::NoAnswer(_))), "{answer:?}");
+    }
+
+    #[tokio::test]
+    async fn an_answer_of_another_request_closes_the_connection() {
+        let (connection, mut broker) = connection();
+        let request = MetadataRequest::default();
+        let call = connection.call(&request, SOON * 50);
+        let (answer, ()) = tokio::join!(call, async {
+            request_of(&mut broker).await;
+            broker.write_all(&[0, 0, 0, 5, 0, 0, 0, 9, 0]).await.unwrap();
+        });
+        assert!(matches!(answer, Err(CallError::NoAnswer(_))), "{answer:?}");
+        assert!(connection.is_closed());
+    }
+
+    #[tokio::test]
+    async fn a_length_that_is_garbage_closes_the_connection() {
+        let (connection, mut broker) = connection();
+        let request = MetadataRequest::default();
+        let call = connection.call(&request, SOON * 50);
+        let (answer, ()) = tokio::join!(call, async {
+            request_of(&mut broker).await;
+            broker.write_all(&[0x7f, 0xff, 0xff, 0xff]).await.unwrap();
+        });
+        assert!(matches!(answer, Err(CallError::NoAnswer(_))), "{answer:?}");
+    }
+
+    #[tokio::test]
+    async fn a_request_that_the_broker_does_not_know_is_not_sent() {
+        let (mut connection, _broker) = connection();
+        connection.versions.clear();
+        let answer = connection.call(&MetadataRequest::default(), SOON).await;
+        assert!(matches!(answer, Err(CallError::NotSent(_))), "{answer:?}");
+    }
+}

@@ -1,0 +1,160 @@
+//! One fetch: a request for one or several partitions, and what its answer holds for each of them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
+use kafka_protocol::messages::fetch_response::PartitionData;
+use kafka_protocol::messages::{BrokerId, FetchRequest, FetchResponse, TopicName};
+use tokio::sync::Semaphore;
+use whimbrel_model::StoredRecord;
+
+use super::client::batch::{self, Aborted, Malformed};
+use super::client::cluster::{ANSWER_MAX, Cluster};
+use super::client::connection::{CallError, Connection};
+use super::outcome::{self, KafkaError};
+use super::queries::End;
+
+/// Bytes of one answer for all its partitions together. A single batch that is larger comes all the same.
+const ANSWER_BYTES_MAX: i32 = 8 << 20;
+
+/// One partition of a request.
+#[derive(Debug, Clone)]
+pub(super) struct Wanted {
+    pub topic: TopicName,
+    pub index: u32,
+    pub from: u64,
+    pub bytes_max: usize,
+}
+
+/// What a broker sent of one partition.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Fetched {
+    pub records: Vec<StoredRecord>,
+    /// Where reading goes on, behind records that are not shown.
+    pub next: u64,
+    /// Behind the last record that is written.
+    pub written_end: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum FetchError {
+    #[error("{0}")]
+    Kafka(#[from] KafkaError),
+    #[error("{0}")]
+    Damaged(Malformed),
+}
+
+impl From<CallError> for FetchError {
+    fn from(error: CallError) -> Self {
+        Self::Kafka(error.into())
+    }
+}
+
+/// A request that waits up to `wait` where nothing is there yet.
+pub(super) fn request(wanted: &[Wanted], end: End, wait: Duration) -> FetchRequest {
+    let mut topics: Vec<FetchTopic> = Vec::new();
+    for each in wanted {
+        let partition = FetchPartition::default()
+            .with_partition(each.index as i32)
+            .with_current_leader_epoch(-1)
+            .with_fetch_offset(i64::try_from(each.from).unwrap_or(i64::MAX))
+            .with_last_fetched_epoch(-1)
+            .with_log_start_offset(-1)
+            .with_partition_max_bytes(i32::try_from(each.bytes_max).unwrap_or(i32::MAX));
+        match topics.iter_mut().find(|topic| topic.topic == each.topic) {
+            Some(topic) => topic.partitions.push(partition),
+            None => topics.push(FetchTopic::default().with_topic(each.topic.clone()).with_partitions(vec![partition])),
+        }
+    }
+    FetchRequest::default()
+        .with_replica_id(BrokerId(-1))
+        .with_max_wait_ms(i32::try_from(wait.as_millis()).unwrap_or(i32::MAX))
+        .with_min_bytes(1)
+        .with_max_bytes(ANSWER_BYTES_MAX)
+        .with_isolation_level(end.isolation())
+        .with_session_id(0)
+        .with_session_epoch(-1)
+        .with_topics(topics)
+}
+
+/// The partition's part of an answer. Records of aborted transactions are left out where the request was for what is visible.
+pub(super) fn part_of(answer: &FetchResponse, wanted: &Wanted) -> Result<Fetched, FetchError> {
+    outcome::check(answer.error_code).map_err(KafkaError::Code)?;
+    let topic = answer.responses.iter().find(|topic| topic.topic == wanted.topic);
+    let part = topic.and_then(|topic| topic.partitions.iter().find(|part| part.partition_index == wanted.index as i32));
+    let missing = || KafkaError::Malformed("the answer lacks the partition".to_owned());
+    read(part.ok_or_else(missing)?, wanted.from)
+}
+
+fn read(part: &PartitionData, from: u64) -> Result<Fetched, FetchError> {
+    outcome::check(part.error_code).map_err(KafkaError::Code)?;
+    let aborted = part.aborted_transactions.iter().flatten();
+    let aborted: Vec<Aborted> =
+        aborted.map(|each| Aborted { producer_id: each.producer_id.0, first_offset: each.first_offset }).collect();
+    let bytes = part.records.clone().unwrap_or_default();
+    let decoded = batch::decode(bytes, from, &aborted).map_err(FetchError::Damaged)?;
+    let written_end = u64::try_from(part.high_watermark).unwrap_or(0);
+    Ok(Fetched { records: decoded.records, next: decoded.next, written_end })
+}
+
+/// Fetches of one partition at once, without waiting: each on a connection of its own, of which every broker has a bounded number.
+pub(super) struct Fetcher {
+    cluster: Arc<Cluster>,
+    at_once_max: usize,
+    brokers: Mutex<HashMap<i32, Arc<FetchPool>>>,
+}
+
+struct FetchPool {
+    permits: Semaphore,
+    idle: Mutex<Vec<Connection>>,
+}
+
+impl Fetcher {
+    pub fn new(cluster: Arc<Cluster>, at_once_max: usize) -> Self {
+        Self { cluster, at_once_max: at_once_max.max(1), brokers: Mutex::default() }
+    }
+
+    /// Fetches what is there now.
+    pub async fn fetch(&self, wanted: &Wanted, end: End, timeout: Duration) -> Result<Fetched, FetchError> {
+        let topic = wanted.topic.as_str();
+        let leader = match self.cluster.leader(topic, wanted.index) {
+            Some(leader) => leader,
+            None => {
+                self.cluster.refresh(topic).await;
+                self.cluster.leader(topic, wanted.index).ok_or(KafkaError::NoLeader)?
+            }
+        };
+        let pool = self.pool(leader);
+        let permit = tokio::time::timeout(timeout, pool.permits.acquire()).await;
+        let _permit = permit.map_err(|_| CallError::NotSent("all connections to the broker are in use".to_owned()))?;
+        let idle = pool.take_idle();
+        let connection = match idle {
+            Some(connection) => connection,
+            None => self.cluster.connect(leader).await.map_err(CallError::NotSent)?,
+        };
+        let request = request(std::slice::from_ref(wanted), end, Duration::ZERO);
+        let answer = connection.call(&request, timeout.min(ANSWER_MAX)).await?;
+        pool.put_idle(connection);
+        part_of(&answer, wanted)
+    }
+
+    fn pool(&self, broker: i32) -> Arc<FetchPool> {
+        let mut brokers = self.brokers.lock().unwrap_or_else(PoisonError::into_inner);
+        let pool = || Arc::new(FetchPool { permits: Semaphore::new(self.at_once_max), idle: Mutex::default() });
+        brokers.entry(broker).or_insert_with(pool).clone()
+    }
+}
+
+impl FetchPool {
+    fn take_idle(&self) -> Option<Connection> {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.retain(|connection| !connection.is_closed());
+        idle.pop()
+    }
+
+    fn put_idle(&self, connection: Connection) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
+    }
+}

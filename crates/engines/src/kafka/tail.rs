@@ -1,0 +1,307 @@
+//! Following: readers that have reached the end of a partition wait here for what comes next.
+//!
+//! Every followed partition has one window at its end. One task keeps long fetches under way, each for all partitions of a broker
+//! that are in none yet, on a few connections per broker. A broker that does not answer holds up its own partitions only. A partition
+//! whose readers do not come is left out of the fetches at a bound of bytes, and let go after a while.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt as _;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use kafka_protocol::ResponseError as Code;
+use kafka_protocol::messages::FetchResponse;
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
+use whimbrel_model::ports::{ReadBatch, ReadLimits};
+use whimbrel_model::{PartitionId, TopicNumber};
+
+use super::client::cluster::{ANSWER_MAX, Cluster, Links};
+use super::client::connection::CallError;
+use super::fetch::{self, FetchError, Wanted};
+use super::hanging::Hanging;
+use super::known::KnownTopic;
+use super::mend;
+use super::outcome::KafkaError;
+use super::queries::End;
+use super::window::Window;
+
+/// How long a fetch waits at the broker. A partition that joins while all connections wait is fetched after this time at most.
+const FETCH_WAIT: Duration = Duration::from_millis(100);
+/// Connections to one broker that wait for news.
+const FETCHES_PER_BROKER: usize = 3;
+/// Bytes of one partition in one answer.
+const PARTITION_BYTES: usize = 512 << 10;
+/// Bytes of a partition that wait for readers; beyond, it is not fetched.
+const UNREAD_BYTES_MAX: usize = 1 << 20;
+/// How long a partition without readers is followed.
+const IDLE_MAX: Duration = Duration::from_secs(60);
+const IDLE_LOOK: Duration = Duration::from_secs(5);
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
+
+/// The partitions that are followed.
+pub(super) struct Tails {
+    tails: Mutex<HashMap<PartitionId, Arc<Tail>>>,
+    changed: Notify,
+}
+
+/// The end of one partition.
+pub(super) struct Tail {
+    topic: Arc<KnownTopic>,
+    partition: PartitionId,
+    state: Mutex<State>,
+    arrived: Notify,
+}
+
+struct State {
+    window: Window,
+    used_at: Instant,
+    not_before: Option<Instant>,
+    is_under_way: bool,
+}
+
+impl Tails {
+    /// Starts the following task on the current runtime, with which it ends.
+    pub fn start(cluster: Arc<Cluster>, hanging: Arc<Hanging>) -> Arc<Self> {
+        let tails = Arc::new(Self { tails: Mutex::default(), changed: Notify::new() });
+        let follower = Follower {
+            tails: tails.clone(),
+            cluster,
+            hanging,
+            links: (0..FETCHES_PER_BROKER).map(|_| Arc::default()).collect(),
+            under_way: FuturesUnordered::new(),
+            busy: HashMap::new(),
+            is_refreshing: false,
+            looked_at: Instant::now(),
+        };
+        tokio::spawn(follower.run());
+        tails
+    }
+
+    pub fn get(&self, partition: PartitionId) -> Option<Arc<Tail>> {
+        self.tails().get(&partition).cloned()
+    }
+
+    /// Follows the partition from `from`, which is its visible end. Readers at another place look again.
+    pub fn follow(&self, topic: &Arc<KnownTopic>, partition: PartitionId, from: u64) {
+        let earlier = {
+            let mut tails = self.tails();
+            if tails.get(&partition).is_some_and(|tail| tail.state().window.covers(from)) {
+                return;
+            }
+            let state =
+                State { window: Window::at(from), used_at: Instant::now(), not_before: None, is_under_way: false };
+            let (topic, state) = (topic.clone(), Mutex::new(state));
+            tails.insert(partition, Arc::new(Tail { topic, partition, state, arrived: Notify::new() }))
+        };
+        if let Some(earlier) = earlier {
+            earlier.arrived.notify_waiters();
+        }
+        self.changed.notify_one();
+    }
+
+    /// The log has dropped what lies before `first`.
+    pub fn forget_before(&self, partition: PartitionId, first: u64) {
+        if let Some(tail) = self.get(partition) {
+            tail.state().window.forget_before(first);
+            tail.arrived.notify_waiters();
+        }
+    }
+
+    /// The topic is gone, and its name may come back as another topic.
+    pub fn retire_topic(&self, topic: TopicNumber) {
+        self.retire(|partition, _| partition.topic == topic);
+    }
+
+    fn retire(&self, is_over: impl Fn(&PartitionId, &Tail) -> bool) {
+        let over: Vec<Arc<Tail>> =
+            self.tails().extract_if(|id, tail| is_over(id, tail)).map(|(_, tail)| tail).collect();
+        over.iter().for_each(|tail| tail.arrived.notify_waiters());
+    }
+
+    /// Takes a tail out that readers must not wait at any more.
+    fn lose(&self, lost: &Arc<Tail>) {
+        self.retire(|_, tail| std::ptr::eq(tail, Arc::as_ptr(lost)));
+    }
+
+    fn tails(&self) -> MutexGuard<'_, HashMap<PartitionId, Arc<Tail>>> {
+        self.tails.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Tail {
+    /// Wakes when there may be more. Enable it before reading, then wait.
+    pub fn arrived(&self) -> Notified<'_> {
+        self.arrived.notified()
+    }
+
+    /// What is there for a reader at `from`; `None` where the window does not reach that place.
+    pub fn read(&self, tails: &Tails, from: u64, limits: &ReadLimits) -> Option<ReadBatch> {
+        let mut state = self.state();
+        state.used_at = Instant::now();
+        let was_full = state.window.unread_bytes() >= UNREAD_BYTES_MAX;
+        let batch = state.window.read(from, limits).ok()?;
+        state.window.forget_read();
+        if was_full && state.window.unread_bytes() < UNREAD_BYTES_MAX {
+            tails.changed.notify_one();
+        }
+        Some(batch)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+enum Done {
+    Fetched { broker: i32, lane: usize, parts: Vec<(Arc<Tail>, Wanted)>, answer: Result<FetchResponse, CallError> },
+    Refreshed,
+}
+
+struct Follower {
+    tails: Arc<Tails>,
+    cluster: Arc<Cluster>,
+    hanging: Arc<Hanging>,
+    links: Vec<Arc<Links>>,
+    under_way: FuturesUnordered<BoxFuture<'static, Done>>,
+    /// Which connections to a broker have a fetch under way.
+    busy: HashMap<i32, [bool; FETCHES_PER_BROKER]>,
+    is_refreshing: bool,
+    looked_at: Instant,
+}
+
+impl Follower {
+    async fn run(mut self) {
+        let tails = self.tails.clone();
+        loop {
+            let wake_at = self.dispatch();
+            tokio::select! {
+                Some(done) = self.under_way.next(), if !self.under_way.is_empty() => self.handle(done),
+                () = tails.changed.notified() => {}
+                () = tokio::time::sleep_until(wake_at.into()) => {}
+            }
+        }
+    }
+
+    /// Sends a fetch to every broker that leads partitions which are in none. Answers when to look again.
+    fn dispatch(&mut self) -> Instant {
+        let now = Instant::now();
+        let mut wake_at = now + IDLE_LOOK;
+        if now.duration_since(self.looked_at) >= IDLE_LOOK {
+            self.looked_at = now;
+            self.tails.retire(|_, tail| now.duration_since(tail.state().used_at) >= IDLE_MAX);
+        }
+        let mut by_leader: HashMap<i32, Vec<(Arc<Tail>, Wanted)>> = HashMap::new();
+        let mut without_leader = None;
+        let all: Vec<Arc<Tail>> = self.tails.tails().values().cloned().collect();
+        for tail in all {
+            let mut state = tail.state();
+            if state.is_under_way || state.window.unread_bytes() >= UNREAD_BYTES_MAX {
+                continue;
+            }
+            if let Some(not_before) = state.not_before.filter(|at| *at > now) {
+                wake_at = wake_at.min(not_before);
+                continue;
+            }
+            let Some(leader) = self.cluster.leader(tail.topic.name(), tail.partition.index) else {
+                state.not_before = Some(now + RETRY_PAUSE);
+                wake_at = wake_at.min(now + RETRY_PAUSE);
+                without_leader = Some(tail.topic.name().to_owned());
+                continue;
+            };
+            if self.free_lane(leader).is_none() {
+                continue;
+            }
+            state.is_under_way = true;
+            let wanted = Wanted {
+                topic: tail.topic.wire_name(),
+                index: tail.partition.index,
+                from: state.window.next(),
+                bytes_max: PARTITION_BYTES,
+            };
+            drop(state);
+            by_leader.entry(leader).or_default().push((tail, wanted));
+        }
+        for (broker, parts) in by_leader {
+            self.fetch(broker, parts);
+        }
+        if let Some(topic) = without_leader {
+            self.refresh(topic);
+        }
+        wake_at
+    }
+
+    fn free_lane(&self, broker: i32) -> Option<usize> {
+        self.busy.get(&broker).map_or(Some(0), |lanes| lanes.iter().position(|is_busy| !is_busy))
+    }
+
+    fn fetch(&mut self, broker: i32, parts: Vec<(Arc<Tail>, Wanted)>) {
+        let Some(lane) = self.free_lane(broker) else { return };
+        self.busy.entry(broker).or_default()[lane] = true;
+        let (cluster, links) = (self.cluster.clone(), self.links[lane].clone());
+        self.under_way.push(Box::pin(async move {
+            let wanted: Vec<Wanted> = parts.iter().map(|(_, wanted)| wanted.clone()).collect();
+            let answer = async {
+                let connection = links.to(&cluster, broker).await?;
+                connection.call(&fetch::request(&wanted, End::Visible, FETCH_WAIT), FETCH_WAIT + ANSWER_MAX).await
+            };
+            let answer = answer.await;
+            Done::Fetched { broker, lane, parts, answer }
+        }));
+    }
+
+    fn refresh(&mut self, topic: String) {
+        if !std::mem::replace(&mut self.is_refreshing, true) {
+            let cluster = self.cluster.clone();
+            self.under_way.push(Box::pin(async move {
+                cluster.refresh(&topic).await;
+                Done::Refreshed
+            }));
+        }
+    }
+
+    fn handle(&mut self, done: Done) {
+        let Done::Fetched { broker, lane, parts, answer } = done else {
+            self.is_refreshing = false;
+            return;
+        };
+        self.busy.entry(broker).or_default()[lane] = false;
+        for (tail, wanted) in parts {
+            let fetched = match &answer {
+                Ok(answer) => fetch::part_of(answer, &wanted),
+                Err(error) => Err(error.clone().into()),
+            };
+            let mut state = tail.state();
+            state.is_under_way = false;
+            match fetched {
+                Ok(fetched) => {
+                    // A trim may have moved the window on meanwhile.
+                    let news = fetched.next > state.window.next();
+                    let records = fetched.records.into_iter().filter(|stored| !mend::is_only_an_end(&stored.record));
+                    records.for_each(|stored| state.window.push(stored));
+                    state.window.pass_to(fetched.next);
+                    drop(state);
+                    self.hanging.observe(tail.topic.name(), tail.partition, fetched.next, fetched.written_end);
+                    if news {
+                        tail.arrived.notify_waiters();
+                    }
+                }
+                Err(FetchError::Kafka(error)) if error.is_passing() => {
+                    state.not_before = Some(Instant::now() + RETRY_PAUSE);
+                    drop(state);
+                    self.refresh(tail.topic.name().to_owned());
+                }
+                Err(error) => {
+                    drop(state);
+                    if !matches!(error, FetchError::Kafka(KafkaError::Code(Code::OffsetOutOfRange))) {
+                        tracing::debug!(partition = %tail.partition, %error, "a partition cannot be followed");
+                    }
+                    // Its readers ask for themselves, and report what is wrong.
+                    self.tails.lose(&tail);
+                }
+            }
+        }
+    }
+}
