@@ -11,8 +11,9 @@ use super::deliver_doors as doors;
 use super::deliver_moving as moving;
 use super::deliver_pull as pull;
 use super::deliver_push as push;
+use super::kafka_cluster::KafkaCluster;
 use super::server::{Server, converse, eventually};
-use super::services::{OwnKafka, OwnRedis, skip};
+use super::services::{OwnRedis, skip};
 
 /// Settings under which nothing takes long.
 const QUICK: [&str; 3] =
@@ -148,7 +149,7 @@ fn subscriptions_on_kafka_with_redis_hold_the_same_properties() {
     if skip(&["WHIMBREL_TEST_KAFKA_LIBS", "WHIMBREL_TEST_REDIS"]) {
         return;
     }
-    let (kafka, redis) = (OwnKafka::start(), OwnRedis::start());
+    let (kafka, redis) = (KafkaCluster::single(), OwnRedis::start());
     let mut settings = kafka.settings();
     settings.extend(redis.settings());
     let site = Site::start(&settings);

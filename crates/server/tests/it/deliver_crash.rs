@@ -10,10 +10,11 @@ use whimbrel_client::{NewMessage, SubscriptionSettings, TopicSettings};
 
 use super::deliver::retrying;
 use super::hold_crash::number;
+use super::kafka_cluster::KafkaCluster;
 use super::random::Random;
 use super::receiver::{Got, Receiver, Reply, reply};
 use super::server::{Server, converse, eventually};
-use super::services::{OwnKafka, OwnRedis, skip};
+use super::services::{OwnRedis, skip};
 
 const KILLS_DEFAULT: u64 = 5;
 /// Messages that are published before each kill.
@@ -34,7 +35,7 @@ fn deliveries_on_kafka_with_redis_survive_kills() {
     if skip(&["WHIMBREL_TEST_KAFKA_LIBS", "WHIMBREL_TEST_REDIS"]) {
         return;
     }
-    let (kafka, redis) = (OwnKafka::start(), OwnRedis::start());
+    let (kafka, redis) = (KafkaCluster::single(), OwnRedis::start());
     let mut settings = kafka.settings();
     settings.extend(redis.settings());
     kill_at_random("Kafka with Redis", &settings);

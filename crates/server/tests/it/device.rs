@@ -79,6 +79,17 @@ impl Device {
         device
     }
 
+    /// The same where the server may refuse, or not answer within that time: the reason is the error.
+    pub fn try_connect(address: &str, hello: &Hello, within: Duration) -> Result<Self, String> {
+        let mut device = Self::open_at(address)?;
+        device.say(&hello.frame());
+        match device.next(within) {
+            Came::Frame(frame) if frame.get("connected").is_some() => device.connected = frame["connected"].clone(),
+            other => return Err(format!("{other:?}")),
+        }
+        Ok(device)
+    }
+
     /// The same where it is turned away: what it was told.
     pub fn refused(server: &Server, hello: &Hello) -> (u16, String) {
         let mut device = Self::open(server);
@@ -88,11 +99,14 @@ impl Device {
 
     /// A connection that has said nothing yet.
     pub fn open(server: &Server) -> Self {
+        Self::open_at(server.address()).unwrap()
+    }
+
+    fn open_at(address: &str) -> Result<Self, String> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let address = server.address();
         let opening = ClientSocket::connect(address, address, "/v1/connect", Some("whimbrel.v1.json"));
-        let socket = runtime.block_on(opening).unwrap();
-        Self { runtime, socket, connected: Value::Null }
+        let socket = runtime.block_on(opening).map_err(|error| error.to_string())?;
+        Ok(Self { runtime, socket, connected: Value::Null })
     }
 
     pub fn epoch(&self) -> String {

@@ -15,12 +15,12 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use whimbrel_model::HOLDS_TOPIC;
 
-use super::hold_kept::Kept;
 use super::hold_settling::{Settling, make_topics};
-use super::hold_work::{Doors, Work, Worker};
+use super::hold_work::{Doors, Pace, Work, Worker};
+use super::kafka_cluster::KafkaCluster;
 use super::random::Random;
 use super::server::{PATIENCE, Server};
-use super::services::{OwnKafka, OwnRedis, skip};
+use super::services::{OwnRedis, skip};
 
 const OPERATIONS_DEFAULT: u64 = 3000;
 const KILLS_DEFAULT: u64 = 10;
@@ -37,7 +37,7 @@ pub fn number(name: &str, default: u64) -> u64 {
 
 #[test]
 fn holds_agree_with_a_model_through_kills() {
-    kill_at_random("embedded", &[], Kept::new);
+    kill_at_random("embedded", &[]);
 }
 
 #[test]
@@ -45,15 +45,15 @@ fn holds_on_kafka_with_redis_agree_with_a_model_through_kills() {
     if skip(&["WHIMBREL_TEST_KAFKA_LIBS", "WHIMBREL_TEST_REDIS"]) {
         return;
     }
-    let (kafka, redis) = (OwnKafka::start(), OwnRedis::start());
+    let (kafka, redis) = (KafkaCluster::single(), OwnRedis::start());
     let mut settings = kafka.settings();
     settings.extend(redis.settings());
     // Whoever held a lease was killed, so it need not be long.
     settings.extend(["kafka.message_timeout=5s", "receipts.lease=6s"].map(str::to_owned));
-    kill_at_random("Kafka with Redis", &settings, Kept::on_kafka);
+    kill_at_random("Kafka with Redis", &settings);
 }
 
-fn kill_at_random(engines: &str, engine_settings: &[String], keep: fn(Box<dyn FnMut() -> Server>) -> Kept) {
+fn kill_at_random(engines: &str, engine_settings: &[String]) {
     let operations = number("WHIMBREL_HOLD_OPS", OPERATIONS_DEFAULT);
     let kills = number("WHIMBREL_HOLD_KILLS", KILLS_DEFAULT);
     let seed = number("WHIMBREL_HOLD_SEED", u64::from(std::process::id()));
@@ -62,38 +62,36 @@ fn kill_at_random(engines: &str, engine_settings: &[String], keep: fn(Box<dyn Fn
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let mut random = Random(seed);
 
-    let (path, engine_settings, mut of_starts) =
-        (folder.path().to_owned(), engine_settings.to_vec(), Random(random.next()));
-    let mut kept = keep(Box::new(move || start(&path, &engine_settings, &mut of_starts)));
-    runtime.block_on(make_topics(&kept.server.client(), WORKERS));
+    let mut of_starts = Random(random.next());
+    let mut server = start(folder.path(), engine_settings, &mut of_starts);
+    runtime.block_on(make_topics(&server.client(), WORKERS));
     let crew = Crew::begin(&runtime, WORKERS, ANSWER_WAIT, &mut random);
-    crew.open(&[&kept.server]);
+    crew.open(&[&server]);
     let mut settling = Settling::default();
     for round in 0..kills {
         // On average so many in each round that all are done with the last.
-        kept.wait_for(&crew, random.below(2 * operations / kills) + 1);
+        crew.wait_for(random.below(2 * operations / kills) + 1);
         std::thread::sleep(Duration::from_micros(random.below(3000)));
-        kept.kill();
+        server.kill_and_wait();
         println!("killed for the {}. time after {} operations", round + 1, crew.operations.load(Ordering::Relaxed));
         crew.open(&[]);
-        kept.start();
-        runtime.block_on(settling.read_on(&kept.server.client(), WORKERS));
-        crew.open(&[&kept.server]);
+        server = start(folder.path(), engine_settings, &mut of_starts);
+        runtime.block_on(settling.read_on(&server.client(), WORKERS));
+        crew.open(&[&server]);
     }
     let done = crew.operations.load(Ordering::Relaxed);
-    kept.wait_for(&crew, operations.saturating_sub(done));
+    crew.wait_for(operations.saturating_sub(done));
     let operations = crew.operations.load(Ordering::Relaxed);
     let workers = crew.end(&runtime);
-    kept.see_holds_end(&runtime);
-    let summary = runtime.block_on(settling.settle(&kept.server.client(), workers));
-    let shards = runtime.block_on(kept.server.client().topic(HOLDS_TOPIC)).unwrap().partition_list;
+    let summary = runtime.block_on(settling.settle(&server.client(), workers));
+    let shards = runtime.block_on(server.client().topic(HOLDS_TOPIC)).unwrap().partition_list;
     let trimmed: u64 = shards.iter().map(|shard| shard.first_offset).sum();
     println!("{engines}: seed {seed}, {operations} operations, {kills} kills, {trimmed} records trimmed\n{summary}");
-    kept.kill();
+    server.kill_and_wait();
 
-    // What was there must be there after one more start.
-    kept.start();
-    runtime.block_on(settling.read_again(&kept.server.client(), WORKERS));
+    // Everything must be there after one more start.
+    server = start(folder.path(), engine_settings, &mut of_starts);
+    runtime.block_on(settling.read_again(&server.client(), WORKERS));
 }
 
 /// Starts a server, perhaps after one that is killed while it starts.
@@ -134,9 +132,15 @@ pub struct Crew {
 
 impl Crew {
     pub fn begin(runtime: &Runtime, count: u64, answer_wait: Duration, random: &mut Random) -> Self {
+        Self::begin_at(Pace::default(), runtime, count, answer_wait, random)
+    }
+
+    /// The same with delays and pauses of the test's own.
+    pub fn begin_at(pace: Pace, runtime: &Runtime, count: u64, answer_wait: Duration, random: &mut Random) -> Self {
         let (doors, seen) = watch::channel(Doors::default());
         let (ended, operations) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let work = Work { doors: seen, ended: Arc::clone(&ended), operations: Arc::clone(&operations), answer_wait };
+        let (told, counted) = (Arc::clone(&ended), Arc::clone(&operations));
+        let work = Work { doors: seen, ended: told, operations: counted, answer_wait, pace };
         let workers = (0..count).map(|worker| runtime.spawn(Worker::new(worker, random.next(), work.clone()).run()));
         Self { doors, ended, operations, workers: workers.collect() }
     }
@@ -151,13 +155,8 @@ impl Crew {
         self.workers.iter().any(JoinHandle::is_finished)
     }
 
-    /// Waits until so much more was asked.
+    /// Waits until so many more operations were answered. A worker that ended has found something wrong.
     pub fn wait_for(&self, more: u64) {
-        self.wait_while(more, || false);
-    }
-
-    /// The same while somebody tends to the servers, and says whether that took a while. A worker that ended has found something wrong.
-    pub fn wait_while(&self, more: u64, mut tend: impl FnMut() -> bool) {
         let goal = self.operations.load(Ordering::Relaxed) + more;
         let mut last = (Instant::now(), 0);
         loop {
@@ -165,7 +164,7 @@ impl Crew {
             if now >= goal || self.has_somebody_ended() {
                 return;
             }
-            if tend() || now != last.1 {
+            if now != last.1 {
                 last = (Instant::now(), now);
             }
             assert!(last.0.elapsed() < PATIENCE, "nothing is answered any more");

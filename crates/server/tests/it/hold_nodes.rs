@@ -12,9 +12,10 @@ use whimbrel_client::{ClientError, HoldFilter, NewMessage};
 
 use super::hold_crash::{Crew, number, settings};
 use super::hold_settling::{Settling, make_topics};
+use super::kafka_cluster::KafkaCluster;
 use super::random::Random;
 use super::server::{PATIENCE, Server, converse};
-use super::services::{Outage as _, OwnEtcd, OwnKafka, OwnRedis, skip};
+use super::services::{Outage as _, OwnEtcd, OwnRedis, skip};
 
 pub const NEEDED: [&str; 3] = ["WHIMBREL_TEST_KAFKA_LIBS", "WHIMBREL_TEST_REDIS", "WHIMBREL_TEST_ETCD"];
 const ROUNDS_DEFAULT: u64 = 4;
@@ -29,7 +30,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What two nodes share.
 pub struct Shared {
-    _kafka: OwnKafka,
+    _kafka: KafkaCluster,
     _redis: OwnRedis,
     etcd: OwnEtcd,
     settings: Vec<String>,
@@ -37,7 +38,7 @@ pub struct Shared {
 
 impl Shared {
     pub fn start() -> Self {
-        let (kafka, redis, etcd) = (OwnKafka::start(), OwnRedis::start(), OwnEtcd::start());
+        let (kafka, redis, etcd) = (KafkaCluster::single(), OwnRedis::start(), OwnEtcd::start());
         let mut settings = kafka.settings();
         settings.extend(redis.settings());
         settings.extend(etcd.settings());

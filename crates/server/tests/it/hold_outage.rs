@@ -8,12 +8,12 @@ use whimbrel_client::{ClientError, Extension, NewMessage};
 
 use super::hold_crash::{Crew, number, settings};
 use super::hold_heard::millis_of;
-use super::hold_kept::Kept;
 use super::hold_settling::{Settling, make_topics};
 use super::hold_work::now_ms;
+use super::kafka_cluster::KafkaCluster;
 use super::random::Random;
 use super::server::{PATIENCE, Server, converse, read_all};
-use super::services::{Outage, OwnKafka, OwnRedis, skip};
+use super::services::{Outage, OwnRedis, skip};
 
 const OUTAGES_DEFAULT: u64 = 6;
 const OPERATIONS_BETWEEN: u64 = 200;
@@ -92,7 +92,7 @@ fn holds_agree_with_a_model_while_their_broker_goes_and_stalls() {
     let folder = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let mut random = Random(seed);
-    let (mut kafka, redis) = (OwnKafka::start(), OwnRedis::start());
+    let (mut kafka, redis) = (KafkaCluster::single(), OwnRedis::start());
     let mut all = settings(&mut random);
     all.extend(kafka.settings());
     all.extend(redis.settings());
@@ -100,26 +100,22 @@ fn holds_agree_with_a_model_while_their_broker_goes_and_stalls() {
     all.extend(
         ["kafka.message_timeout=2s", "kafka.transaction_timeout=3s", "kafka.request_timeout=2s"].map(str::to_owned),
     );
-    let path = folder.path().to_owned();
-    let mut kept = Kept::on_kafka(Box::new(move || {
-        let arguments: Vec<&str> = all.iter().flat_map(|setting| ["--set", setting.as_str()]).collect();
-        Server::start(&path, &arguments)
-    }));
-    runtime.block_on(make_topics(&kept.server.client(), WORKERS));
+    let arguments: Vec<&str> = all.iter().flat_map(|setting| ["--set", setting.as_str()]).collect();
+    let server = Server::start(folder.path(), &arguments);
+    runtime.block_on(make_topics(&server.client(), WORKERS));
     let crew = Crew::begin(&runtime, WORKERS, ANSWER_WAIT, &mut random);
-    crew.open(&[&kept.server]);
+    crew.open(&[&server]);
     for outage in 0..outages {
-        kept.wait_for(&crew, OPERATIONS_BETWEEN);
+        crew.wait_for(OPERATIONS_BETWEEN);
         match outage % 2 {
             0 => freeze_for_a_while(&kafka, &mut random),
             _ => kill_for_a_while(&mut kafka, &mut random),
         }
     }
-    kept.wait_for(&crew, OPERATIONS_BETWEEN);
+    crew.wait_for(OPERATIONS_BETWEEN);
     let operations = crew.operations.load(Ordering::Relaxed);
     let workers = crew.end(&runtime);
-    kept.see_holds_end(&runtime);
-    let summary = runtime.block_on(Settling::default().settle(&kept.server.client(), workers));
+    let summary = runtime.block_on(Settling::default().settle(&server.client(), workers));
     println!("a broker that fails: seed {seed}, {operations} operations, {outages} outages\n{summary}");
 }
 

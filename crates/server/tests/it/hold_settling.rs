@@ -9,6 +9,7 @@ use whimbrel_client::{Client, HoldFilter, Message, TopicSettings};
 use super::hold_heard::{Heard, look, millis_of};
 use super::hold_model::{Command, Found};
 use super::hold_work::{SHARED_TOPIC, Tally, Tracked, Worker, now_ms, own_topic, payload};
+use super::outage_probe::is_probe;
 use super::server::{PATIENCE, read_all};
 
 /// After outages everything has ended within this, also where several brokers start anew on two busy cores.
@@ -28,7 +29,8 @@ pub struct Settling {
     first_seen_ms: HashMap<Name, i64>,
 }
 
-fn topics(workers: u64) -> impl Iterator<Item = (String, u32)> {
+/// The topics of the workers, with their partitions.
+pub fn topics(workers: u64) -> impl Iterator<Item = (String, u32)> {
     (0..workers).map(own_topic).chain([(SHARED_TOPIC.0.to_owned(), SHARED_TOPIC.1)])
 }
 
@@ -53,7 +55,8 @@ impl Settling {
                 let (messages, next) = read_all(client, &topic, partition, from).await;
                 self.read_to.insert((topic.clone(), partition), next);
                 let now = now_ms();
-                for message in messages {
+                let is_probe = |message: &Message| message.payload.as_deref().is_some_and(is_probe);
+                for message in messages.into_iter().filter(|message| !is_probe(message)) {
                     let name = name_of(&message);
                     self.first_seen_ms.entry(name).or_insert(now);
                     self.found.entry(name).or_default().push(message);
@@ -108,6 +111,11 @@ impl Settling {
             let was_early = seen < found.due && found.fired_at >= found.due;
             assert!(!was_early, "{name:?} was there at {seen}, before {found:?}");
         }
+    }
+
+    /// Every message that was read, in no order.
+    pub fn messages(&self) -> impl Iterator<Item = &Message> {
+        self.found.values().flatten()
     }
 
     /// Reads everything once more: it must be what was read before.

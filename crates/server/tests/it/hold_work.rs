@@ -43,6 +43,21 @@ fn rfc3339(ms: i64) -> String {
     Timestamp::from_millis(ms).to_string()
 }
 
+/// How far ahead workers hold messages, and how fast they ask.
+#[derive(Debug, Clone, Copy)]
+pub struct Pace {
+    /// The longest delay of a hold, in milliseconds.
+    pub delay_ms_max: i64,
+    /// The pause of a worker after each operation.
+    pub pause: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { delay_ms_max: DELAY_MS_MAX, pause: Duration::ZERO }
+    }
+}
+
 /// What all workers have in common.
 #[derive(Clone)]
 pub struct Work {
@@ -52,6 +67,7 @@ pub struct Work {
     pub operations: Arc<AtomicU64>,
     /// How long an answer is waited for.
     pub answer_wait: Duration,
+    pub pace: Pace,
 }
 
 /// How a repeat of the publish is known.
@@ -183,6 +199,9 @@ impl Worker {
             if self.operations() == begun {
                 tokio::time::sleep(PAUSE).await;
             }
+            if !self.work.pace.pause.is_zero() {
+                tokio::time::sleep(self.work.pace.pause).await;
+            }
         }
         self
     }
@@ -211,7 +230,7 @@ impl Worker {
             0 => 0,
             1 => self.random.between(-1000, 50),
             2..6 => self.random.between(0, 1500),
-            _ => self.random.between(0, DELAY_MS_MAX),
+            _ => self.random.between(0, self.work.pace.delay_ms_max),
         };
         let asked = if self.random.one_in(2) { Asked::After(delay.max(0)) } else { Asked::At(now_ms() + delay) };
         let brought = [Brought::Nothing, Brought::Id, Brought::Key][self.random.below(3) as usize];
@@ -344,7 +363,7 @@ impl Worker {
             3..5 => Command::Look,
             _ => {
                 let to = match self.random.below(3) {
-                    0 => NewDue::Until(now_ms() + self.random.between(-500, DELAY_MS_MAX)),
+                    0 => NewDue::Until(now_ms() + self.random.between(-500, self.work.pace.delay_ms_max)),
                     1 => NewDue::By(self.random.between(-3000, 3000)),
                     _ => NewDue::By(self.random.between(0, 1000)),
                 };
@@ -438,7 +457,8 @@ impl Worker {
     async fn list(&mut self, client: &Client) {
         let topic = if self.random.one_in(4) { SHARED_TOPIC.0.to_owned() } else { own_topic(self.number).0 };
         let from = now_ms();
-        let (low, high) = (from + self.random.between(-2000, 3000), from + self.random.between(3000, DELAY_MS_MAX));
+        let (low, high) =
+            (from + self.random.between(-2000, 3000), from + self.random.between(3000, self.work.pace.delay_ms_max));
         let is_ranged = self.random.one_in(2);
         let mut filter = HoldFilter {
             topic: Some(topic.clone()),

@@ -4,12 +4,13 @@
 use whimbrel_client::{Kick, NewPush, PlatformInfo};
 
 use super::deliver::Site;
+use super::kafka_cluster::KafkaCluster;
 use super::people_doors as doors;
 use super::people_inbox as inbox;
 use super::people_notices as notices;
 use super::people_sessions as sessions;
 use super::server::{converse, eventually};
-use super::services::{OwnKafka, OwnRedis, skip};
+use super::services::{OwnRedis, skip};
 
 impl Site {
     pub fn push(&self, uid: &str, push: &NewPush) -> String {
@@ -106,7 +107,7 @@ fn people_on_kafka_with_redis_are_reached_the_same_way() {
     if skip(&["WHIMBREL_TEST_KAFKA_LIBS", "WHIMBREL_TEST_REDIS"]) {
         return;
     }
-    let (kafka, redis) = (OwnKafka::start(), OwnRedis::start());
+    let (kafka, redis) = (KafkaCluster::single(), OwnRedis::start());
     let mut settings = kafka.settings();
     settings.extend(redis.settings());
     settings.push(notices::PROVIDERS_ARE_HERE.to_owned());

@@ -13,9 +13,10 @@ use whimbrel_client::{Client, NewPush};
 
 use super::device::{Came, Device, Hello};
 use super::hold_crash::number;
+use super::kafka_cluster::KafkaCluster;
 use super::random::Random;
 use super::server::{PATIENCE, Server, converse};
-use super::services::{OwnKafka, OwnRedis, skip};
+use super::services::{OwnRedis, skip};
 
 const KILLS_DEFAULT: u64 = 4;
 const USERS: usize = 6;
@@ -34,7 +35,7 @@ fn pushes_on_kafka_with_redis_survive_kills() {
     if skip(&["WHIMBREL_TEST_KAFKA_LIBS", "WHIMBREL_TEST_REDIS"]) {
         return;
     }
-    let (kafka, redis) = (OwnKafka::start(), OwnRedis::start());
+    let (kafka, redis) = (KafkaCluster::single(), OwnRedis::start());
     let mut settings = kafka.settings();
     settings.extend(redis.settings());
     kill_at_random("Kafka with Redis", &settings);
@@ -43,19 +44,19 @@ fn pushes_on_kafka_with_redis_survive_kills() {
 /// Between two pushes to one user: all of them together stay within what is stored for a device that is away the whole time.
 const PUSH_PAUSE: Duration = Duration::from_millis(15);
 
-fn uid(user: usize) -> String {
+pub fn uid(user: usize) -> String {
     format!("crash-{user}")
 }
 
 /// Whoever pushes numbers to one user: the next one only when the one before was acknowledged.
-struct Pusher {
+pub struct Pusher {
     acknowledged: Arc<Mutex<u64>>,
     ends: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
 
 impl Pusher {
-    fn begin(user: usize, url: Arc<Mutex<String>>) -> Self {
+    pub fn begin(user: usize, url: Arc<Mutex<String>>, pause: Duration) -> Self {
         let (acknowledged, ends) = (Arc::new(Mutex::new(0)), Arc::new(AtomicBool::new(false)));
         let (counted, told) = (Arc::clone(&acknowledged), Arc::clone(&ends));
         let thread = std::thread::spawn(move || {
@@ -68,7 +69,7 @@ impl Pusher {
                 match converse(client.push(&uid(user), &push)) {
                     Ok(_) => {
                         *counted.lock().unwrap() += 1;
-                        std::thread::sleep(PUSH_PAUSE);
+                        std::thread::sleep(pause);
                     }
                     Err(_) => std::thread::sleep(Duration::from_millis(20)),
                 }
@@ -77,7 +78,7 @@ impl Pusher {
         Self { acknowledged, ends, thread }
     }
 
-    fn end(self) -> u64 {
+    pub fn end(self) -> u64 {
         self.ends.store(true, Ordering::Relaxed);
         self.thread.join().unwrap();
         *self.acknowledged.lock().unwrap()
@@ -86,13 +87,13 @@ impl Pusher {
 
 /// What a user's device has seen: the number and the payload of each message, once.
 #[derive(Default)]
-struct Seen {
-    messages: Vec<(u64, u64)>,
-    again: usize,
+pub struct Seen {
+    pub messages: Vec<(u64, u64)>,
+    pub again: usize,
 }
 
 impl Seen {
-    fn take(&mut self, message: &serde_json::Value) -> u64 {
+    pub fn take(&mut self, message: &serde_json::Value) -> u64 {
         let seq = message["seq"].as_u64().unwrap();
         let number = message["payload"].as_str().unwrap().parse().unwrap();
         match self.messages.iter().find(|(known, _)| *known == seq) {
@@ -126,7 +127,7 @@ fn kill_at_random(what: &str, settings: &[String]) {
     let folder = tempfile::tempdir().unwrap();
     let mut server = start(&folder, settings);
     let url = Arc::new(Mutex::new(server.url.clone()));
-    let pushers: Vec<Pusher> = (0..USERS).map(|user| Pusher::begin(user, Arc::clone(&url))).collect();
+    let pushers: Vec<Pusher> = (0..USERS).map(|user| Pusher::begin(user, Arc::clone(&url), PUSH_PAUSE)).collect();
     let mut seen: Vec<Seen> = (0..USERS).map(|_| Seen::default()).collect();
     for kill in 0..kills {
         // Some are there, the others away.

@@ -1,6 +1,7 @@
 //! Randomness from a seed.
 
 /// SplitMix64: enough for choices, and the same everywhere.
+#[derive(Debug)]
 pub struct Random(pub u64);
 
 impl Random {

@@ -98,6 +98,10 @@ impl Server {
         self.url.strip_prefix("http://").unwrap()
     }
 
+    pub fn process_id(&self) -> u32 {
+        self.process.id()
+    }
+
     pub fn interrupt(&self) {
         kill_process(Pid::from_child(&self.process), Signal::INT).unwrap();
     }

@@ -7,7 +7,6 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -16,12 +15,6 @@ use tempfile::TempDir;
 /// How long a server may take to serve.
 const START_MAX: Duration = Duration::from_secs(120);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Brokers that run at the same time: each takes a core and half a gigabyte, and starts slowly beside others.
-const BROKERS_AT_ONCE: usize = 2;
-static BROKERS: Mutex<usize> = Mutex::new(0);
-static BROKER_ENDED: Condvar = Condvar::new();
-/// What names a cluster of Kafka: 16 bytes in URL-safe base64.
-const CLUSTER_ID: &str = "AAAAAAAAQACAAAAAAAAAAQ";
 
 /// Whether a test that needs what these variables name is skipped.
 pub fn skip(variables: &[&str]) -> bool {
@@ -40,15 +33,39 @@ pub fn skip(variables: &[&str]) -> bool {
 }
 
 /// A process that is killed when it is dropped.
-struct Process(Option<Child>);
+pub struct Process(Option<Child>);
 
 impl Process {
-    fn signal(&self, signal: Signal) {
+    /// A process that is not started yet.
+    pub fn none() -> Self {
+        Self(None)
+    }
+
+    pub fn of(child: Child) -> Self {
+        Self(Some(child))
+    }
+
+    pub fn signal(&self, signal: Signal) {
         let process = self.0.as_ref().expect("it runs");
         kill_process(Pid::from_child(process), signal).unwrap();
     }
 
-    fn kill(&mut self) {
+    /// SIGTERM. False where the process has not exited within that time.
+    pub fn terminate(&mut self, within: Duration) -> bool {
+        self.signal(Signal::TERM);
+        let mut process = self.0.take().expect("it runs");
+        let began = Instant::now();
+        while process.try_wait().unwrap().is_none() {
+            if began.elapsed() > within {
+                self.0 = Some(process);
+                return false;
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        true
+    }
+
+    pub fn kill(&mut self) {
         if let Some(mut process) = self.0.take() {
             let _ = process.kill();
             let _ = process.wait();
@@ -89,100 +106,8 @@ macro_rules! signals {
     };
 }
 
-fn silent(command: &mut Command) -> &mut Command {
+pub fn silent(command: &mut Command) -> &mut Command {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null())
-}
-
-/// A Kafka of one node.
-pub struct OwnKafka {
-    address: String,
-    libraries: String,
-    process: Process,
-    folder: TempDir,
-    _place: BrokerPlace,
-}
-
-/// The right to run a broker; given back when dropped.
-struct BrokerPlace;
-
-impl BrokerPlace {
-    fn wait_for() -> Self {
-        let running = BROKERS.lock().unwrap_or_else(PoisonError::into_inner);
-        let running = BROKER_ENDED.wait_while(running, |running| *running >= BROKERS_AT_ONCE);
-        *running.unwrap_or_else(PoisonError::into_inner) += 1;
-        Self
-    }
-}
-
-impl Drop for BrokerPlace {
-    fn drop(&mut self) {
-        *BROKERS.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-        BROKER_ENDED.notify_one();
-    }
-}
-
-impl OwnKafka {
-    pub fn start() -> Self {
-        let place = BrokerPlace::wait_for();
-        let libraries =
-            std::env::var("WHIMBREL_TEST_KAFKA_LIBS").expect("scripts/services says where Kafka's jars are");
-        let (address, controller) = (free_address(), free_address());
-        let folder = tempfile::tempdir().unwrap();
-        let text = [
-            "process.roles=broker,controller",
-            "node.id=1",
-            &format!("listeners=PLAINTEXT://{address},CONTROLLER://{controller}"),
-            &format!("controller.quorum.bootstrap.servers={controller}"),
-            &format!("log.dirs={}", folder.path().join("log").display()),
-            "controller.listener.names=CONTROLLER",
-            "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-            "auto.create.topics.enable=false",
-            // A broker that was killed is taken back when its session is over.
-            "broker.session.timeout.ms=6000",
-            "broker.heartbeat.interval.ms=500",
-            "offsets.topic.replication.factor=1",
-            "offsets.topic.num.partitions=1",
-            "transaction.state.log.replication.factor=1",
-            "transaction.state.log.min.isr=1",
-            "transaction.state.log.num.partitions=4",
-        ];
-        let mut kafka = Self { address, libraries, process: Process(None), folder, _place: place };
-        std::fs::write(kafka.properties(), text.join("\n")).unwrap();
-        let format =
-            kafka.java(&["kafka.tools.StorageTool", "format", "--standalone", "-t", CLUSTER_ID, "-c"]).status();
-        assert!(format.expect("java runs: scripts/services installs it").success());
-        kafka.start_again();
-        kafka
-    }
-
-    fn properties(&self) -> PathBuf {
-        self.folder.path().join("server.properties")
-    }
-
-    fn java(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new("java");
-        let options = ["-Xmx384m", "-XX:+UseSerialGC", "-cp"];
-        command.args(options).arg(format!("{}/*", self.libraries)).args(arguments).arg(self.properties());
-        silent(&mut command);
-        command
-    }
-
-    /// The settings of a server that has its log there.
-    pub fn settings(&self) -> Vec<String> {
-        vec!["log.engine=kafka".to_owned(), format!("kafka.bootstrap={}", self.address)]
-    }
-}
-
-impl Outage for OwnKafka {
-    signals!();
-
-    fn start_again(&mut self) {
-        self.process = Process(Some(self.java(&["kafka.Kafka"]).spawn().unwrap()));
-        wait_until("Kafka serves", || {
-            let kcat = Command::new("kcat").args(["-b", &self.address, "-L", "-m", "2"]).output();
-            kcat.expect("kcat runs: scripts/services installs it").status.success()
-        });
-    }
 }
 
 /// A Redis with an append-only file that is synced before every answer.
@@ -194,7 +119,7 @@ pub struct OwnRedis {
 
 impl OwnRedis {
     pub fn start() -> Self {
-        let mut redis = Self { port: free_port(), folder: tempfile::tempdir().unwrap(), process: Process(None) };
+        let mut redis = Self { port: free_port(), folder: tempfile::tempdir().unwrap(), process: Process::none() };
         redis.start_again();
         redis
     }
@@ -248,7 +173,7 @@ impl Outage for OwnRedis {
         command.args(["--bind", "127.0.0.1", "--port", &self.port.to_string(), "--save", "", "--daemonize", "no"]);
         command.args(["--appendonly", "yes", "--appendfsync", "always", "--dir"]).arg(self.data());
         let process = silent(&mut command).spawn().expect("redis-server runs: scripts/services installs it");
-        self.process = Process(Some(process));
+        self.process = Process::of(process);
         wait_until("Redis serves", || self.cli(&["ping"]) == "PONG");
     }
 }
@@ -276,7 +201,7 @@ pub struct OwnEtcd {
 impl OwnEtcd {
     pub fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let mut etcd = Self { address: free_address(), peer: free_address(), folder, process: Process(None) };
+        let mut etcd = Self { address: free_address(), peer: free_address(), folder, process: Process::none() };
         etcd.start_again();
         etcd
     }
@@ -298,7 +223,7 @@ impl Outage for OwnEtcd {
         command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
         command.args(["--initial-cluster", &format!("default={peer}")]);
         let process = silent(&mut command).spawn().expect("etcd runs: scripts/services installs it");
-        self.process = Process(Some(process));
+        self.process = Process::of(process);
         wait_until("etcd serves", || {
             let health = Command::new("curl").args(["-s", "-m", "2", &format!("{client}/health")]).output();
             health.is_ok_and(|answer| String::from_utf8_lossy(&answer.stdout).contains("\"health\":\"true\""))
@@ -306,7 +231,7 @@ impl Outage for OwnEtcd {
     }
 }
 
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+pub fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     let began = Instant::now();
     while !is_so() {
         assert!(began.elapsed() < START_MAX, "waited in vain until {what}");

@@ -1,0 +1,122 @@
+//! Two administrative requests in Kafka's own protocol, for leader moves: the replica order of a partition, and a preferred leader election.
+//!
+//! Kafka's command classes are not among the jars of the tests, and a Java process per request would take seconds. Each request opens a
+//! connection of its own and fails the test where the broker answers with an error.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::time::Duration;
+
+const ALTER_PARTITION_REASSIGNMENTS: (i16, i16) = (45, 0);
+const ELECT_LEADERS: (i16, i16) = (43, 2);
+const PREFERRED_ELECTION: i8 = 0;
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
+/// The largest reply that is read, in bytes.
+const REPLY_BYTES_MAX: usize = 1 << 20;
+/// The top-level error of a reply without errors, and of an election whose partitions each carry a result of their own.
+const NO_ERROR: i16 = 0;
+/// The election was not needed: the preferred replica is the leader already.
+const ELECTION_NOT_NEEDED: i16 = 84;
+
+/// The replicas of a partition. The first one is the preferred leader.
+#[derive(Debug, Clone)]
+pub struct PartitionReplicas {
+    pub topic: String,
+    pub partition: i32,
+    pub replicas: Vec<i32>,
+}
+
+/// Sets the replicas of partitions, in this order.
+pub fn set_replicas(broker: &str, partitions: &[PartitionReplicas]) {
+    let mut body = Body::default();
+    body.i32(timeout_ms());
+    body.length(partitions.len());
+    for each in partitions {
+        body.text(&each.topic);
+        body.length(1);
+        body.i32(each.partition);
+        body.length(each.replicas.len());
+        each.replicas.iter().for_each(|replica| body.i32(*replica));
+        body.no_tags();
+        body.no_tags();
+    }
+    body.no_tags();
+    let error = request(broker, ALTER_PARTITION_REASSIGNMENTS, &body.0);
+    assert_eq!(error, NO_ERROR, "{broker} rejected the replica assignment");
+}
+
+/// Makes the first replica of each partition its leader.
+pub fn elect_preferred_leaders(broker: &str, partitions: &[PartitionReplicas]) {
+    let mut body = Body::default();
+    body.0.push(PREFERRED_ELECTION as u8);
+    body.length(partitions.len());
+    for each in partitions {
+        body.text(&each.topic);
+        body.length(1);
+        body.i32(each.partition);
+        body.no_tags();
+    }
+    body.i32(timeout_ms());
+    body.no_tags();
+    let error = request(broker, ELECT_LEADERS, &body.0);
+    assert!([NO_ERROR, ELECTION_NOT_NEEDED].contains(&error), "{broker} rejected the election: error {error}");
+}
+
+fn timeout_ms() -> i32 {
+    REQUEST_TIMEOUT.as_millis() as i32
+}
+
+/// The encoded fields of a request of a flexible version.
+#[derive(Default)]
+struct Body(Vec<u8>);
+
+impl Body {
+    fn i32(&mut self, value: i32) {
+        self.0.extend(value.to_be_bytes());
+    }
+
+    /// The length of a compact array or string: one more, as an unsigned varint.
+    fn length(&mut self, length: usize) {
+        let mut rest = length + 1;
+        while rest >= 0x80 {
+            self.0.push(rest as u8 | 0x80);
+            rest >>= 7;
+        }
+        self.0.push(rest as u8);
+    }
+
+    fn text(&mut self, text: &str) {
+        self.length(text.len());
+        self.0.extend(text.as_bytes());
+    }
+
+    fn no_tags(&mut self) {
+        self.0.push(0);
+    }
+}
+
+/// Sends a request and gives the top-level error of its reply.
+fn request(broker: &str, (key, version): (i16, i16), body: &[u8]) -> i16 {
+    const CLIENT: &str = "outage-battery";
+    /// Correlation id, tags, throttle time.
+    const ERROR_AT: usize = 4 + 1 + 4;
+    let mut frame = Vec::new();
+    frame.extend(key.to_be_bytes());
+    frame.extend(version.to_be_bytes());
+    frame.extend(1_i32.to_be_bytes());
+    frame.extend((CLIENT.len() as i16).to_be_bytes());
+    frame.extend(CLIENT.as_bytes());
+    frame.push(0);
+    frame.extend(body);
+    let mut stream = TcpStream::connect(broker).unwrap();
+    stream.set_read_timeout(Some(REQUEST_TIMEOUT)).unwrap();
+    stream.write_all(&(frame.len() as i32).to_be_bytes()).unwrap();
+    stream.write_all(&frame).unwrap();
+    let mut length = [0; 4];
+    stream.read_exact(&mut length).unwrap();
+    let length = u32::from_be_bytes(length) as usize;
+    assert!((ERROR_AT + 2..=REPLY_BYTES_MAX).contains(&length), "{broker} sent a reply of {length} bytes");
+    let mut reply = vec![0; length];
+    stream.read_exact(&mut reply).unwrap();
+    i16::from_be_bytes([reply[ERROR_AT], reply[ERROR_AT + 1]])
+}

@@ -1,0 +1,379 @@
+//! A Kafka cluster of one or three nodes on loopback ports of its own, ended with the test.
+//!
+//! Every node is broker and controller, so that any node can fail. A node can be killed, stopped, frozen, started again and stripped of its
+//! disk; leaders can be moved. The cluster is ready when every node lists all nodes and a leader for every partition.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde::Deserialize;
+use tempfile::TempDir;
+
+use super::kafka_admin::{PartitionReplicas, elect_preferred_leaders, set_replicas};
+use super::random::Random;
+use super::services::{Outage, Process, free_address, silent, wait_until};
+
+/// Brokers that run at the same time: each takes a core and half a gigabyte, and starts slowly beside others. A cluster of three takes all.
+const BROKERS_AT_ONCE: usize = 2;
+static BROKERS: Mutex<usize> = Mutex::new(0);
+static BROKER_ENDED: Condvar = Condvar::new();
+/// The cluster id: 16 bytes in URL-safe base64.
+const CLUSTER_ID: &str = "AAAAAAAAQACAAAAAAAAAAQ";
+/// A killed broker is taken back when its session is over. A broker on a busy machine must not lose its session by being slow.
+const SESSION_TIMEOUT: Duration = Duration::from_secs(6);
+/// The session timeout of clusters whose brokers fail on purpose.
+const SHORT_SESSION_TIMEOUT: Duration = Duration::from_secs(2);
+/// Partitions of the log of the transaction coordinators.
+const COORDINATOR_PARTITIONS: i32 = 4;
+const COORDINATOR_TOPIC: &str = "__transaction_state";
+/// The cluster counts as ready when every check of this time found it ready: a broker that was frozen first answers from old metadata.
+const READY_STREAK: Duration = Duration::from_millis(400);
+const READY_POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// How long the cluster may take to become ready, and its replicas to be in sync.
+const READY_MAX: Duration = Duration::from_secs(120);
+/// How long a node may take to stop after SIGTERM.
+const STOP_MAX: Duration = Duration::from_secs(60);
+/// Lines of a broker's output that are shown where the test fails.
+const LAST_LINES: usize = 15;
+
+pub struct KafkaCluster {
+    libraries: String,
+    nodes: Vec<Node>,
+    folder: TempDir,
+    _permit: BrokerPermit,
+}
+
+struct Node {
+    id: i32,
+    address: String,
+    controller: String,
+    process: Process,
+}
+
+/// The right to run brokers; given back when dropped.
+struct BrokerPermit(usize);
+
+impl BrokerPermit {
+    fn wait_for(brokers: usize) -> Self {
+        let brokers = brokers.min(BROKERS_AT_ONCE);
+        let running = BROKERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = BROKER_ENDED.wait_while(running, |running| *running + brokers > BROKERS_AT_ONCE);
+        *running.unwrap_or_else(PoisonError::into_inner) += brokers;
+        Self(brokers)
+    }
+}
+
+impl Drop for BrokerPermit {
+    fn drop(&mut self) {
+        *BROKERS.lock().unwrap_or_else(PoisonError::into_inner) -= self.0;
+        BROKER_ENDED.notify_all();
+    }
+}
+
+/// The cluster as one broker lists it.
+#[derive(Debug, Deserialize)]
+pub struct ClusterListing {
+    brokers: Vec<ListedId>,
+    pub topics: Vec<ListedTopic>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct ListedTopic {
+    pub topic: String,
+    pub partitions: Vec<ListedPartition>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct ListedPartition {
+    pub partition: i32,
+    pub leader: i32,
+    replicas: Vec<ListedId>,
+    isrs: Vec<ListedId>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ListedId {
+    id: i32,
+}
+
+impl ClusterListing {
+    fn partitions(&self) -> impl Iterator<Item = &ListedPartition> {
+        self.topics.iter().flat_map(|topic| &topic.partitions)
+    }
+
+    fn has_leaders(&self, nodes: usize) -> bool {
+        self.brokers.len() == nodes && self.partitions().all(|each| each.leader > 0)
+    }
+
+    fn is_in_sync(&self) -> bool {
+        self.partitions().all(|each| each.isrs.len() == each.replicas.len())
+    }
+
+    fn leader_of(&self, topic: &str, partition: i32) -> Option<i32> {
+        let topic = self.topics.iter().find(|each| each.topic == topic)?;
+        topic.partitions.iter().find(|each| each.partition == partition).map(|each| each.leader)
+    }
+}
+
+impl KafkaCluster {
+    /// One node, for tests in which the broker itself is not under test.
+    pub fn single() -> Self {
+        Self::with_sessions(1, SESSION_TIMEOUT)
+    }
+
+    /// So many nodes, for tests in which brokers fail: three have three replicas of everything, of which two must be in sync.
+    pub fn start(nodes: usize) -> Self {
+        Self::with_sessions(nodes, SHORT_SESSION_TIMEOUT)
+    }
+
+    fn with_sessions(nodes: usize, session_timeout: Duration) -> Self {
+        let permit = BrokerPermit::wait_for(nodes);
+        let libraries =
+            std::env::var("WHIMBREL_TEST_KAFKA_LIBS").expect("scripts/services sets where Kafka's jars are");
+        let folder = tempfile::tempdir().unwrap();
+        let node = |id| {
+            let (address, controller) = (free_address(), free_address());
+            Node { id, address, controller, process: Process::none() }
+        };
+        let nodes: Vec<Node> = (1..=nodes as i32).map(node).collect();
+        let mut cluster = Self { libraries, nodes, folder, _permit: permit };
+        let ids = cluster.ids();
+        for id in &ids {
+            std::fs::write(cluster.properties(*id), cluster.properties_text(*id, session_timeout)).unwrap();
+        }
+        let formats: Vec<_> = ids.iter().map(|id| cluster.format_command(*id).spawn().unwrap()).collect();
+        for mut format in formats {
+            assert!(format.wait().unwrap().success(), "a node cannot be formatted");
+        }
+        ids.iter().for_each(|id| cluster.start_node(*id));
+        cluster.wait_ready();
+        cluster
+    }
+
+    fn properties_text(&self, id: i32, session_timeout: Duration) -> String {
+        let node = self.node(id);
+        let voters: Vec<String> = self.nodes.iter().map(|each| format!("{}@{}", each.id, each.controller)).collect();
+        let replicas = self.nodes.len();
+        let min_insync = replicas.min(2);
+        [
+            "process.roles=broker,controller".to_owned(),
+            format!("node.id={id}"),
+            format!("listeners=PLAINTEXT://{},CONTROLLER://{}", node.address, node.controller),
+            // Voters without directory ids: a node that lost its disk comes back as the same voter.
+            format!("controller.quorum.voters={}", voters.join(",")),
+            format!("log.dirs={}", self.data(id).display()),
+            "controller.listener.names=CONTROLLER".to_owned(),
+            "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT".to_owned(),
+            "auto.create.topics.enable=false".to_owned(),
+            format!("broker.session.timeout.ms={}", session_timeout.as_millis()),
+            "broker.heartbeat.interval.ms=500".to_owned(),
+            format!("default.replication.factor={replicas}"),
+            format!("min.insync.replicas={min_insync}"),
+            format!("offsets.topic.replication.factor={replicas}"),
+            "offsets.topic.num.partitions=1".to_owned(),
+            format!("transaction.state.log.replication.factor={replicas}"),
+            format!("transaction.state.log.min.isr={min_insync}"),
+            format!("transaction.state.log.num.partitions={COORDINATOR_PARTITIONS}"),
+        ]
+        .join("\n")
+    }
+
+    fn properties(&self, id: i32) -> PathBuf {
+        self.folder.path().join(format!("node-{id}.properties"))
+    }
+
+    fn data(&self, id: i32) -> PathBuf {
+        self.folder.path().join(format!("node-{id}"))
+    }
+
+    fn output(&self, id: i32) -> PathBuf {
+        self.folder.path().join(format!("node-{id}.output"))
+    }
+
+    fn java(&self, id: i32, arguments: &[&str]) -> Command {
+        let mut command = Command::new("java");
+        // A simpler compiler and collector start a broker faster, which matters more here than its throughput.
+        command.args(["-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]);
+        command.args(["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showDateTime=true"]);
+        command.arg("-cp").arg(format!("{}/*", self.libraries)).args(arguments).arg(self.properties(id));
+        silent(&mut command);
+        command
+    }
+
+    fn format_command(&self, id: i32) -> Command {
+        self.java(id, &["kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c"])
+    }
+
+    fn node(&self, id: i32) -> &Node {
+        &self.nodes[id as usize - 1]
+    }
+
+    fn node_mut(&mut self, id: i32) -> &mut Node {
+        &mut self.nodes[id as usize - 1]
+    }
+
+    /// The node ids: 1 and on.
+    pub fn ids(&self) -> Vec<i32> {
+        self.nodes.iter().map(|node| node.id).collect()
+    }
+
+    pub fn bootstrap(&self) -> String {
+        let addresses: Vec<&str> = self.nodes.iter().map(|node| node.address.as_str()).collect();
+        addresses.join(",")
+    }
+
+    /// The settings of a server that has its log there.
+    pub fn settings(&self) -> Vec<String> {
+        let mut settings = vec!["log.engine=kafka".to_owned(), format!("kafka.bootstrap={}", self.bootstrap())];
+        if self.nodes.len() > 1 {
+            settings.extend(["topics.replicas=3", "topics.min_insync=2"].map(str::to_owned));
+        }
+        settings
+    }
+
+    /// SIGKILL.
+    pub fn kill_9(&mut self, id: i32) {
+        self.node_mut(id).process.kill();
+    }
+
+    /// SIGTERM, and waits until the process has exited.
+    pub fn stop_cleanly(&mut self, id: i32) {
+        assert!(self.node_mut(id).process.terminate(STOP_MAX), "node {id} does not stop within {STOP_MAX:?}");
+    }
+
+    /// SIGSTOP: the node answers nothing, and its connections stay open.
+    pub fn freeze(&self, id: i32) {
+        self.node(id).process.signal(Signal::STOP);
+    }
+
+    /// SIGCONT.
+    pub fn thaw(&self, id: i32) {
+        self.node(id).process.signal(Signal::CONT);
+    }
+
+    /// Starts a node that does not run, on the disk it has, and does not wait for it.
+    pub fn start_node(&mut self, id: i32) {
+        let output = File::options().create(true).append(true).open(self.output(id)).unwrap();
+        let mut command = self.java(id, &["kafka.Kafka"]);
+        command.stdout(output.try_clone().unwrap()).stderr(output);
+        self.node_mut(id).process = Process::of(command.spawn().expect("java runs: scripts/services installs it"));
+    }
+
+    /// Empties the disk of a node that does not run, and formats it again with the same node id.
+    pub fn wipe(&self, id: i32) {
+        assert!(self.nodes.len() > 1, "the only node has the only copy");
+        std::fs::remove_dir_all(self.data(id)).unwrap();
+        assert!(self.format_command(id).status().unwrap().success(), "node {id} cannot be formatted again");
+    }
+
+    /// Gives every partition another leader, chosen at random, and waits until all have it.
+    pub fn move_leaders(&self, random: &mut Random) {
+        let listing = self.wait_in_sync();
+        let broker = &self.nodes[0].address;
+        let mut moves = Vec::new();
+        for topic in &listing.topics {
+            for partition in &topic.partitions {
+                let mut replicas: Vec<i32> = partition.replicas.iter().map(|replica| replica.id).collect();
+                while replicas.len() > 1 && replicas[0] == partition.leader {
+                    let steps = random.below(replicas.len() as u64) as usize;
+                    replicas.rotate_left(steps);
+                }
+                moves.push(PartitionReplicas { topic: topic.topic.clone(), partition: partition.partition, replicas });
+            }
+        }
+        set_replicas(broker, &moves);
+        elect_preferred_leaders(broker, &moves);
+        wait_until("all leaders are moved", || {
+            self.listing_of(1).is_some_and(|listing| {
+                moves
+                    .iter()
+                    .all(|each| listing.leader_of(&each.topic, each.partition) == each.replicas.first().copied())
+            })
+        });
+    }
+
+    /// The node whose broker coordinates the transactions of this id.
+    pub fn transaction_coordinator_of(&self, transactional_id: &str) -> i32 {
+        let hash = transactional_id.encode_utf16();
+        let hash = hash.fold(0_i32, |hash, unit| hash.wrapping_mul(31).wrapping_add(i32::from(unit)));
+        let partition = hash.checked_abs().unwrap_or(0) % COORDINATOR_PARTITIONS;
+        let leader = self.wait_in_sync().leader_of(COORDINATOR_TOPIC, partition);
+        leader.expect("a commit has created the log of the coordinators")
+    }
+
+    /// Waits until the cluster is ready, and gives the moment at which it became so.
+    pub fn wait_ready(&self) -> Instant {
+        let began = Instant::now();
+        let mut ready_since = None;
+        loop {
+            let checked = Instant::now();
+            let lists_leaders = |listing: ClusterListing| listing.has_leaders(self.nodes.len());
+            let is_ready = self.nodes.iter().all(|node| self.listing_of(node.id).is_some_and(lists_leaders));
+            match ready_since {
+                _ if !is_ready => ready_since = None,
+                None => ready_since = Some(checked),
+                Some(since) if checked.duration_since(since) >= READY_STREAK => return since,
+                Some(_) => {}
+            }
+            assert!(began.elapsed() < READY_MAX, "Kafka is not ready after {READY_MAX:?}");
+            std::thread::sleep(READY_POLL_INTERVAL);
+        }
+    }
+
+    /// Waits until every replica is in sync, and gives the listing that shows it.
+    pub fn wait_in_sync(&self) -> ClusterListing {
+        let began = Instant::now();
+        loop {
+            let listing = self.listing_of(1).filter(|listing| listing.has_leaders(self.nodes.len()));
+            if let Some(listing) = listing.filter(ClusterListing::is_in_sync) {
+                return listing;
+            }
+            assert!(began.elapsed() < READY_MAX, "the replicas are not in sync after {READY_MAX:?}");
+            std::thread::sleep(READY_POLL_INTERVAL);
+        }
+    }
+
+    /// The cluster as this node lists it, where it answers.
+    fn listing_of(&self, id: i32) -> Option<ClusterListing> {
+        let kcat = Command::new("kcat").args(["-b", &self.node(id).address, "-L", "-J", "-m", "2"]).output();
+        let output = kcat.expect("kcat runs: scripts/services installs it");
+        output.status.success().then(|| serde_json::from_slice(&output.stdout).ok()).flatten()
+    }
+}
+
+impl Outage for KafkaCluster {
+    fn kill(&mut self) {
+        self.ids().into_iter().for_each(|id| self.kill_9(id));
+    }
+
+    fn start_again(&mut self) {
+        self.ids().into_iter().for_each(|id| self.start_node(id));
+        self.wait_ready();
+    }
+
+    fn freeze(&self) {
+        self.ids().into_iter().for_each(|id| Self::freeze(self, id));
+    }
+
+    fn go_on(&self) {
+        self.ids().into_iter().for_each(|id| self.thaw(id));
+    }
+}
+
+impl Drop for KafkaCluster {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        for id in self.ids() {
+            let output = std::fs::read_to_string(self.output(id)).unwrap_or_default();
+            let lines: Vec<&str> = output.lines().collect();
+            println!("last output of Kafka node {id}:");
+            lines[lines.len().saturating_sub(LAST_LINES)..].iter().for_each(|line| println!("  {line}"));
+        }
+    }
+}

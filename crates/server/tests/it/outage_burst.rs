@@ -1,0 +1,99 @@
+//! A burst of commits on one shard of the holds: holds that are withdrawn one shortly after the other, while the broker that coordinates the
+//! shard's transactions is killed.
+
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use whimbrel_client::{Client, NewMessage};
+use whimbrel_model::hold::shard_of;
+
+use super::committed_reader::CommittedRecord;
+use super::hold_heard::{Heard, HeardOfHold, look, millis_of, withdraw};
+use super::hold_model::Answer;
+use super::server::PATIENCE;
+
+/// The topic of the holds, and its partitions.
+pub const BURST_TOPIC: (&str, u32) = ("late-burst", 2);
+const HOLDS: usize = 40;
+const DELAY: &str = "4s";
+/// Between two withdrawals: a commit is under way at nearly every moment.
+const STAGGER: Duration = Duration::from_millis(4);
+/// The time in which the withdrawals are sent.
+pub const BURST_MS: u64 = HOLDS as u64 * STAGGER.as_millis() as u64;
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Holds that are to be withdrawn.
+pub struct Burst {
+    holds: Vec<BurstHold>,
+}
+
+struct BurstHold {
+    id: String,
+    due_ms: i64,
+    withdrawal: Option<HeardOfHold>,
+}
+
+impl Burst {
+    /// Holds messages on one shard, each until it is acknowledged.
+    pub async fn hold(client: &Client, round: usize, shard: u32, shards: u32) -> Self {
+        let ids = (0..).map(|number| format!("burst-{round}-{number}"));
+        let ids = ids.filter(|id| shard_of(id, shards) == shard).take(HOLDS);
+        let holds = ids.map(|id| async move {
+            let began = Instant::now();
+            let message = NewMessage::text(id.clone()).id(&id).delay(DELAY);
+            loop {
+                match client.hold(BURST_TOPIC.0, &message).await {
+                    Ok(held) => return BurstHold { id, due_ms: millis_of(&held.due), withdrawal: None },
+                    Err(error) => assert!(began.elapsed() < PATIENCE, "{id} cannot be held: {error}"),
+                }
+                tokio::time::sleep(POLL_INTERVAL).await;
+            }
+        });
+        Self { holds: join_all(holds).await }
+    }
+
+    /// Withdraws them one shortly after the other, and waits for all answers.
+    pub async fn withdraw(mut self, client: Client) -> Self {
+        let withdrawals = self.holds.iter_mut().enumerate().map(|(at, hold)| {
+            let client = &client;
+            async move {
+                tokio::time::sleep(STAGGER * at as u32).await;
+                hold.withdrawal = Some(withdraw(client, &hold.id).await);
+            }
+        });
+        join_all(withdrawals).await;
+        self
+    }
+
+    /// Checks that each hold ended as it was answered, and is in its topic once where it fired, never where it was withdrawn.
+    pub async fn check(&self, client: &Client, records: &[CommittedRecord]) {
+        for BurstHold { id, due_ms, withdrawal } in &self.holds {
+            let found: Vec<&CommittedRecord> = records.iter().filter(|record| record.id == *id).collect();
+            let began = Instant::now();
+            let end = loop {
+                match look(client, id).await {
+                    Heard::Answer((answer, _)) => break answer,
+                    other => assert!(began.elapsed() < PATIENCE, "{id}: {other:?}"),
+                }
+                tokio::time::sleep(POLL_INTERVAL).await;
+            };
+            let context = format!("{id}, due at {due_ms}, withdrawal {withdrawal:?}, end {end:?}: {found:?}");
+            match end {
+                Answer::AlreadyFired { .. } => {
+                    assert_eq!(found.len(), 1, "fired and not stored exactly once: {context}");
+                    assert!(found[0].time_ms >= *due_ms, "fired early: {context}");
+                }
+                Answer::AlreadyWithdrawn => assert!(found.is_empty(), "withdrawn and stored: {context}"),
+                _ => panic!("not ended: {context}"),
+            }
+            if let Some(Heard::Answer((answer, _))) = withdrawal {
+                let is_consistent = match answer {
+                    Answer::Withdrawn | Answer::AlreadyWithdrawn => found.is_empty(),
+                    Answer::AlreadyFired { .. } => found.len() == 1,
+                    _ => false,
+                };
+                assert!(is_consistent, "the answer to the withdrawal is false: {context}");
+            }
+        }
+    }
+}
