@@ -46,7 +46,7 @@ const COMMITS_WAITING_MAX: usize = 64;
 const IDLE_LOOK: Duration = Duration::from_secs(1);
 const SUSPICIOUS_LOOK: Duration = Duration::from_millis(300);
 /// How long the coordinator is given to finish the previous transaction of the id before it is asked again.
-const PREVIOUS_TRANSACTION_PAUSE: Duration = Duration::from_millis(2);
+const PREVIOUS_TRANSACTION_PAUSE: Duration = Duration::from_micros(500);
 /// How long a leader or coordinator that is moving is given before it is asked again.
 const MOVING_PAUSE: Duration = Duration::from_millis(20);
 /// How long a partition may be unknown to its broker before the cluster is asked whether it exists.
