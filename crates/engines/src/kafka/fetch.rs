@@ -32,7 +32,7 @@ pub(super) struct Wanted {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Fetched {
     pub records: Vec<StoredRecord>,
-    /// Where reading goes on, behind records that are not shown.
+    /// The next offset to read, behind records that are not shown.
     pub next: u64,
     /// Behind the last record that is written.
     pub written_end: u64,

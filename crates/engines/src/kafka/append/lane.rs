@@ -80,7 +80,7 @@ impl Lane {
         (state.bytes < queue.topic.batch_bytes_max()).then(|| first.put_at + linger)
     }
 
-    /// Answers what waits and whose time is over.
+    /// Answers records that wait and whose time is over.
     pub(super) fn expire(&mut self, now: Instant, shared: &Shared) {
         while self.again.front().is_some_and(|batch| batch.deadline <= now) {
             if let Some(batch) = self.again.pop_front() {
@@ -107,7 +107,7 @@ impl Lane {
         if let Some(identity) = self.identity.take() {
             self.spent = identity.number;
         }
-        // What waits was numbered under the old one and has certainly not been written.
+        // Batches that wait were numbered under the old id and have certainly not been written.
         self.again.iter_mut().for_each(|batch| batch.encoded = None);
     }
 
@@ -218,7 +218,7 @@ impl Lane {
                 self.retry(batch, now);
                 true
             }
-            // What follows was refused; an earlier attempt that was not answered may have been accepted all the same.
+            // This attempt was refused; an earlier one without an answer may have been accepted all the same.
             _ if batch.may_be_written && !outcome::is_passing(code) && !outcome::may_be_written(code) => {
                 self.renounce();
                 batch.expired(&code.to_string(), shared);

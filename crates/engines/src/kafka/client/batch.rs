@@ -137,7 +137,7 @@ pub(crate) struct Aborted {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Decoded {
     pub records: Vec<StoredRecord>,
-    /// Where reading goes on: behind the last whole batch, or where it began when there was none.
+    /// The next offset to read: behind the last whole batch, or the first offset where there was none.
     pub next: u64,
 }
 
@@ -147,7 +147,7 @@ pub(crate) struct Decoded {
 pub(crate) struct Malformed {
     pub what: String,
     pub offset: u64,
-    /// Where reading can go on.
+    /// The offset from which reading can continue.
     pub resume_at: u64,
 }
 
