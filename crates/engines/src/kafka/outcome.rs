@@ -43,11 +43,17 @@ pub(super) fn check(code: i16) -> Result<(), Code> {
     Code::try_from_code(code).map_or(Ok(()), Err)
 }
 
-/// Whether a record may have been written although this is the answer.
+/// Whether a record may have been written although this is the answer. A leader that resigns while a record waits for its replicas
+/// answers `NotLeaderOrFollower` (or `KafkaStorageError`) although the record is in its log.
 pub(super) fn may_be_written(code: Code) -> bool {
     matches!(
         code,
-        Code::RequestTimedOut | Code::NotEnoughReplicasAfterAppend | Code::NetworkException | Code::UnknownServerError
+        Code::RequestTimedOut
+            | Code::NotEnoughReplicasAfterAppend
+            | Code::NotLeaderOrFollower
+            | Code::KafkaStorageError
+            | Code::NetworkException
+            | Code::UnknownServerError
     )
 }
 
@@ -161,6 +167,12 @@ mod tests {
         assert!(matches!(outcome(Code::InvalidRecord), LogError::Unsupported(_)));
         assert!(matches!(outcome(Code::InvalidTimestamp), LogError::Unavailable(_)));
         assert!(matches!(outcome(Code::NotEnoughReplicas), LogError::Unavailable(_)));
+    }
+
+    #[test]
+    fn a_leader_that_resigns_may_have_written_the_record() {
+        assert!(may_be_written(Code::NotLeaderOrFollower) && may_be_written(Code::KafkaStorageError));
+        assert!(!may_be_written(Code::NotEnoughReplicas) && !may_be_written(Code::MessageTooLarge));
     }
 
     fn metadata(brokers: usize, error_code: i16, partitions: i32) -> MetadataResponse {
