@@ -7,7 +7,7 @@
 //!
 //! For the same reason a fence begins nothing in a partition while it is not certain that its last transaction there has its end.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use whimbrel_model::ports::{CommitOutcome, Entry, LogError};
@@ -25,6 +25,8 @@ const ENDS_WITHIN: Duration = Duration::from_secs(30);
 const SUSPECTS_FOR: Duration = Duration::from_secs(60);
 /// How long a partition must stand still before such a fence reads what the coordinator has decided.
 const SUSPECTS_AFTER: Duration = Duration::from_secs(1);
+/// How long a place that this fence could do nothing about is left alone.
+const EXAMINES_AGAIN_AFTER: Duration = Duration::from_secs(5);
 /// How long looking for a decision and ending one transaction may take.
 const MENDING_MAX: Duration = Duration::from_secs(10);
 /// How long a partition beside the one that hangs must stand still to be taken for one that hangs too.
@@ -50,8 +52,8 @@ pub(super) struct Ends {
     recent: HashMap<PartitionId, (u64, Instant)>,
     /// Commits that may have no end: a connection was lost since.
     doubtful: HashMap<PartitionId, u64>,
-    /// Places that this fence has nothing to do with, or has mended.
-    tried: HashSet<(PartitionId, u64)>,
+    /// Places that this fence has nothing to do with or has mended, and when that was found.
+    examined: HashMap<(PartitionId, u64), Instant>,
     suspects_until: Instant,
 }
 
@@ -61,7 +63,7 @@ impl Ends {
         Self {
             recent: HashMap::new(),
             doubtful: HashMap::new(),
-            tried: HashSet::new(),
+            examined: HashMap::new(),
             suspects_until: now + SUSPECTS_FOR,
         }
     }
@@ -99,20 +101,21 @@ impl FencedProducer {
         // The coordinator finishes a transaction after it has written its ends, so a finished one whose end is missing hangs for good.
         let patience = if ends.suspects(Instant::now()) { SUSPECTS_AFTER } else { self.context.timeout };
         let overdue = self.context.hanging.overdue(patience);
-        if overdue.is_empty() {
-            ends.tried.clear();
-        }
+        ends.examined.retain(|place, at| at.elapsed() < EXAMINES_AGAIN_AFTER && overdue.contains(place));
         for (partition, at) in overdue {
-            if ends.tried.contains(&(partition, at)) {
+            if ends.examined.contains_key(&(partition, at)) {
                 continue;
             }
             match self.mend_one(partition, at).await {
                 Ok(Some(mended)) => {
-                    mended.into_iter().chain([partition]).for_each(|each| ends.certain(each));
-                    ends.tried.insert((partition, at));
+                    tracing::debug!(id = self.context.transactional_id, %partition, at, ?mended, "a partition that stands still was examined");
+                    mended.into_iter().for_each(|each| ends.certain(each));
+                    ends.examined.insert((partition, at), Instant::now());
                 }
                 // The coordinator is not done with it.
-                Ok(None) => {}
+                Ok(None) => {
+                    tracing::debug!(id = self.context.transactional_id, %partition, at, "the coordinator is not done with a transaction");
+                }
                 Err(Failed::Passing(error)) => {
                     tracing::warn!(%partition, at, %error, "a hanging transaction cannot be examined yet");
                 }

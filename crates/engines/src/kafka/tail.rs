@@ -73,7 +73,6 @@ impl Tails {
             links: (0..FETCHES_PER_BROKER).map(|_| Arc::default()).collect(),
             under_way: FuturesUnordered::new(),
             busy: HashMap::new(),
-            is_refreshing: false,
             looked_at: Instant::now(),
         };
         tokio::spawn(follower.run());
@@ -155,9 +154,12 @@ impl Tail {
     }
 }
 
-enum Done {
-    Fetched { broker: i32, lane: usize, parts: Vec<(Arc<Tail>, Wanted)>, answer: Result<FetchResponse, CallError> },
-    Refreshed,
+/// A fetch that has ended.
+struct Fetched {
+    broker: i32,
+    lane: usize,
+    parts: Vec<(Arc<Tail>, Wanted)>,
+    answer: Result<FetchResponse, CallError>,
 }
 
 struct Follower {
@@ -165,10 +167,9 @@ struct Follower {
     cluster: Arc<Cluster>,
     hanging: Arc<Hanging>,
     links: Vec<Arc<Links>>,
-    under_way: FuturesUnordered<BoxFuture<'static, Done>>,
+    under_way: FuturesUnordered<BoxFuture<'static, Fetched>>,
     /// Which connections to a broker have a fetch under way.
     busy: HashMap<i32, [bool; FETCHES_PER_BROKER]>,
-    is_refreshing: bool,
     looked_at: Instant,
 }
 
@@ -178,7 +179,7 @@ impl Follower {
         loop {
             let wake_at = self.dispatch();
             tokio::select! {
-                Some(done) = self.under_way.next(), if !self.under_way.is_empty() => self.handle(done),
+                Some(fetched) = self.under_way.next(), if !self.under_way.is_empty() => self.handle(fetched),
                 () = tails.changed.notified() => {}
                 () = tokio::time::sleep_until(wake_at.into()) => {}
             }
@@ -228,7 +229,7 @@ impl Follower {
             self.fetch(broker, parts);
         }
         if let Some(topic) = without_leader {
-            self.refresh(topic);
+            self.cluster.refresh_in_background(&topic);
         }
         wake_at
     }
@@ -248,25 +249,11 @@ impl Follower {
                 connection.call(&fetch::request(&wanted, End::Visible, FETCH_WAIT), FETCH_WAIT + ANSWER_MAX).await
             };
             let answer = answer.await;
-            Done::Fetched { broker, lane, parts, answer }
+            Fetched { broker, lane, parts, answer }
         }));
     }
 
-    fn refresh(&mut self, topic: String) {
-        if !std::mem::replace(&mut self.is_refreshing, true) {
-            let cluster = self.cluster.clone();
-            self.under_way.push(Box::pin(async move {
-                cluster.refresh(&topic).await;
-                Done::Refreshed
-            }));
-        }
-    }
-
-    fn handle(&mut self, done: Done) {
-        let Done::Fetched { broker, lane, parts, answer } = done else {
-            self.is_refreshing = false;
-            return;
-        };
+    fn handle(&mut self, Fetched { broker, lane, parts, answer }: Fetched) {
         self.busy.entry(broker).or_default()[lane] = false;
         for (tail, wanted) in parts {
             let fetched = match &answer {
@@ -291,7 +278,7 @@ impl Follower {
                 Err(FetchError::Kafka(error)) if error.is_passing() => {
                     state.not_before = Some(Instant::now() + RETRY_PAUSE);
                     drop(state);
-                    self.refresh(tail.topic.name().to_owned());
+                    self.cluster.refresh_in_background(tail.topic.name());
                 }
                 Err(error) => {
                     drop(state);

@@ -38,6 +38,8 @@ const LAST_WORK: Duration = Duration::from_secs(1);
 /// After the workload, everything is delivered and nothing is pending within this.
 const SETTLE_MAX: Duration = Duration::from_secs(60);
 const FAULTS_DEFAULT: u64 = 3;
+/// After a longer recovery than this the server's log is shown. `scripts/outages` counts the round as failed.
+const RECOVERY_MAX: Duration = Duration::from_secs(5);
 /// The transactional id of a shard of the holds, without its number.
 const TRANSACTIONAL_ID_PREFIX: &str = "whimbrel/holds/";
 
@@ -98,6 +100,9 @@ impl Round {
             let recovery = round.runtime.block_on(probe.measure(at, ready));
             let Recovery { time, slowest } = recovery;
             println!("recovery\t{fault}\t{}\t{slowest}\tat {:?}", time.as_millis(), round.began.elapsed());
+            if time > RECOVERY_MAX {
+                round.server.show_what_it_said();
+            }
             round.check_alive();
         }
         round.work_for(&workload, LAST_WORK);
@@ -111,6 +116,7 @@ impl Round {
         let mut settings = cluster.settings();
         settings.extend([format!("holds.shards={HOLD_SHARDS}"), format!("push.partitions={PUSH_PARTITIONS}")]);
         settings.extend(plan.settings());
+        settings.extend(std::env::var("WHIMBREL_OUTAGE_LEVEL").map(|level| format!("telemetry.level={level}")));
         let arguments: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting.as_str()]).collect();
         let server = Server::start(folder.path(), &arguments);
         let client = server.client().with_answer_wait(ANSWER_WAIT);

@@ -28,7 +28,6 @@ const REQUEST_BYTES_MAX: usize = 8 << 20;
 
 enum Done {
     Produced { broker: i32, batches: Vec<(Batch, Verdict)> },
-    Refreshed,
     Identified(Result<(i64, i16), String>),
 }
 
@@ -43,7 +42,6 @@ pub(super) struct Sender {
     under_way: FuturesUnordered<BoxFuture<'static, Done>>,
     requests: HashMap<i32, usize>,
     identity: Option<Identity>,
-    is_refreshing: bool,
     is_identifying: bool,
 }
 
@@ -65,7 +63,6 @@ impl Sender {
             under_way: FuturesUnordered::new(),
             requests: HashMap::new(),
             identity: None,
-            is_refreshing: false,
             is_identifying: false,
         }
     }
@@ -176,23 +173,19 @@ impl Sender {
             }
         }
         if let Some(topic) = needs_leader {
-            self.refresh(topic);
+            self.cluster.refresh_in_background(&topic);
         }
         if needs_identity && !std::mem::replace(&mut self.is_identifying, true) {
             let cluster = self.cluster.clone();
-            self.under_way.push(Box::pin(async move { Done::Identified(new_identity(&cluster).await) }));
-        }
-        wake_at
-    }
-
-    fn refresh(&mut self, topic: String) {
-        if !std::mem::replace(&mut self.is_refreshing, true) {
-            let cluster = self.cluster.clone();
             self.under_way.push(Box::pin(async move {
-                cluster.refresh(&topic).await;
-                Done::Refreshed
+                let identity = new_identity(&cluster).await;
+                if identity.is_err() {
+                    tokio::time::sleep(RETRY_PAUSE).await;
+                }
+                Done::Identified(identity)
             }));
         }
+        wake_at
     }
 
     /// One request to one broker.
@@ -241,7 +234,6 @@ impl Sender {
 
     fn handle(&mut self, done: Done, shared: &Arc<Shared>) {
         match done {
-            Done::Refreshed => self.is_refreshing = false,
             Done::Identified(Ok((producer_id, epoch))) => {
                 self.is_identifying = false;
                 let number = self.identity.map_or(0, |identity| identity.number) + 1;
@@ -268,7 +260,7 @@ impl Sender {
                         self.sendable.push_back(partition);
                     }
                     if must_refresh {
-                        self.refresh(topic.name().to_owned());
+                        self.cluster.refresh_in_background(topic.name());
                     }
                 }
             }

@@ -5,6 +5,7 @@
 //! no broker, not even itself: such an answer changes nothing.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,8 @@ pub(crate) struct Cluster {
     state: Mutex<State>,
     /// Held while a refresh is under way; the time of the last one.
     refreshing: AsyncMutex<Option<Instant>>,
+    /// Whether a refresh runs in the background.
+    is_refreshing: AtomicBool,
     questions: AsyncMutex<HashMap<String, Arc<Connection>>>,
 }
 
@@ -55,6 +58,7 @@ impl Cluster {
             bootstrap: bootstrap.collect(),
             state: Mutex::default(),
             refreshing: AsyncMutex::default(),
+            is_refreshing: AtomicBool::new(false),
             questions: AsyncMutex::default(),
         }
     }
@@ -210,6 +214,18 @@ impl Cluster {
             self.state().wanted.insert(topic.to_owned());
         }
         *last = Some(Instant::now());
+    }
+
+    /// Starts a refresh in the background, where none is under way there. The caller looks for the leader again after a pause.
+    pub fn refresh_in_background(self: &Arc<Self>, topic: &str) {
+        if self.is_refreshing.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (cluster, topic) = (self.clone(), topic.to_owned());
+        tokio::spawn(async move {
+            cluster.refresh(&topic).await;
+            cluster.is_refreshing.store(false, Ordering::Release);
+        });
     }
 
     fn learn(&self, answer: &MetadataResponse) {

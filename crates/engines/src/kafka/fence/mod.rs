@@ -53,6 +53,8 @@ const MOVING_PAUSE: Duration = Duration::from_millis(20);
 const UNKNOWN_MAX: Duration = Duration::from_secs(1);
 /// How long undoing a transaction may take before the next look at it.
 const ABORTING_MAX: Duration = Duration::from_secs(3);
+/// How often a step that takes long is logged.
+const SLOW_STEP: Duration = Duration::from_secs(1);
 /// What `FindCoordinator` takes for a transactional id.
 const TRANSACTION_KEY: i8 = 1;
 
@@ -177,20 +179,16 @@ impl FencedProducer {
                 Ok(None) => return,
                 Err(_) => None,
             };
-            ends.look(std::mem::take(&mut self.has_lost_a_connection), Instant::now());
-            let outcome = match (self.mend(&mut ends).await, &commit) {
+            let outcome = match (self.prepare(&mut ends).await, &commit) {
                 (Ok(()), Some(commit)) => self.commit_remembered(&commit.entries, &mut ends).await,
-                (Ok(()), None) => {
-                    if self.is_open {
-                        // A transaction that could not be aborted holds readers back until it is.
-                        let _ = self.abort().await;
-                    }
-                    continue;
-                }
+                (Ok(()), None) | (Err(CommitOutcome::NotNow(_)), None) => continue,
                 // A failed repair is not the outcome of a commit that was not begun.
                 (Err(CommitOutcome::Unknown(_)), _) => CommitOutcome::Fenced,
                 (Err(outcome), _) => outcome,
             };
+            if !matches!(outcome, CommitOutcome::Done(_)) {
+                tracing::debug!(id = self.context.transactional_id, ?outcome, "a commit of the fence was not done");
+            }
             let stands = !matches!(outcome, CommitOutcome::Fenced | CommitOutcome::Unknown(_));
             if let Some(commit) = commit {
                 let _ = commit.answer.send(outcome);
@@ -205,6 +203,36 @@ impl FencedProducer {
         while let Some(commit) = waiting.recv().await {
             let _ = commit.answer.send(CommitOutcome::Fenced);
         }
+    }
+
+    /// Undoes what an earlier commit left open, and looks for transactions that hang. An error says why nothing can be begun now, or that
+    /// the fence is void.
+    async fn prepare(&mut self, ends: &mut Ends) -> Result<(), CommitOutcome> {
+        // An own transaction that is still open holds readers back too: it must be gone before anything is taken for hanging.
+        self.settle(Instant::now() + ABORTING_MAX).await.map_err(|error| match error {
+            WriteError::Fenced => CommitOutcome::Fenced,
+            WriteError::Entry { error, .. } => CommitOutcome::NotNow(error),
+        })?;
+        ends.look(std::mem::take(&mut self.has_lost_a_connection), Instant::now());
+        self.mend(ends).await
+    }
+
+    /// Undoes the transaction that is open, and takes a new epoch where a request of this one may arrive late.
+    async fn settle(&mut self, deadline: Instant) -> Result<(), WriteError> {
+        if self.is_open {
+            self.abort().await.map_err(|_| WriteError::Fenced)?;
+        }
+        if self.is_open {
+            return Err(not_now(0, "an earlier transaction is not undone yet"));
+        }
+        if !self.needs_new_epoch {
+            return Ok(());
+        }
+        self.init(deadline).await.map_err(|refusal| match refusal {
+            Refusal::Code { code, .. } if outcome::is_fenced(code) => WriteError::Fenced,
+            Refusal::Code { code, .. } => not_now(0, code),
+            Refusal::Late { why, .. } => not_now(0, why),
+        })
     }
 
     async fn commit_remembered(&mut self, entries: &[Entry], ends: &mut Ends) -> CommitOutcome {
@@ -271,20 +299,7 @@ impl FencedProducer {
         entries: &[Entry],
         deadline: Instant,
     ) -> Result<Vec<u64>, WriteError> {
-        if self.is_open {
-            self.abort().await.map_err(|_| WriteError::Fenced)?;
-        }
-        if self.is_open {
-            return Err(not_now(0, "an earlier transaction is not undone yet"));
-        }
-        if self.needs_new_epoch {
-            match self.init(deadline).await {
-                Ok(()) => {}
-                Err(Refusal::Code { code, .. }) if outcome::is_fenced(code) => return Err(WriteError::Fenced),
-                Err(Refusal::Code { code, .. }) => return Err(not_now(0, code)),
-                Err(Refusal::Late { why, .. }) => return Err(not_now(0, why)),
-            }
-        }
+        self.settle(deadline).await?;
         let mut parts = Part::of(topics, entries);
         self.add_partitions(&parts, deadline).await?;
         self.write(&mut parts, entries, deadline).await
@@ -357,7 +372,9 @@ impl FencedProducer {
         deadline: Instant,
     ) -> Result<Vec<u64>, WriteError> {
         let mut offsets = vec![0; entries.len()];
+        let mut slow = SlowStep::begin("a partition's leader");
         loop {
+            slow.tell(&self.context.transactional_id);
             let mut by_leader: HashMap<i32, Vec<usize>> = HashMap::new();
             let mut without_leader = None;
             for (at, part) in parts.iter_mut().enumerate() {
@@ -403,6 +420,7 @@ impl FencedProducer {
                     _ => not_now(part.first_index(), why),
                 });
             }
+            slow.why = why;
             tokio::time::sleep(MOVING_PAUSE).await;
             self.context.cluster.refresh(parts[at].topic.name()).await;
         }
@@ -546,7 +564,9 @@ impl FencedProducer {
         deadline: Instant,
     ) -> Result<R::Response, Refusal> {
         let mut is_certain = true;
+        let mut slow = SlowStep::begin("the coordinator");
         loop {
+            slow.tell(&self.context.transactional_id);
             let left = deadline.saturating_duration_since(Instant::now()).clamp(MOVING_PAUSE, ANSWER_MAX);
             let (why, pause) = match self.call_coordinator(request, left).await {
                 Ok(answer) => match Code::try_from_code(code_of(&answer)) {
@@ -575,6 +595,7 @@ impl FencedProducer {
             if Instant::now() >= deadline {
                 return Err(Refusal::Late { why, is_certain });
             }
+            slow.why = why;
             tokio::time::sleep(pause).await;
         }
     }
@@ -610,6 +631,26 @@ impl FencedProducer {
 
     fn transactional_id(&self) -> TransactionalId {
         TransactionalId(StrBytes::from_string(self.context.transactional_id.clone()))
+    }
+}
+
+/// A step that is repeated until it succeeds, and logged where that takes long.
+struct SlowStep {
+    waits_for: &'static str,
+    why: String,
+    tell_at: Instant,
+}
+
+impl SlowStep {
+    fn begin(waits_for: &'static str) -> Self {
+        Self { waits_for, why: String::new(), tell_at: Instant::now() + SLOW_STEP }
+    }
+
+    fn tell(&mut self, id: &str) {
+        if Instant::now() >= self.tell_at {
+            self.tell_at += SLOW_STEP;
+            tracing::debug!(id, why = self.why, "the fence waits for {}", self.waits_for);
+        }
     }
 }
 
