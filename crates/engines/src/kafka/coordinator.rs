@@ -19,7 +19,7 @@ const CLOCK_SKEW_MAX_MS: i64 = 60_000;
 const FETCH_BYTES: usize = 1 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum TransactionOutcome {
     Committed,
     Aborted,
 }
@@ -27,7 +27,7 @@ pub(super) enum Verdict {
 /// A transaction that the coordinator takes for finished.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Decision {
-    pub verdict: Verdict,
+    pub outcome: TransactionOutcome,
     /// Names of topics and indexes of partitions that it wrote to.
     pub partitions: Vec<(String, u32)>,
 }
@@ -74,22 +74,25 @@ pub(super) async fn look_up(
         return Err(KafkaError::NoLeader.into());
     }
     let home = home_of(id, count as i32) as u32;
-    let begin = (since - CLOCK_SKEW_MAX_MS).max(0);
-    let left = deadline.saturating_duration_since(Instant::now());
-    let Some(from) = queries.offset(COORDINATOR_TOPIC, home, begin, End::Written, left).await? else {
-        return Ok(Finding::Nothing);
-    };
-    let mut history = History::of(topic, index);
-    read(fetcher, place(COORDINATOR_TOPIC, home, from), deadline, |stored| {
-        if id_of(stored.record.key.as_deref().unwrap_or_default()) == Some(id)
-            && let Some(state) = State::of(&stored.record.value)
-        {
-            history.then(state);
+    // The last minutes of the log have it, unless the clocks are further apart than that: then the whole log is read.
+    for begin in [(since - CLOCK_SKEW_MAX_MS).max(0), 0] {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let Some(from) = queries.offset(COORDINATOR_TOPIC, home, begin, End::Written, left).await? else { continue };
+        let mut history = History::of(topic, index);
+        read(fetcher, place(COORDINATOR_TOPIC, home, from), deadline, |stored| {
+            if id_of(stored.record.key.as_deref().unwrap_or_default()) == Some(id)
+                && let Some(state) = State::of(&stored.record.value)
+            {
+                history.then(state);
+            }
+            true
+        })
+        .await?;
+        if history.finding != Finding::Nothing {
+            return Ok(history.finding);
         }
-        true
-    })
-    .await?;
-    Ok(history.finding)
+    }
+    Ok(Finding::Nothing)
 }
 
 /// Hands on the records of a partition, open transactions included, until its end or until `go_on` answers no.
@@ -135,7 +138,7 @@ fn id_of(key: &[u8]) -> Option<&str> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Begun,
-    Decided(Verdict),
+    Decided(TransactionOutcome),
     Finished,
 }
 
@@ -158,8 +161,8 @@ impl State {
         bytes.take(8 + 2 + 4)?;
         let phase = match bytes.take(1)?[0] {
             1 => Phase::Begun,
-            2 => Phase::Decided(Verdict::Committed),
-            3 => Phase::Decided(Verdict::Aborted),
+            2 => Phase::Decided(TransactionOutcome::Committed),
+            3 => Phase::Decided(TransactionOutcome::Aborted),
             // Empty, completely committed or aborted.
             0 | 4 | 5 => Phase::Finished,
             _ => return None,
@@ -196,8 +199,8 @@ impl<'a> History<'a> {
         let concerns = state.partitions.iter().any(|(topic, index)| (topic.as_str(), *index) == self.partition);
         match state.phase {
             Phase::Begun if concerns => (self.decided, self.finding) = (None, Finding::UnderWay),
-            Phase::Decided(verdict) if concerns => {
-                self.decided = Some(Decision { verdict, partitions: state.partitions });
+            Phase::Decided(outcome) if concerns => {
+                self.decided = Some(Decision { outcome, partitions: state.partitions });
                 self.finding = Finding::UnderWay;
             }
             // What comes after it says that it is over.
@@ -279,9 +282,9 @@ mod tests {
         history.finding
     }
 
-    fn finished(states: Vec<State>) -> Option<Verdict> {
+    fn finished(states: Vec<State>) -> Option<TransactionOutcome> {
         match finding(states) {
-            Finding::Finished(decision) => Some(decision.verdict),
+            Finding::Finished(decision) => Some(decision.outcome),
             Finding::Nothing | Finding::UnderWay => None,
         }
     }
@@ -289,7 +292,7 @@ mod tests {
     #[test]
     fn what_kafka_writes_is_understood() {
         assert_eq!(id_of(&bytes(KEY)), Some("whimbrel/holds/2"));
-        let decided = state(Phase::Decided(Verdict::Committed), &[("late-0", 0), ("_holds", 2)]);
+        let decided = state(Phase::Decided(TransactionOutcome::Committed), &[("late-0", 0), ("_holds", 2)]);
         assert_eq!(State::of(&bytes(DECIDED)), Some(decided));
         assert_eq!(State::of(&bytes(COMPLETE)), Some(state(Phase::Finished, &[])));
     }
@@ -303,7 +306,7 @@ mod tests {
         value.extend(b"_holds");
         value.extend([0, 0, 0, 1, 0, 0, 0, 2]);
         value.extend([0; 16]);
-        assert_eq!(State::of(&value), Some(state(Phase::Decided(Verdict::Aborted), &[("_holds", 2)])));
+        assert_eq!(State::of(&value), Some(state(Phase::Decided(TransactionOutcome::Aborted), &[("_holds", 2)])));
     }
 
     #[test]
@@ -328,22 +331,26 @@ mod tests {
 
     #[test]
     fn a_decision_counts_when_the_coordinator_takes_it_for_finished() {
-        let committed = || state(Phase::Decided(Verdict::Committed), &[("_holds", 2)]);
-        let aborted = || state(Phase::Decided(Verdict::Aborted), &[("_holds", 2), ("late-0", 0)]);
+        let committed = || state(Phase::Decided(TransactionOutcome::Committed), &[("_holds", 2)]);
+        let aborted = || state(Phase::Decided(TransactionOutcome::Aborted), &[("_holds", 2), ("late-0", 0)]);
         let (begun, done) = (|| state(Phase::Begun, &[("_holds", 2)]), || state(Phase::Finished, &[]));
         assert_eq!(finding(vec![done()]), Finding::Nothing);
         assert_eq!(finding(vec![begun()]), Finding::UnderWay);
         assert_eq!(finding(vec![begun(), committed()]), Finding::UnderWay);
-        assert_eq!(finished(vec![begun(), committed(), done()]), Some(Verdict::Committed));
+        assert_eq!(finished(vec![begun(), committed(), done()]), Some(TransactionOutcome::Committed));
         assert_eq!(finding(vec![begun(), committed(), done(), begun()]), Finding::UnderWay);
-        assert_eq!(finished(vec![begun(), committed(), done(), begun(), aborted(), done()]), Some(Verdict::Aborted));
+        assert_eq!(
+            finished(vec![begun(), committed(), done(), begun(), aborted(), done()]),
+            Some(TransactionOutcome::Aborted)
+        );
     }
 
     #[test]
     fn a_later_transaction_elsewhere_does_not_change_what_was_decided_here() {
-        let here = state(Phase::Decided(Verdict::Committed), &[("_holds", 2)]);
-        let elsewhere = [Phase::Begun, Phase::Decided(Verdict::Aborted)].map(|phase| state(phase, &[("late-0", 0)]));
+        let here = state(Phase::Decided(TransactionOutcome::Committed), &[("_holds", 2)]);
+        let elsewhere =
+            [Phase::Begun, Phase::Decided(TransactionOutcome::Aborted)].map(|phase| state(phase, &[("late-0", 0)]));
         let states = [here, state(Phase::Finished, &[])].into_iter().chain(elsewhere).collect();
-        assert_eq!(finished(states), Some(Verdict::Committed));
+        assert_eq!(finished(states), Some(TransactionOutcome::Committed));
     }
 }

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Mutex as AsyncMutex, MutexGuard as AsyncMutexGuard};
 use whimbrel_model::{Event, EventSink, PartitionId};
 
 /// How late Kafka itself ends a transaction whose time is over: it looks for them every ten seconds.
@@ -16,7 +15,6 @@ pub(super) struct Hanging {
     /// How long a transaction may take.
     patience: Duration,
     standing: Mutex<HashMap<PartitionId, Standing>>,
-    mending: AsyncMutex<()>,
 }
 
 struct Standing {
@@ -37,7 +35,7 @@ pub(super) enum Look {
 
 impl Hanging {
     pub fn new(transaction_timeout: Duration, events: EventSink) -> Self {
-        Self { events, patience: transaction_timeout, standing: Mutex::default(), mending: AsyncMutex::default() }
+        Self { events, patience: transaction_timeout, standing: Mutex::default() }
     }
 
     /// Takes in where a reader has found the partition's ends, and reports a partition that hangs for long, once for each place.
@@ -47,7 +45,7 @@ impl Hanging {
         }
     }
 
-    fn report(&self, topic: &str, index: u32, offset: u64) {
+    pub fn report(&self, topic: &str, index: u32, offset: u64) {
         let detail = format!(
             "partition {index} of `{topic}` stands still at offset {offset} behind an open transaction, for longer than one of \
              Whimbrel's may last: nothing behind it can be read; `kafka-transactions.sh find-hanging` shows which producer left it open"
@@ -83,11 +81,6 @@ impl Hanging {
         let is_overdue = |standing: &Standing| standing.seen_at.saturating_duration_since(standing.since) >= patience;
         let overdue = all.iter().filter(|(_, standing)| is_overdue(standing));
         overdue.map(|(partition, standing)| (*partition, standing.visible_end)).collect()
-    }
-
-    /// Fences mend one after the other: several may have written to a partition that hangs, and one of them is right.
-    pub async fn one_at_a_time(&self) -> AsyncMutexGuard<'_, ()> {
-        self.mending.lock().await
     }
 
     fn standing(&self) -> MutexGuard<'_, HashMap<PartitionId, Standing>> {

@@ -118,6 +118,8 @@ impl Drop for Parts {
 impl Parts {
     /// Starts the tasks on the current runtime, which is the engine's.
     fn start(settings: KafkaSettings, cluster: Arc<Cluster>, events: EventSink, runtime: Runtime) -> Self {
+        let staying_current = cluster.clone();
+        tokio::spawn(async move { staying_current.stay_current().await });
         let queries = Arc::new(Queries::new(cluster.clone(), settings.request_timeout));
         let known = Arc::new(KnownTopics::default());
         let appender = Arc::new(Appender::start(&settings, cluster.clone(), queries.clone()));

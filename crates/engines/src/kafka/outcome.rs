@@ -1,5 +1,7 @@
 //! Kafka's error codes in the port's words. Pure: a code goes in, an error comes out.
 
+use std::time::Duration;
+
 use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::MetadataResponse;
 use whimbrel_model::PartitionId;
@@ -41,6 +43,12 @@ impl KafkaError {
 /// An error code of an answer, where it is one.
 pub(super) fn check(code: i16) -> Result<(), Code> {
     Code::try_from_code(code).map_or(Ok(()), Err)
+}
+
+/// The time that a broker has to replicate a write, in milliseconds. It answers before this client stops waiting for it: partitions
+/// that are not replicated in time are then reported as such, and the others are acknowledged.
+pub(super) fn broker_timeout_ms(answer_timeout: Duration) -> i32 {
+    i32::try_from(answer_timeout.as_millis() / 2).unwrap_or(i32::MAX)
 }
 
 /// Whether a record may have been written although this is the answer. A leader that resigns while a record waits for its replicas
@@ -133,14 +141,6 @@ pub(super) fn is_passing(code: Code) -> bool {
             | Code::ThrottlingQuotaExceeded
             | Code::ConcurrentTransactions
     ) || is_coordinator_moving(code)
-}
-
-/// The error of a question to the broker about one partition.
-pub(super) fn question_error(error: &KafkaError, partition: PartitionId) -> LogError {
-    match error.code() {
-        Some(code) if is_unknown_partition(code) => LogError::UnknownPartition(partition),
-        _ => unavailable(error),
-    }
 }
 
 pub(super) fn unavailable(error: &impl std::fmt::Display) -> LogError {

@@ -68,14 +68,6 @@ impl Queries {
         Ok(Bounds { first, next: next.max(first) })
     }
 
-    /// Where a partition ends for readers and for writers.
-    pub async fn ends_now(&self, topic: &str, index: u32) -> Result<(u64, u64), KafkaError> {
-        // Read in this order, so that what is written between the two does not look as if it stood still.
-        let visible = self.offset(topic, index, LATEST, End::Visible, ANSWER_MAX).await?;
-        let written = self.offset(topic, index, LATEST, End::Written, ANSWER_MAX).await?;
-        Ok((visible.unwrap_or(0), written.unwrap_or(0)))
-    }
-
     /// The first record at or after a time; `None` where there is none.
     pub async fn offset_at(
         &self,
@@ -134,9 +126,12 @@ impl Queries {
         self.cluster.metadata(topics, self.timeout).await.map_err(|error| outcome::unavailable(&error))
     }
 
-    /// Whether the cluster reports that it has no such partition.
+    /// Whether the cluster reports that it has no such partition. One broker may not have learned of it yet: every broker that
+    /// answers must report the same.
     pub async fn is_gone(&self, topic: &str, index: u32) -> Result<bool, LogError> {
-        Ok(outcome::is_without(&self.metadata(Some(topic)).await?, topic, index))
+        let answers = self.cluster.metadata_of_each(topic, self.timeout.min(ANSWER_MAX)).await;
+        let answers = answers.map_err(|error| outcome::unavailable(&error))?;
+        Ok(answers.iter().all(|answer| outcome::is_without(answer, topic, index)))
     }
 
     /// Asks about a partition, and again while leadership is moving or a broker has not learned of the partition yet.

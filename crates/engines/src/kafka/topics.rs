@@ -8,6 +8,7 @@ use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::create_partitions_request::CreatePartitionsTopic;
 use kafka_protocol::messages::create_topics_request::{CreatableTopic, CreatableTopicConfig};
 use kafka_protocol::messages::delete_records_request::{DeleteRecordsPartition, DeleteRecordsTopic};
+use kafka_protocol::messages::delete_topics_request::DeleteTopicState;
 use kafka_protocol::messages::describe_configs_request::DescribeConfigsResource;
 use kafka_protocol::messages::incremental_alter_configs_request::{AlterConfigsResource, AlterableConfig};
 use kafka_protocol::messages::metadata_response::MetadataResponseTopic;
@@ -138,16 +139,9 @@ impl Topics {
 
     pub async fn delete(&self, number: TopicNumber) -> Result<(), LogError> {
         let Some(topic) = self.known.get(number) else { return Ok(()) };
-        let request =
-            DeleteTopicsRequest::default().with_topic_names(vec![topic.wire_name()]).with_timeout_ms(self.timeout_ms());
-        let code_of = |answer: &<DeleteTopicsRequest as Request>::Response| {
-            answer.responses.first().map_or(UNKNOWN_ERROR, |result| result.error_code)
-        };
-        match self.administer(&request, code_of).await {
-            Err(error) if !error.code().is_some_and(outcome::is_unknown_partition) => {
-                return Err(refused(&error, topic.name()));
-            }
-            _ => {}
+        // By id: a request that a broker executes late must not delete a topic that has the name by then.
+        if let Some(found) = self.look(topic.name(), |_| true).await? {
+            self.delete_by_id(found.by_id, topic.name()).await?;
         }
         self.known.remove(number);
         self.retire(&[number]);
@@ -155,11 +149,25 @@ impl Topics {
         let began = Instant::now();
         while self.look(topic.name(), |_| true).await?.is_some() {
             if began.elapsed() > self.settings.request_timeout {
-                return Err(LogError::Unavailable(format!("Kafka has not deleted `{}` in time", topic.name())));
+                return Err(LogError::Unavailable(format!(
+                    "topic `{}` still exists after it was deleted",
+                    topic.name()
+                )));
             }
             tokio::time::sleep(NEWS_LOOK).await;
         }
         Ok(())
+    }
+
+    async fn delete_by_id(&self, topic: DeleteTopicState, name: &str) -> Result<(), LogError> {
+        let request = DeleteTopicsRequest::default().with_topics(vec![topic]).with_timeout_ms(self.timeout_ms());
+        let code_of = |answer: &<DeleteTopicsRequest as Request>::Response| {
+            answer.responses.first().map_or(UNKNOWN_ERROR, |result| result.error_code)
+        };
+        match self.administer(&request, code_of).await {
+            Err(error) if !error.code().is_some_and(outcome::is_unknown_partition) => Err(refused(&error, name)),
+            _ => Ok(()),
+        }
     }
 
     /// Drops the records before an offset.
@@ -178,7 +186,7 @@ impl Topics {
         let question = |left| -> Question<'_, ()> {
             Box::pin(async move {
                 let leader = self.queries.leader(topic.name(), partition.index).await?;
-                let connection = self.cluster.question(leader).await.map_err(CallError::NotSent)?;
+                let connection = self.cluster.administration(leader).await.map_err(CallError::NotSent)?;
                 let answer = connection.call(request, left).await?;
                 let answer = answer.topics.iter().flat_map(|topic| &topic.partitions).next();
                 let code = answer.map_or(UNKNOWN_ERROR, |partition| partition.error_code);
@@ -367,6 +375,8 @@ fn text(text: &str) -> StrBytes {
 
 /// A topic as the brokers tell of it.
 struct FoundTopic {
+    /// The request that deletes this very topic.
+    by_id: DeleteTopicState,
     partitions: Vec<PartitionStatus>,
 }
 
@@ -385,7 +395,8 @@ impl FoundTopic {
             })
             .collect();
         partitions.sort_by_key(|partition| partition.index);
-        Self { partitions }
+        let by_id = DeleteTopicState::default().with_name(None).with_topic_id(topic.topic_id);
+        Self { by_id, partitions }
     }
 }
 

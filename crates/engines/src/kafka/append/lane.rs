@@ -29,6 +29,8 @@ pub(super) struct Lane {
     pub(super) next_sequence: i32,
     /// Identities up to this one are of no use here.
     pub(super) spent: u64,
+    /// Whether the topic was deleted while a batch was under way.
+    pub(super) is_over: bool,
 }
 
 /// A producer id with its epoch; each has a higher number than the one before.
@@ -48,10 +50,6 @@ pub(super) enum Verdict {
 }
 
 impl Lane {
-    pub(super) fn is_idle(&self) -> bool {
-        !self.is_under_way && !self.is_sendable
-    }
-
     pub(super) fn topic(&mut self) -> Option<Arc<KnownTopic>> {
         if let Some(batch) = self.again.front() {
             return Some(batch.topic.clone());
@@ -98,6 +96,30 @@ impl Lane {
                 drop(state);
                 let batch = Batch::new(queue.topic.clone(), queue.partition, vec![chunk]);
                 batch.expired("the partition's leader cannot be reached", shared);
+            }
+        }
+    }
+
+    /// The topic no longer exists: answers everything that waits. Nothing may be sent under its name any more, which may be another
+    /// topic's by now.
+    pub(super) fn end(&mut self, shared: &Shared) {
+        for batch in self.again.drain(..) {
+            if batch.may_be_written {
+                batch.expired("the topic was deleted", shared);
+            } else {
+                let partition = batch.partition;
+                batch.failed(&LogError::UnknownPartition(partition), shared);
+            }
+        }
+        for queue in self.queues.drain(..) {
+            let mut state = queue.state();
+            let chunks: Vec<_> = state.chunks.drain(..).collect();
+            state.bytes = 0;
+            state.is_told = false;
+            drop(state);
+            if !chunks.is_empty() {
+                let batch = Batch::new(queue.topic.clone(), queue.partition, chunks);
+                batch.failed(&LogError::UnknownPartition(queue.partition), shared);
             }
         }
     }
@@ -172,13 +194,16 @@ impl Lane {
             Verdict::Gone => {
                 if batch.may_be_written {
                     self.renounce();
+                    batch.expired("the topic no longer exists", shared);
+                } else {
+                    let partition = batch.partition;
+                    batch.failed(&LogError::UnknownPartition(partition), shared);
                 }
-                let partition = batch.partition;
-                batch.failed(&LogError::UnknownPartition(partition), shared);
                 false
             }
             Verdict::NotAnswered(error) => {
                 batch.may_be_written |= error.may_have_been_received();
+                batch.is_repeat = true;
                 self.retry(batch, now);
                 true
             }
@@ -195,6 +220,7 @@ impl Lane {
         shared: &Arc<Shared>,
     ) -> bool {
         batch.may_be_written |= outcome::may_be_written(code);
+        batch.is_repeat = true;
         match code {
             Code::OutOfOrderSequenceNumber
             | Code::UnknownProducerId

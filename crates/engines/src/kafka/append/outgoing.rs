@@ -64,6 +64,8 @@ pub(super) struct Batch {
     pub(super) deadline: Instant,
     /// Whether a broker may have written it in an attempt that was not answered.
     pub(super) may_be_written: bool,
+    /// Whether it was sent before.
+    pub(super) is_repeat: bool,
     pub(super) unknown_since: Option<Instant>,
     pub(super) encoded: Option<(BatchIdentity, Bytes)>,
 }
@@ -81,6 +83,7 @@ impl Batch {
             bytes,
             deadline,
             may_be_written: false,
+            is_repeat: false,
             unknown_since: None,
             encoded: None,
         }

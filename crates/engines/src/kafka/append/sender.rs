@@ -10,7 +10,7 @@ use futures_util::stream::FuturesUnordered;
 use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
 use kafka_protocol::messages::{InitProducerIdRequest, ProduceRequest, ProducerId};
-use whimbrel_model::PartitionId;
+use whimbrel_model::{PartitionId, TopicNumber};
 
 use super::lane::{Identity, Lane, Verdict};
 use super::outgoing::Batch;
@@ -26,8 +26,16 @@ const REQUESTS_PER_BROKER: usize = 2;
 /// Bytes of one request.
 const REQUEST_BYTES_MAX: usize = 8 << 20;
 
+/// Where a request goes. Batches that are sent again have connections of their own: a partition whose replicas are late keeps the
+/// broker from answering, and must not hold up the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Way {
+    broker: i32,
+    is_repeat: bool,
+}
+
 enum Done {
-    Produced { broker: i32, batches: Vec<(Batch, Verdict)> },
+    Produced { way: Way, batches: Vec<(Batch, Verdict)> },
     Identified(Result<(i64, i16), String>),
 }
 
@@ -37,11 +45,14 @@ pub(super) struct Sender {
     cluster: Arc<Cluster>,
     queries: Arc<Queries>,
     links: Arc<Links>,
+    repeat_links: Arc<Links>,
     lanes: HashMap<PartitionId, Lane>,
     sendable: VecDeque<PartitionId>,
     under_way: FuturesUnordered<BoxFuture<'static, Done>>,
-    requests: HashMap<i32, usize>,
+    requests: HashMap<Way, usize>,
     identity: Option<Identity>,
+    /// The number of the last identity.
+    identities: u64,
     is_identifying: bool,
 }
 
@@ -58,11 +69,13 @@ impl Sender {
             cluster,
             queries,
             links: Arc::default(),
+            repeat_links: Arc::default(),
             lanes: HashMap::new(),
             sendable: VecDeque::new(),
             under_way: FuturesUnordered::new(),
             requests: HashMap::new(),
             identity: None,
+            identities: 0,
             is_identifying: false,
         }
     }
@@ -80,7 +93,7 @@ impl Sender {
             }
             let forgotten = std::mem::take(&mut *shared.forgotten.lock().unwrap_or_else(PoisonError::into_inner));
             if !forgotten.is_empty() {
-                self.lanes.retain(|id, lane| !lane.is_idle() || !forgotten.contains(&id.topic));
+                self.end_lanes_of(&forgotten, &shared);
             }
             let wake_at = self.dispatch(&shared);
             let timer = async {
@@ -102,11 +115,25 @@ impl Sender {
         }
     }
 
-    /// Sends what can be sent. Answers when to look again where nothing else happens.
+    /// Answers what waits for topics that no longer exist. A topic of the same name begins with another producer id: with the old one
+    /// its first batch could look like a repeat.
+    fn end_lanes_of(&mut self, topics: &[TopicNumber], shared: &Arc<Shared>) {
+        self.identity = None;
+        self.lanes.retain(|partition, lane| {
+            if !topics.contains(&partition.topic) {
+                return true;
+            }
+            lane.end(shared);
+            lane.is_over = true;
+            lane.is_under_way
+        });
+    }
+
+    /// Sends what can be sent. Returns when to look again where nothing else happens.
     fn dispatch(&mut self, shared: &Arc<Shared>) -> Option<Instant> {
         let now = Instant::now();
         let mut wake_at: Option<Instant> = None;
-        let mut requests: HashMap<i32, (usize, Vec<Batch>)> = HashMap::new();
+        let mut requests: HashMap<Way, (usize, Vec<Batch>)> = HashMap::new();
         let mut kept = VecDeque::new();
         let (mut needs_leader, mut needs_identity) = (None, false);
         while let Some(partition) = self.sendable.pop_front() {
@@ -136,8 +163,9 @@ impl Sender {
                 kept.push_back(partition);
                 continue;
             };
-            let (bytes, batches) = requests.entry(leader).or_default();
-            let under_way = self.requests.get(&leader).copied().unwrap_or(0);
+            let way = Way { broker: leader, is_repeat: lane.again.front().is_some_and(|batch| batch.is_repeat) };
+            let (bytes, batches) = requests.entry(way).or_default();
+            let under_way = self.requests.get(&way).copied().unwrap_or(0);
             if under_way >= REQUESTS_PER_BROKER || *bytes >= REQUEST_BYTES_MAX {
                 kept.push_back(partition);
                 continue;
@@ -166,10 +194,10 @@ impl Sender {
             }
         }
         self.sendable = kept;
-        for (broker, (_, batches)) in requests {
+        for (way, (_, batches)) in requests {
             if !batches.is_empty() {
-                *self.requests.entry(broker).or_default() += 1;
-                self.under_way.push(Box::pin(self.produce(broker, batches)));
+                *self.requests.entry(way).or_default() += 1;
+                self.under_way.push(Box::pin(self.produce(way, batches)));
             }
         }
         if let Some(topic) = needs_leader {
@@ -189,21 +217,22 @@ impl Sender {
     }
 
     /// One request to one broker.
-    fn produce(&self, broker: i32, batches: Vec<Batch>) -> impl Future<Output = Done> + Send + 'static {
-        let (cluster, queries, links) = (self.cluster.clone(), self.queries.clone(), self.links.clone());
+    fn produce(&self, way: Way, batches: Vec<Batch>) -> impl Future<Output = Done> + Send + 'static {
+        let links = if way.is_repeat { self.repeat_links.clone() } else { self.links.clone() };
+        let (cluster, queries) = (self.cluster.clone(), self.queries.clone());
         let until = batches.iter().map(|batch| batch.deadline).max().unwrap_or_else(Instant::now);
         let left = until.saturating_duration_since(Instant::now()).clamp(RETRY_PAUSE, ANSWER_MAX);
         async move {
             let request = request_of(&batches, left);
             let called = async {
-                let connection = links.to(&cluster, broker).await?;
+                let connection = links.to(&cluster, way.broker).await?;
                 connection.call(&request, left).await
             };
             let answer = match called.await {
                 Ok(answer) => answer,
                 Err(error) => {
                     let verdict = |batch| (batch, Verdict::NotAnswered(error.clone()));
-                    return Done::Produced { broker, batches: batches.into_iter().map(verdict).collect() };
+                    return Done::Produced { way, batches: batches.into_iter().map(verdict).collect() };
                 }
             };
             let mut judged = Vec::with_capacity(batches.len());
@@ -228,7 +257,7 @@ impl Sender {
                 };
                 judged.push((batch, verdict));
             }
-            Done::Produced { broker, batches: judged }
+            Done::Produced { way, batches: judged }
         }
     }
 
@@ -236,15 +265,15 @@ impl Sender {
         match done {
             Done::Identified(Ok((producer_id, epoch))) => {
                 self.is_identifying = false;
-                let number = self.identity.map_or(0, |identity| identity.number) + 1;
-                self.identity = Some(Identity { number, producer_id, epoch });
+                self.identities += 1;
+                self.identity = Some(Identity { number: self.identities, producer_id, epoch });
             }
             Done::Identified(Err(why)) => {
                 self.is_identifying = false;
                 tracing::debug!("no producer id from Kafka yet: {why}");
             }
-            Done::Produced { broker, batches } => {
-                if let Some(requests) = self.requests.get_mut(&broker) {
+            Done::Produced { way, batches } => {
+                if let Some(requests) = self.requests.get_mut(&way) {
                     *requests -= 1;
                 }
                 for (batch, verdict) in batches {
@@ -256,6 +285,11 @@ impl Sender {
                     };
                     lane.is_under_way = false;
                     let must_refresh = lane.judge(batch, verdict, shared);
+                    if lane.is_over {
+                        lane.end(shared);
+                        self.lanes.remove(&partition);
+                        continue;
+                    }
                     if !std::mem::replace(&mut lane.is_sendable, true) {
                         self.sendable.push_back(partition);
                     }
@@ -279,10 +313,7 @@ fn request_of(batches: &[Batch], timeout: Duration) -> ProduceRequest {
             None => topics.push(TopicProduceData::default().with_name(name).with_partition_data(vec![data])),
         }
     }
-    ProduceRequest::default()
-        .with_acks(-1)
-        .with_timeout_ms(i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX))
-        .with_topic_data(topics)
+    ProduceRequest::default().with_acks(-1).with_timeout_ms(outcome::broker_timeout_ms(timeout)).with_topic_data(topics)
 }
 
 async fn new_identity(cluster: &Cluster) -> Result<(i64, i16), String> {

@@ -1,10 +1,11 @@
 //! The cluster as this process knows it: brokers, leaders of partitions, and connections for short questions.
 //!
-//! Leaders come from `Metadata` answers, which are kept until a broker answers that it is not the leader or cannot be reached. A
-//! refresh is made by one caller at a time and shared by all who wait for it. A broker that has just started may know no topic and
-//! no broker, not even itself: such an answer changes nothing.
+//! Leaders come from `Metadata` answers, which are kept until a broker answers that it is not the leader or cannot be reached, and
+//! for half a minute at most. A refresh is made by one caller at a time and shared by all who wait for it. Each asks another broker
+//! than the one before, and a leader of an older epoch is not learned: a broker that is cut off from the controllers answers from old
+//! metadata. A broker that has just started may know no topic and no broker, not even itself: such an answer changes nothing.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
 use kafka_protocol::messages::{MetadataRequest, MetadataResponse, TopicName};
 use kafka_protocol::protocol::{Request, StrBytes};
 use tokio::sync::Mutex as AsyncMutex;
+use tokio::time::error::Elapsed;
 
 use super::connection::{CallError, Connection};
 use super::dial::Dialer;
@@ -23,6 +25,12 @@ pub(crate) const ANSWER_MAX: Duration = Duration::from_secs(3);
 const REFRESH_INTERVAL: Duration = Duration::from_millis(50);
 /// The same where other brokers are left to ask.
 const ONE_OF_SEVERAL_MAX: Duration = Duration::from_millis(1500);
+/// How often the leaders are looked up where nothing else asks for it.
+const REFRESH_AT_LEAST_EVERY: Duration = Duration::from_secs(30);
+/// How long a broker that has not answered is asked last.
+const AVOIDED_FOR: Duration = Duration::from_secs(10);
+/// Partitions of one topic that are believed. More is garbage.
+const PARTITIONS_MAX: usize = 1 << 20;
 /// An unreachable cluster is logged at most once in this time.
 const UNREACHABLE_LOGGED_EVERY: Duration = Duration::from_secs(5);
 
@@ -34,20 +42,40 @@ pub(crate) struct Cluster {
     refreshing: AsyncMutex<Option<Instant>>,
     /// Whether a refresh runs in the background.
     is_refreshing: AtomicBool,
-    questions: AsyncMutex<HashMap<String, Arc<Connection>>>,
+    questions: Pool,
+    /// Requests that a broker may take long to answer have connections of their own.
+    administration: Pool,
 }
+
+/// Connections that are shared by all who ask the same broker, by address.
+#[derive(Default)]
+struct Pool(AsyncMutex<HashMap<String, Arc<Connection>>>);
 
 #[derive(Default)]
 struct State {
-    brokers: HashMap<i32, String>,
+    brokers: BTreeMap<i32, String>,
     controller: Option<i32>,
-    /// Leaders by topic and partition; `None` where the partition has none now.
-    leaders: HashMap<String, Vec<Option<i32>>>,
+    leaders: HashMap<String, TopicLeaders>,
     /// Topics that the next refresh asks for.
     wanted: BTreeSet<String>,
     /// The broker that answered last, which is asked first.
     preferred: Option<String>,
+    /// Brokers that did not answer, and when.
+    avoided: HashMap<String, Instant>,
     unreachable_logged: Option<Instant>,
+}
+
+/// The leaders of a topic's partitions.
+struct TopicLeaders {
+    topic_id: [u8; 16],
+    partitions: Vec<Leader>,
+}
+
+#[derive(Clone, Copy)]
+struct Leader {
+    /// `None` where the partition has none now.
+    broker: Option<i32>,
+    epoch: i32,
 }
 
 impl Cluster {
@@ -59,7 +87,8 @@ impl Cluster {
             state: Mutex::default(),
             refreshing: AsyncMutex::default(),
             is_refreshing: AtomicBool::new(false),
-            questions: AsyncMutex::default(),
+            questions: Pool::default(),
+            administration: Pool::default(),
         }
     }
 
@@ -67,7 +96,7 @@ impl Cluster {
     pub fn leader(&self, topic: &str, index: u32) -> Option<i32> {
         let mut state = self.state();
         match state.leaders.get(topic) {
-            Some(leaders) => leaders.get(index as usize).copied().flatten(),
+            Some(leaders) => leaders.partitions.get(index as usize).and_then(|leader| leader.broker),
             None => {
                 state.wanted.insert(topic.to_owned());
                 None
@@ -101,16 +130,22 @@ impl Cluster {
     /// A connection for short questions, shared by all who ask this broker.
     pub async fn question(&self, broker: i32) -> Result<Arc<Connection>, String> {
         let address = self.address_of(broker).ok_or_else(|| format!("broker {broker} has no known address"))?;
-        self.question_at(&address).await
+        self.shared(&self.questions, &address).await
     }
 
-    async fn question_at(&self, address: &str) -> Result<Arc<Connection>, String> {
-        if let Some(open) = self.questions.lock().await.get(address).filter(|each| !each.is_closed()) {
+    /// A connection for requests that a broker may take long to answer.
+    pub async fn administration(&self, broker: i32) -> Result<Arc<Connection>, String> {
+        let address = self.address_of(broker).ok_or_else(|| format!("broker {broker} has no known address"))?;
+        self.shared(&self.administration, &address).await
+    }
+
+    async fn shared(&self, pool: &Pool, address: &str) -> Result<Arc<Connection>, String> {
+        if let Some(open) = pool.0.lock().await.get(address).filter(|each| !each.is_closed()) {
             return Ok(open.clone());
         }
-        // Not under the lock: a broker that hangs must not hold questions to others up. Two may open one each; the second stays.
+        // Not under the lock: a broker that hangs must not hold up requests to others. Two may open one each; the second stays.
         let opened = Arc::new(self.open(address).await?);
-        self.questions.lock().await.insert(address.to_owned(), opened.clone());
+        pool.0.lock().await.insert(address.to_owned(), opened.clone());
         Ok(opened)
     }
 
@@ -129,7 +164,7 @@ impl Cluster {
             state.controller.and_then(|broker| state.brokers.get(&broker).cloned())
         };
         if let Some(address) = controller
-            && let Ok(connection) = self.question_at(&address).await
+            && let Ok(connection) = self.shared(&self.administration, &address).await
         {
             return connection.call(request, timeout.min(ANSWER_MAX)).await;
         }
@@ -147,27 +182,40 @@ impl Cluster {
             if left.is_zero() {
                 break;
             }
-            let asked = async {
-                let connection = self.question_at(&address).await.map_err(CallError::NotSent)?;
-                connection.call(request, left).await
-            };
-            match tokio::time::timeout(left, asked).await {
+            match self.ask(&address, request, left).await {
                 Ok(Ok(answer)) => {
                     self.state().preferred = Some(address);
                     return Ok(answer);
                 }
                 Ok(Err(error)) => last = error,
-                Err(_) if left < attempt_max => {}
+                // An attempt that was cut short by the deadline says less than the one before.
+                Err(_) if left < attempt_max => continue,
                 Err(_) => last = CallError::NoAnswer(format!("{address}: no answer within {} ms", left.as_millis())),
             }
+            self.state().avoided.insert(address, Instant::now());
         }
         self.log_unreachable(&last);
         Err(last)
     }
 
-    /// Every address worth asking, the one that answered last first.
+    /// One request to one broker, within `limit`, dialling included.
+    async fn ask<R: Request>(
+        &self,
+        address: &str,
+        request: &R,
+        limit: Duration,
+    ) -> Result<Result<R::Response, CallError>, Elapsed> {
+        let asked = async {
+            let connection = self.shared(&self.questions, address).await.map_err(CallError::NotSent)?;
+            connection.call(request, limit).await
+        };
+        tokio::time::timeout(limit, asked).await
+    }
+
+    /// Every address worth asking: the one that answered last first, those that have not answered of late last.
     fn addresses(&self) -> Vec<String> {
-        let state = self.state();
+        let mut state = self.state();
+        state.avoided.retain(|_, at| at.elapsed() < AVOIDED_FOR);
         let mut all: Vec<String> = Vec::new();
         let preferred = state.preferred.iter().filter(|each| state.brokers.values().any(|known| known == *each));
         for address in preferred.chain(state.brokers.values()).chain(&self.bootstrap) {
@@ -175,19 +223,33 @@ impl Cluster {
                 all.push(address.clone());
             }
         }
+        all.sort_by_key(|address| state.avoided.contains_key(address));
         all
+    }
+
+    /// Lets the broker behind the one that answered last be asked first.
+    fn rotate(&self) {
+        let mut state = self.state();
+        let known: Vec<&String> = state.brokers.values().collect();
+        let at = known.iter().position(|address| Some(*address) == state.preferred.as_ref());
+        let next = at.and_then(|at| known.get((at + 1) % known.len())).map(|address| (*address).clone());
+        state.preferred = next.or_else(|| state.preferred.take());
+    }
+
+    /// The metadata of one topic as each broker has it. Fails where none answers.
+    pub async fn metadata_of_each(&self, topic: &str, timeout: Duration) -> Result<Vec<MetadataResponse>, CallError> {
+        let request = metadata_request(Some(&[topic]));
+        let addresses = self.addresses();
+        let asked = addresses.iter().map(|address| self.ask(address, &request, timeout));
+        let asked = futures_util::future::join_all(asked).await;
+        let answers: Vec<MetadataResponse> = asked.into_iter().flatten().flatten().collect();
+        if answers.is_empty() { Err(CallError::NotSent("no broker answers".to_owned())) } else { Ok(answers) }
     }
 
     /// The topics as the brokers describe them now: all, or those that are named. A topic that is not there is in the answer with an
     /// error.
     pub async fn metadata(&self, topics: Option<&[&str]>, timeout: Duration) -> Result<MetadataResponse, CallError> {
-        let topic = |name: &&str| {
-            MetadataRequestTopic::default().with_name(Some(TopicName(StrBytes::from_string((*name).to_owned()))))
-        };
-        let request = MetadataRequest::default()
-            .with_topics(topics.map(|topics| topics.iter().map(topic).collect()))
-            .with_allow_auto_topic_creation(false);
-        let answer = self.ask_any(&request, timeout).await?;
+        let answer = self.ask_any(&metadata_request(topics), timeout).await?;
         self.learn(&answer);
         Ok(answer)
     }
@@ -195,8 +257,12 @@ impl Cluster {
     /// Looks the leaders of everything in use up again, at most once in `REFRESH_INTERVAL`. Errors are not reported: what was to be
     /// learned is still unknown then, and the caller tries again.
     pub async fn refresh(&self, topic: &str) {
-        let asked_at = Instant::now();
         self.state().wanted.insert(topic.to_owned());
+        self.refresh_all().await;
+    }
+
+    async fn refresh_all(&self) {
+        let asked_at = Instant::now();
         let mut last = self.refreshing.lock().await;
         if last.is_some_and(|last| last > asked_at) {
             return;
@@ -204,14 +270,15 @@ impl Cluster {
         if let Some(last) = *last {
             tokio::time::sleep_until((last + REFRESH_INTERVAL).into()).await;
         }
+        self.rotate();
         let names: Vec<String> = {
             let mut state = self.state();
             let wanted = std::mem::take(&mut state.wanted);
             state.leaders.keys().cloned().collect::<BTreeSet<_>>().union(&wanted).cloned().collect()
         };
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        if self.metadata(Some(&names), ANSWER_MAX).await.is_err() {
-            self.state().wanted.insert(topic.to_owned());
+        let asked: Vec<&str> = names.iter().map(String::as_str).collect();
+        if self.metadata(Some(&asked), ANSWER_MAX).await.is_err() {
+            self.state().wanted.extend(names);
         }
         *last = Some(Instant::now());
     }
@@ -241,14 +308,32 @@ impl Cluster {
             if topic.partitions.is_empty() {
                 continue;
             }
-            let count = topic.partitions.iter().map(|each| each.partition_index + 1).max().unwrap_or(0);
-            let mut leaders = vec![None; count.max(0) as usize];
+            let topic_id = topic.topic_id.into_bytes();
+            let known = state.leaders.get(name.as_str()).filter(|known| known.topic_id == topic_id);
+            let count = topic.partitions.iter().map(|each| each.partition_index.max(0) as usize + 1).max().unwrap_or(0);
+            let mut partitions = known.map_or_else(Vec::new, |known| known.partitions.clone());
+            partitions
+                .resize(count.min(PARTITIONS_MAX).max(partitions.len()), Leader { broker: None, epoch: i32::MIN });
             for partition in &topic.partitions {
-                if let Some(place) = leaders.get_mut(partition.partition_index as usize) {
-                    *place = (partition.leader_id.0 >= 0).then_some(partition.leader_id.0);
+                let place = usize::try_from(partition.partition_index).ok().and_then(|index| partitions.get_mut(index));
+                if let Some(place) = place
+                    && partition.leader_epoch >= place.epoch
+                {
+                    let broker = (partition.leader_id.0 >= 0).then_some(partition.leader_id.0);
+                    *place = Leader { broker, epoch: partition.leader_epoch };
                 }
             }
-            state.leaders.insert(name.to_string(), leaders);
+            state.leaders.insert(name.to_string(), TopicLeaders { topic_id, partitions });
+        }
+    }
+
+    /// Looks the leaders up from time to time: a broker that lost its leadership and does not know it yet answers without an error.
+    pub async fn stay_current(&self) {
+        loop {
+            tokio::time::sleep(REFRESH_AT_LEAST_EVERY).await;
+            if !self.state().leaders.is_empty() {
+                self.refresh_all().await;
+            }
         }
     }
 
@@ -263,6 +348,16 @@ impl Cluster {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Asks for all topics, or for those that are named.
+fn metadata_request(topics: Option<&[&str]>) -> MetadataRequest {
+    let topic = |name: &&str| {
+        MetadataRequestTopic::default().with_name(Some(TopicName(StrBytes::from_string((*name).to_owned()))))
+    };
+    MetadataRequest::default()
+        .with_topics(topics.map(|topics| topics.iter().map(topic).collect()))
+        .with_allow_auto_topic_creation(false)
 }
 
 fn address(host: &str, port: i32) -> String {

@@ -32,7 +32,7 @@ const SPOKEN_MAX: &[(i16, i16)] = &[
     (17, 1), // SaslHandshake
     (18, 3), // ApiVersions
     (19, 7), // CreateTopics
-    (20, 5), // DeleteTopics
+    (20, 6), // DeleteTopics
     (21, 2), // DeleteRecords
     (22, 4), // InitProducerId
     (24, 3), // AddPartitionsToTxn
@@ -41,6 +41,7 @@ const SPOKEN_MAX: &[(i16, i16)] = &[
     (36, 2), // SaslAuthenticate
     (37, 3), // CreatePartitions
     (44, 1), // IncrementalAlterConfigs
+    (61, 0), // DescribeProducers
 ];
 
 /// Why a call has no answer.

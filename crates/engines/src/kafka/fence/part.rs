@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
+use kafka_protocol::ResponseError as Code;
 use whimbrel_model::PartitionId;
 use whimbrel_model::ports::{Entry, LogError};
 
-use super::WriteError;
+use super::transaction::{WriteError, refused};
 use crate::kafka::client::batch::{self, BatchIdentity};
 use crate::kafka::known::KnownTopic;
 use crate::kafka::settings::Compression;
@@ -23,6 +24,8 @@ pub(super) struct Part {
     pub(super) largest: usize,
     /// The first batch of them: how many, and its bytes.
     pub(super) prepared: Option<(usize, Bytes)>,
+    /// Records of one batch; lowered where the broker finds a batch too large.
+    pub(super) batch_records_max: usize,
     pub(super) unknown_since: Option<Instant>,
 }
 
@@ -39,6 +42,7 @@ impl Part {
                     first: index,
                     largest: 0,
                     prepared: None,
+                    batch_records_max: usize::MAX,
                     unknown_since: None,
                 });
                 parts.len() - 1
@@ -53,7 +57,7 @@ impl Part {
         self.indexes.first().copied().unwrap_or(self.first)
     }
 
-    /// Encodes the next batch, where there is one that is not encoded yet. Answers whether there is anything to send.
+    /// Encodes the next batch, where there is one that is not encoded yet. Returns whether there is anything to send.
     pub(super) fn prepare(
         &mut self,
         entries: &[Entry],
@@ -68,7 +72,7 @@ impl Part {
             used += batch::encoded_bytes_max(&entries[**index].record);
             used <= room
         };
-        let count = self.indexes.iter().take_while(fits).count().max(1);
+        let count = self.indexes.iter().take(self.batch_records_max).take_while(fits).count().max(1);
         let records = self.indexes[..count].iter().map(|index| &entries[*index].record);
         let bytes = batch::encode(records, identity, compression).map_err(|error| WriteError::Entry {
             index: self.first_index(),
@@ -78,7 +82,28 @@ impl Part {
         Ok(true)
     }
 
-    /// The batch under way is written. Answers how many records it had.
+    pub(super) fn has_several_records(&self) -> bool {
+        self.prepared.as_ref().is_some_and(|(count, _)| *count > 1)
+    }
+
+    /// Encodes the batch again with half of its records. For a batch that was certainly not written.
+    pub(super) fn split(&mut self) {
+        if let Some((count, _)) = self.prepared.take() {
+            self.batch_records_max = (count / 2).max(1);
+        }
+    }
+
+    /// The index in the commit of a record of the batch.
+    pub(super) fn index_in_batch(&self, at: usize) -> usize {
+        self.indexes.get(at).copied().unwrap_or_else(|| self.first_index())
+    }
+
+    /// The refusal of one of its entries.
+    pub(super) fn refused(&self, index: usize, code: Code) -> WriteError {
+        refused(&(self.topic.clone(), self.partition), index, code, self.largest)
+    }
+
+    /// The batch under way is written. Returns how many records it had.
     pub(super) fn written(&mut self, base: u64, offsets: &mut [u64]) -> usize {
         let Some((count, _)) = self.prepared.take() else { return 0 };
         for (index, offset) in self.indexes.drain(..count).zip(base..) {

@@ -1,0 +1,549 @@
+//! The requests of a transactional producer.
+//!
+//! It speaks the first version of the transaction protocol, in which the client adds partitions itself: with the second one a broker
+//! waits `add.partitions.to.txn.retry.backoff.ms` (20 ms) between two transactions of one id. Version 2 adds an epoch per transaction.
+//! This client gets the same safety in another way: **after any request that was not answered the fence takes a new epoch** before
+//! its next transaction, so that a request which arrives late has a stale epoch and is rejected.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kafka_protocol::ResponseError as Code;
+use kafka_protocol::messages::add_partitions_to_txn_request::AddPartitionsToTxnTopic;
+use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
+use kafka_protocol::messages::{
+    AddPartitionsToTxnRequest, AddPartitionsToTxnResponse, EndTxnRequest, FindCoordinatorRequest,
+    InitProducerIdRequest, InitProducerIdResponse, ProduceRequest, ProduceResponse, ProducerId, TransactionalId,
+};
+use kafka_protocol::protocol::{Request, StrBytes};
+use whimbrel_model::PartitionId;
+use whimbrel_model::ports::{CommitOutcome, Entry, LogError};
+
+use super::FenceContext;
+use super::inspect::Place;
+use super::part::Part;
+use super::repair::Repairs;
+use crate::kafka::client::batch::{BatchIdentity, next_sequence};
+use crate::kafka::client::cluster::{ANSWER_MAX, Links};
+use crate::kafka::client::connection::CallError;
+use crate::kafka::coordinator::TransactionOutcome;
+use crate::kafka::known::KnownTopic;
+use crate::kafka::outcome;
+
+/// The pause before the coordinator is asked again while it finishes the previous transaction: the first, and the longest.
+const PREVIOUS_TRANSACTION_PAUSE: Duration = Duration::from_micros(500);
+const PREVIOUS_TRANSACTION_PAUSE_MAX: Duration = Duration::from_millis(20);
+/// How long a leader or coordinator that is moving is given before it is asked again.
+pub(super) const MOVING_PAUSE: Duration = Duration::from_millis(20);
+/// How long a partition may be unknown to its broker before the cluster is asked whether it exists.
+pub(super) const UNKNOWN_MAX: Duration = Duration::from_secs(1);
+/// How long ending an open transaction may take before the next attempt.
+const ENDING_MAX: Duration = Duration::from_secs(3);
+/// How often a step that takes long is logged.
+const SLOW_STEP: Duration = Duration::from_secs(1);
+/// The key type of a transactional id in `FindCoordinator`.
+const TRANSACTION_KEY: i8 = 1;
+
+/// Why a request to the coordinator did not succeed.
+enum Refusal {
+    /// The coordinator answered with a code. `is_certain` is false where an earlier attempt was not answered and may have been accepted.
+    Code { code: Code, is_certain: bool },
+    /// There was no answer in time.
+    Late { why: String, is_certain: bool },
+}
+
+/// Why records could not be written.
+#[derive(Debug)]
+pub(super) enum WriteError {
+    Fenced,
+    /// The entry at `index` cannot be written now, or never.
+    Entry {
+        index: usize,
+        error: LogError,
+    },
+}
+
+/// A transaction that Kafka may have open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Open {
+    /// Nothing was written in it. It ends as the transaction before it ended in its partitions: where Kafka has not written the
+    /// marker of that one, this one's marker closes both.
+    Empty(TransactionOutcome),
+    /// Records may have been written. It is aborted unless all of them are.
+    WithRecords,
+}
+
+pub(super) struct FencedProducer {
+    pub(super) context: FenceContext,
+    pub(super) links: Arc<Links>,
+    pub(super) repairs: Repairs,
+    coordinator: Option<i32>,
+    producer_id: i64,
+    epoch: i16,
+    sequences: HashMap<PartitionId, i32>,
+    open: Option<Open>,
+    /// Whether a request of this epoch was not answered, and may arrive late.
+    needs_new_epoch: bool,
+}
+
+impl FencedProducer {
+    pub(super) async fn open(context: FenceContext) -> Result<Self, LogError> {
+        let deadline = Instant::now() + context.timeout;
+        let mut fence = Self {
+            context,
+            links: Arc::default(),
+            repairs: Repairs::default(),
+            coordinator: None,
+            producer_id: -1,
+            epoch: -1,
+            sequences: HashMap::new(),
+            open: None,
+            needs_new_epoch: false,
+        };
+        match fence.init(deadline).await {
+            Ok(()) => Ok(fence),
+            Err(Refusal::Code { code, .. }) if outcome::is_refused_for_good(code) => Err(LogError::Unsupported(
+                format!("cannot open the fence `{}`: {code}", fence.context.transactional_id),
+            )),
+            Err(Refusal::Code { code, .. }) => Err(outcome::unavailable(&code)),
+            Err(Refusal::Late { why, .. }) => Err(outcome::unavailable(&why)),
+        }
+    }
+
+    pub(super) fn producer_id(&self) -> i64 {
+        self.producer_id
+    }
+
+    /// Begins a transaction and writes all records: not yet visible, each with its offset.
+    pub(super) async fn begin_and_write(
+        &mut self,
+        topics: &[Arc<KnownTopic>],
+        entries: &[Entry],
+        deadline: Instant,
+    ) -> Result<Vec<u64>, WriteError> {
+        let mut parts = Part::of(topics, entries);
+        let places: Vec<Place> = parts.iter().map(|part| (part.topic.clone(), part.partition)).collect();
+        self.begin(&places, deadline).await.map_err(|error| match error {
+            WriteError::Entry { index, error } => WriteError::Entry { index: parts[index].first, error },
+            fenced => fenced,
+        })?;
+        self.open = Some(Open::WithRecords);
+        self.repairs.forget(&places);
+        self.write(&mut parts, entries, deadline).await.inspect_err(|_| {
+            // What the broker has of this producer may not be what is known here: a new epoch begins at zero everywhere.
+            self.needs_new_epoch = true;
+        })
+    }
+
+    /// Ends what is open, and takes a new epoch where a request of this one may arrive late.
+    pub(super) async fn settle(&mut self, deadline: Instant) -> Result<(), WriteError> {
+        self.end_open().await?;
+        if !self.needs_new_epoch {
+            return Ok(());
+        }
+        self.init(deadline).await.map_err(|refusal| match refusal {
+            Refusal::Code { code, .. } if outcome::is_fenced(code) => WriteError::Fenced,
+            Refusal::Code { code, .. } => not_now(0, code),
+            Refusal::Late { why, .. } => not_now(0, why),
+        })
+    }
+
+    async fn init(&mut self, deadline: Instant) -> Result<(), Refusal> {
+        let request = InitProducerIdRequest::default()
+            .with_transactional_id(Some(self.transactional_id()))
+            .with_transaction_timeout_ms(i32::try_from(self.context.timeout.as_millis()).unwrap_or(i32::MAX))
+            .with_producer_id(ProducerId(self.producer_id))
+            .with_producer_epoch(self.epoch);
+        let answer = self.coordinate(&request, |answer: &InitProducerIdResponse| answer.error_code, deadline).await?;
+        if answer.producer_id.0 != self.producer_id {
+            self.repairs.forget_all();
+        }
+        (self.producer_id, self.epoch) = (answer.producer_id.0, answer.producer_epoch);
+        self.sequences.clear();
+        self.needs_new_epoch = false;
+        Ok(())
+    }
+
+    /// Begins a transaction, which is empty until records are written. A success says too that the coordinator has finished every
+    /// earlier transaction of the fence.
+    pub(super) async fn add_partitions(
+        &mut self,
+        places: &[Place],
+        ends_as: TransactionOutcome,
+        deadline: Instant,
+    ) -> Result<(), WriteError> {
+        let mut topics: Vec<AddPartitionsToTxnTopic> = Vec::new();
+        for (topic, partition) in places {
+            let (name, index) = (topic.wire_name(), partition.index as i32);
+            match topics.iter_mut().find(|topic| topic.name == name) {
+                Some(topic) => topic.partitions.push(index),
+                None => topics.push(AddPartitionsToTxnTopic::default().with_name(name).with_partitions(vec![index])),
+            }
+        }
+        let request = AddPartitionsToTxnRequest::default()
+            .with_v3_and_below_transactional_id(self.transactional_id())
+            .with_v3_and_below_producer_id(ProducerId(self.producer_id))
+            .with_v3_and_below_producer_epoch(self.epoch)
+            .with_v3_and_below_topics(topics);
+        let mut unknown_since = None;
+        loop {
+            self.open = Some(Open::Empty(ends_as));
+            let refusal = match self.coordinate(&request, worst_of, deadline).await {
+                Ok(_) => return Ok(()),
+                Err(refusal) => refusal,
+            };
+            let code = match refusal {
+                Refusal::Late { why, .. } => return Err(not_now(0, why)),
+                Refusal::Code { code, .. } => code,
+            };
+            if outcome::is_fenced(code) {
+                return Err(WriteError::Fenced);
+            }
+            if !outcome::is_unknown_partition(code) {
+                return Err(refused(&places[0], 0, code, 0));
+            }
+            // A broker that has just started knows no topic yet.
+            if unknown_since.get_or_insert_with(Instant::now).elapsed() >= UNKNOWN_MAX {
+                for (at, (topic, partition)) in places.iter().enumerate() {
+                    if self.context.queries.is_gone(topic.name(), partition.index).await.unwrap_or(false) {
+                        return Err(refused(&places[at], at, code, 0));
+                    }
+                }
+            }
+            if Instant::now() >= deadline {
+                return Err(not_now(0, code));
+            }
+            tokio::time::sleep(MOVING_PAUSE).await;
+        }
+    }
+
+    /// Writes the records of all partitions, and again what was not accepted, until the deadline.
+    async fn write(
+        &mut self,
+        parts: &mut [Part],
+        entries: &[Entry],
+        deadline: Instant,
+    ) -> Result<Vec<u64>, WriteError> {
+        let mut offsets = vec![0; entries.len()];
+        let mut slow = SlowStep::begin("a partition's leader");
+        loop {
+            slow.log(&self.context.transactional_id);
+            let mut by_leader: HashMap<i32, Vec<usize>> = HashMap::new();
+            let mut without_leader = None;
+            for (at, part) in parts.iter_mut().enumerate() {
+                if !part.prepare(entries, self.identity_for(part.partition), self.context.compression)? {
+                    continue;
+                }
+                match self.context.cluster.leader(part.topic.name(), part.partition.index) {
+                    Some(leader) => by_leader.entry(leader).or_default().push(at),
+                    None => without_leader = Some(at),
+                }
+            }
+            if by_leader.is_empty() && without_leader.is_none() {
+                return Ok(offsets);
+            }
+            let mut failed = without_leader.map(|at| (at, "the partition has no leader".to_owned()));
+            let sent: Vec<_> = by_leader
+                .iter()
+                .map(|(leader, places)| self.produce(*leader, places.iter().map(|at| &parts[*at]).collect(), deadline))
+                .collect();
+            let answers = futures_util::future::join_all(sent).await;
+            // Every answer is taken in before the first error is returned: each says what the broker has of this producer.
+            let mut error = None;
+            for ((_, places), answer) in by_leader.iter().zip(answers) {
+                match answer {
+                    Ok(answer) => {
+                        for at in places {
+                            match self.take_answer(&mut parts[*at], &answer, &mut offsets).await {
+                                Ok(Some(why)) => failed = Some((*at, why)),
+                                Ok(None) => {}
+                                Err(refused) => error = error.or(Some(refused)),
+                            }
+                        }
+                    }
+                    Err(error) => {
+                        self.needs_new_epoch |= error.may_have_been_received();
+                        failed = Some((places[0], error.to_string()));
+                    }
+                }
+            }
+            if let Some(error) = error {
+                return Err(error);
+            }
+            let Some((at, why)) = failed else { continue };
+            if Instant::now() >= deadline {
+                let part = &parts[at];
+                let is_gone = self.context.queries.is_gone(part.topic.name(), part.partition.index).await;
+                return Err(match is_gone {
+                    Ok(true) => part.refused(part.first_index(), Code::UnknownTopicOrPartition),
+                    _ => not_now(part.first_index(), why),
+                });
+            }
+            slow.why = why;
+            tokio::time::sleep(MOVING_PAUSE).await;
+            self.context.cluster.refresh(parts[at].topic.name()).await;
+        }
+    }
+
+    fn identity_for(&self, partition: PartitionId) -> BatchIdentity {
+        BatchIdentity {
+            producer_id: self.producer_id,
+            producer_epoch: self.epoch,
+            base_sequence: self.sequences.get(&partition).copied().unwrap_or(0),
+            is_transactional: true,
+        }
+    }
+
+    fn produce(
+        &self,
+        leader: i32,
+        parts: Vec<&Part>,
+        deadline: Instant,
+    ) -> impl Future<Output = Result<ProduceResponse, CallError>> + Send {
+        let left = deadline.saturating_duration_since(Instant::now()).clamp(MOVING_PAUSE, ANSWER_MAX);
+        let mut topics: Vec<TopicProduceData> = Vec::new();
+        for part in parts {
+            let data = PartitionProduceData::default()
+                .with_index(part.partition.index as i32)
+                .with_records(part.prepared.as_ref().map(|(_, bytes)| bytes.clone()));
+            let name = part.topic.wire_name();
+            match topics.iter_mut().find(|topic| topic.name == name) {
+                Some(topic) => topic.partition_data.push(data),
+                None => topics.push(TopicProduceData::default().with_name(name).with_partition_data(vec![data])),
+            }
+        }
+        let request = ProduceRequest::default()
+            .with_transactional_id(Some(self.transactional_id()))
+            .with_acks(-1)
+            .with_timeout_ms(outcome::broker_timeout_ms(left))
+            .with_topic_data(topics);
+        async move {
+            let connection = self.links.to(&self.context.cluster, leader).await?;
+            connection.call(&request, left).await
+        }
+    }
+
+    /// Takes in the answer about one partition. Returns why it has to be sent again, where it has.
+    async fn take_answer(
+        &mut self,
+        part: &mut Part,
+        answer: &ProduceResponse,
+        offsets: &mut [u64],
+    ) -> Result<Option<String>, WriteError> {
+        let topic = answer.responses.iter().find(|topic| topic.name.as_str() == part.topic.name());
+        let found = topic
+            .and_then(|topic| topic.partition_responses.iter().find(|each| each.index == part.partition.index as i32));
+        let Some(found) = found else {
+            self.needs_new_epoch = true;
+            return Ok(Some("the answer lacks a partition".to_owned()));
+        };
+        let Some(code) = Code::try_from_code(found.error_code) else {
+            let base = self.identity_for(part.partition).base_sequence;
+            let written = part.written(found.base_offset.max(0) as u64, offsets);
+            self.sequences.insert(part.partition, next_sequence(base, written));
+            return Ok(None);
+        };
+        if outcome::is_fenced(code) {
+            return Err(WriteError::Fenced);
+        }
+        self.needs_new_epoch |= outcome::may_be_written(code);
+        if outcome::is_unknown_partition(code) {
+            if part.unknown_since.get_or_insert_with(Instant::now).elapsed() >= UNKNOWN_MAX
+                && self.context.queries.is_gone(part.topic.name(), part.partition.index).await.unwrap_or(false)
+            {
+                return Err(part.refused(part.first_index(), code));
+            }
+            return Ok(Some(code.to_string()));
+        }
+        if outcome::is_passing(code) || outcome::may_be_written(code) {
+            return Ok(Some(code.to_string()));
+        }
+        // The topic's limit is lower than it was when the topic became known. An attempt that was not answered may have been accepted.
+        if matches!(code, Code::MessageTooLarge | Code::RecordListTooLarge) && part.has_several_records() {
+            if self.needs_new_epoch {
+                return Err(not_now(part.first_index(), code));
+            }
+            part.split();
+            return Ok(Some(code.to_string()));
+        }
+        let culprit = found.record_errors.first().map(|error| error.batch_index.max(0) as usize);
+        Err(part.refused(part.index_in_batch(culprit.unwrap_or(0)), code))
+    }
+
+    /// Makes the transaction visible.
+    pub(super) async fn end(&mut self, offsets: Vec<u64>, deadline: Instant) -> CommitOutcome {
+        match self.end_as(TransactionOutcome::Committed, deadline).await {
+            Ok(()) => CommitOutcome::Done(offsets),
+            Err(Refusal::Code { code: Code::TransactionAbortable, is_certain: true }) => match self.end_open().await {
+                Ok(()) | Err(WriteError::Entry { .. }) => {
+                    CommitOutcome::NotNow(LogError::Unavailable("Kafka aborted the transaction".to_owned()))
+                }
+                Err(WriteError::Fenced) => CommitOutcome::Fenced,
+            },
+            Err(Refusal::Code { code, is_certain: true }) if outcome::is_fenced(code) => CommitOutcome::Fenced,
+            Err(Refusal::Code { code, .. }) => CommitOutcome::Unknown(format!("Kafka: {code}")),
+            // The coordinator has not received it. The transaction is aborted before the next one begins.
+            Err(Refusal::Late { why, is_certain: true }) => {
+                CommitOutcome::NotNow(LogError::Unavailable(format!("Kafka: {why}")))
+            }
+            Err(Refusal::Late { why, is_certain: false }) => CommitOutcome::Unknown(format!("Kafka: {why}")),
+        }
+    }
+
+    /// Ends the open transaction: one with records is aborted. Where the coordinator cannot be reached in time, it stays open, and
+    /// nothing else is begun.
+    pub(super) async fn end_open(&mut self) -> Result<(), WriteError> {
+        let ends_as = match self.open {
+            None => return Ok(()),
+            Some(Open::Empty(outcome)) => outcome,
+            Some(Open::WithRecords) => TransactionOutcome::Aborted,
+        };
+        match self.end_as(ends_as, Instant::now() + ENDING_MAX).await {
+            Ok(()) => Ok(()),
+            // No transaction was open.
+            Err(Refusal::Code { code: Code::InvalidTxnState, .. }) => {
+                self.open = None;
+                self.needs_new_epoch = true;
+                Ok(())
+            }
+            // The fence is void, or its state is not what the coordinator has.
+            Err(Refusal::Code { .. }) => Err(WriteError::Fenced),
+            Err(Refusal::Late { why, .. }) => {
+                self.needs_new_epoch = true;
+                Err(not_now(0, format!("the previous transaction has not been ended yet: {why}")))
+            }
+        }
+    }
+
+    async fn end_as(&mut self, outcome: TransactionOutcome, deadline: Instant) -> Result<(), Refusal> {
+        let request = EndTxnRequest::default()
+            .with_transactional_id(self.transactional_id())
+            .with_producer_id(ProducerId(self.producer_id))
+            .with_producer_epoch(self.epoch)
+            .with_committed(outcome == TransactionOutcome::Committed);
+        self.coordinate(&request, |answer| answer.error_code, deadline).await?;
+        self.open = None;
+        Ok(())
+    }
+
+    /// Asks the coordinator until it answers with something definite, or the deadline is over.
+    async fn coordinate<R: Request>(
+        &mut self,
+        request: &R,
+        code_of: fn(&R::Response) -> i16,
+        deadline: Instant,
+    ) -> Result<R::Response, Refusal> {
+        let mut is_certain = true;
+        let mut finishing_pause = PREVIOUS_TRANSACTION_PAUSE;
+        let mut slow = SlowStep::begin("the coordinator");
+        loop {
+            slow.log(&self.context.transactional_id);
+            let left = deadline.saturating_duration_since(Instant::now()).clamp(MOVING_PAUSE, ANSWER_MAX);
+            let (why, pause) = match self.call_coordinator(request, left).await {
+                Ok(answer) => match Code::try_from_code(code_of(&answer)) {
+                    None => return Ok(answer),
+                    Some(Code::ConcurrentTransactions) => {
+                        let pause = finishing_pause;
+                        finishing_pause = (pause * 2).min(PREVIOUS_TRANSACTION_PAUSE_MAX);
+                        (Code::ConcurrentTransactions.to_string(), pause)
+                    }
+                    Some(code) if outcome::is_passing(code) => {
+                        // A coordinator that could not replicate its decision in time answers so too, and may yet have made it.
+                        if code != Code::CoordinatorLoadInProgress {
+                            is_certain = false;
+                            self.needs_new_epoch = true;
+                        }
+                        self.coordinator = None;
+                        (code.to_string(), MOVING_PAUSE)
+                    }
+                    Some(code) => return Err(Refusal::Code { code, is_certain }),
+                },
+                Err(error) => {
+                    let may_have_been_received = error.may_have_been_received();
+                    is_certain &= !may_have_been_received;
+                    self.needs_new_epoch |= may_have_been_received;
+                    self.coordinator = None;
+                    (error.to_string(), MOVING_PAUSE)
+                }
+            };
+            if Instant::now() >= deadline {
+                return Err(Refusal::Late { why, is_certain });
+            }
+            slow.why = why;
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    async fn call_coordinator<R: Request>(&mut self, request: &R, timeout: Duration) -> Result<R::Response, CallError> {
+        let coordinator = match self.coordinator {
+            Some(coordinator) => coordinator,
+            None => self.find_coordinator(timeout).await?,
+        };
+        let connection = self.links.to(&self.context.cluster, coordinator).await?;
+        self.coordinator = Some(coordinator);
+        connection.call(request, timeout).await
+    }
+
+    async fn find_coordinator(&self, timeout: Duration) -> Result<i32, CallError> {
+        let request = FindCoordinatorRequest::default()
+            .with_key(StrBytes::from_string(self.context.transactional_id.clone()))
+            .with_key_type(TRANSACTION_KEY);
+        let answer = self.context.cluster.ask_any(&request, timeout).await;
+        // This request changes nothing at the broker.
+        let answer = answer.map_err(|error| CallError::NotSent(error.to_string()))?;
+        if let Some(code) = Code::try_from_code(answer.error_code) {
+            return Err(CallError::NotSent(format!("the coordinator is not known: {code}")));
+        }
+        self.context.cluster.learn_broker(answer.node_id.0, &answer.host, answer.port);
+        Ok(answer.node_id.0)
+    }
+
+    fn transactional_id(&self) -> TransactionalId {
+        TransactionalId(StrBytes::from_string(self.context.transactional_id.clone()))
+    }
+}
+
+/// A step that is repeated until it succeeds, and logged where that takes long.
+struct SlowStep {
+    waits_for: &'static str,
+    why: String,
+    log_at: Instant,
+}
+
+impl SlowStep {
+    fn begin(waits_for: &'static str) -> Self {
+        Self { waits_for, why: String::new(), log_at: Instant::now() + SLOW_STEP }
+    }
+
+    fn log(&mut self, id: &str) {
+        if Instant::now() >= self.log_at {
+            self.log_at += SLOW_STEP;
+            tracing::debug!(id, why = self.why, "the fence waits for {}", self.waits_for);
+        }
+    }
+}
+
+/// The most telling error of an answer: one that names a cause rather than a partition that was not tried.
+fn worst_of(answer: &AddPartitionsToTxnResponse) -> i16 {
+    let topics = answer.results_by_topic_v3_and_below.iter();
+    let codes = topics.flat_map(|topic| &topic.results_by_partition).map(|each| each.partition_error_code);
+    let not_tried = Code::OperationNotAttempted.code();
+    let (mut worst, mut any) = (0, 0);
+    for code in codes.filter(|code| *code != 0) {
+        any = code;
+        if code != not_tried {
+            worst = code;
+        }
+    }
+    if worst != 0 { worst } else { any }
+}
+
+pub(super) fn not_now(index: usize, why: impl std::fmt::Display) -> WriteError {
+    WriteError::Entry { index, error: LogError::Unavailable(format!("Kafka did not accept the records: {why}")) }
+}
+
+/// The refusal of the entry at `index`, of `size` bytes.
+pub(super) fn refused((topic, partition): &Place, index: usize, code: Code, size: usize) -> WriteError {
+    WriteError::Entry { index, error: outcome::append_error(code, *partition, size, topic.record_bytes_max) }
+}
