@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::runtime::Runtime;
+use tokio::runtime::{Handle, Runtime};
 use whimbrel_model::ports::{
     AppendOutcome, Bounds, CommitOutcome, Entry, Fence, Log, LogError, LogTopics, PortFuture, ReadBatch, ReadLimits,
     TopicStatus,
@@ -54,6 +54,8 @@ pub struct KafkaLog {
 }
 
 struct Parts {
+    /// Runs every task of the client. The first field, so that its shutdown begins before the other parts are dropped.
+    runtime: ClientRuntime,
     settings: KafkaSettings,
     cluster: Arc<Cluster>,
     known: Arc<KnownTopics>,
@@ -64,14 +66,17 @@ struct Parts {
     topics: Topics,
     hanging: Arc<Hanging>,
     events: EventSink,
-    /// Where every task of the client runs.
+}
+
+/// The runtime of the client. Dropping it does not block: a log, or a start that failed, may be dropped in an async context, where
+/// dropping a [`Runtime`] panics.
+struct ClientRuntime {
+    handle: Handle,
     runtime: Option<Runtime>,
 }
 
-impl KafkaLog {
-    /// Reaches Kafka and starts the engine. Waits no longer than `request_timeout`.
-    pub async fn connect(settings: KafkaSettings, events: EventSink) -> Result<Arc<Self>, KafkaStartError> {
-        settings.check()?;
+impl ClientRuntime {
+    fn start() -> Result<Self, KafkaStartError> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(THREADS)
             .max_blocking_threads(1)
@@ -79,7 +84,24 @@ impl KafkaLog {
             .enable_all()
             .build()
             .map_err(|error| KafkaStartError::Client(format!("no thread can be started: {error}")))?;
-        let handle = runtime.handle().clone();
+        Ok(Self { handle: runtime.handle().clone(), runtime: Some(runtime) })
+    }
+}
+
+impl Drop for ClientRuntime {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl KafkaLog {
+    /// Reaches Kafka and starts the engine. Waits no longer than `request_timeout`.
+    pub async fn connect(settings: KafkaSettings, events: EventSink) -> Result<Arc<Self>, KafkaStartError> {
+        settings.check()?;
+        let runtime = ClientRuntime::start()?;
+        let handle = runtime.handle.clone();
         // Reading certificates blocks on files.
         let reading = (settings.clone(), handle.clone());
         let dialer = tokio::task::spawn_blocking(move || Dialer::new(&reading.0, reading.1)).await;
@@ -106,18 +128,9 @@ impl KafkaLog {
     }
 }
 
-impl Drop for Parts {
-    fn drop(&mut self) {
-        // A log may be dropped on a thread that must not wait.
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
-    }
-}
-
 impl Parts {
     /// Starts the tasks on the current runtime, which is the engine's.
-    fn start(settings: KafkaSettings, cluster: Arc<Cluster>, events: EventSink, runtime: Runtime) -> Self {
+    fn start(settings: KafkaSettings, cluster: Arc<Cluster>, events: EventSink, runtime: ClientRuntime) -> Self {
         let queries = Arc::new(Queries::new(cluster.clone(), settings.request_timeout));
         let known = Arc::new(KnownTopics::default());
         let appender = Arc::new(Appender::start(&settings, cluster.clone(), queries.clone()));
@@ -141,8 +154,7 @@ impl Parts {
             settings: settings.clone(),
             events: events.clone(),
         };
-        let runtime = Some(runtime);
-        Self { settings, cluster, known, appender, queries, fetcher, reader, topics, hanging, events, runtime }
+        Self { runtime, settings, cluster, known, appender, queries, fetcher, reader, topics, hanging, events }
     }
 
     /// Waits until a broker answers that knows the cluster.
@@ -202,8 +214,8 @@ impl Parts {
             write_timeout: self.settings.message_timeout.min(self.settings.transaction_timeout),
             compression: self.settings.compression,
         };
-        let runtime = self.runtime.as_ref().ok_or_else(closing)?;
-        let handle = runtime.spawn(FenceHandle::open(context)).await.map_err(|_| closing())??;
+        let opening = self.runtime.handle.spawn(FenceHandle::open(context));
+        let handle = opening.await.map_err(|_| closing())??;
         Ok(Fence { name: name.into(), epoch, handle: Arc::new(handle) })
     }
 
