@@ -26,29 +26,29 @@ use super::topics::Topics;
 
 /// Threads that own all connections to Kafka and encode and decode batches.
 const THREADS: usize = 2;
-/// An attempt at a start that has less time than this says nothing new.
+/// The error of a start attempt shorter than this is ignored: it is only a timeout.
 const ATTEMPT_MIN: Duration = Duration::from_secs(1);
-/// How long a start waits before it asks again whether a broker answers.
+/// How long a start waits before it requests the cluster's metadata again.
 const START_PAUSE: Duration = Duration::from_millis(100);
 
 /// The log on Apache Kafka.
 ///
 /// `append` is an idempotent producer with `acks=all`; `commit` is a transaction under the fence's `transactional.id`; reading is
-/// `read_committed`; `bounds` counts what is written, visible or not.
+/// `read_committed`; `bounds` counts written records, visible or not.
 ///
 /// # What to know
 /// - A record behind an open transaction is durable and not yet visible. A dead owner's open transaction holds the readers of
 ///   its partitions back until its successor opens the fence (0.06 to 1 s) or `transaction_timeout` is over, which therefore
 ///   belongs near the session timeout of Coordination.
-/// - Other people's consumers must read committed, or they see records of transactions that were aborted.
-/// - `acks=all` with `min.insync.replicas=1` on a replicated topic acknowledges what one broker has. It is allowed, and said
-///   loudly whenever such a topic is made known.
+/// - Consumers of other applications must use `isolation.level=read_committed`, or they see records of aborted transactions.
+/// - `acks=all` with `min.insync.replicas=1` on a replicated topic acknowledges a record that only one broker has. It is allowed;
+///   the engine logs a warning and emits `acknowledged_not_durable` whenever such a topic is made known.
 /// - A topic's retention, copies and limits are Kafka's. A topic that others made with a `max.message.bytes` below ours
 ///   has that as its limit.
-/// - A fence costs a task and a connection to each broker that it writes to.
+/// - A fence uses one task, and one connection to each broker that is its coordinator or leads one of its partitions.
 /// - Times before 1970-01-01T00:00:00.001Z cannot be kept.
-/// - When Kafka goes away, calls are answered within `message_timeout` (appends), `transaction_timeout` (commits) or
-///   `request_timeout` (the rest) with `Unavailable` or `Unknown`; when it is back, they succeed again by themselves.
+/// - While Kafka is unreachable, calls return `Unavailable` or `Unknown` within `message_timeout` (appends), `transaction_timeout`
+///   (commits) or `request_timeout` (all others). They succeed again after the brokers are back, without a restart.
 pub struct KafkaLog {
     parts: Parts,
 }
@@ -83,7 +83,7 @@ impl ClientRuntime {
             .thread_name("kafka")
             .enable_all()
             .build()
-            .map_err(|error| KafkaStartError::Client(format!("no thread can be started: {error}")))?;
+            .map_err(|error| KafkaStartError::Client(format!("cannot start its threads: {error}")))?;
         Ok(Self { handle: runtime.handle().clone(), runtime: Some(runtime) })
     }
 }
@@ -121,7 +121,7 @@ impl KafkaLog {
         self.parts.known.partitions()
     }
 
-    /// Waits for the answers to what is under way, no longer than an append may take. Calling it is optional: what was acknowledged is
+    /// Waits until appends under way are answered, no longer than an append may take. Calling it is optional: acknowledged records are
     /// durable.
     pub async fn close(&self) {
         self.parts.appender.flush().await;
@@ -157,24 +157,24 @@ impl Parts {
         Self { runtime, settings, cluster, known, appender, queries, fetcher, reader, topics, hanging, events }
     }
 
-    /// Waits until a broker answers that knows the cluster.
+    /// Waits until a broker returns the metadata of the cluster.
     async fn reach(&self) -> Result<(), KafkaStartError> {
         let (began, timeout) = (Instant::now(), self.settings.request_timeout);
-        let mut reason = "no broker answers".to_owned();
+        let mut reason = "no broker answered".to_owned();
         loop {
             let left = timeout.saturating_sub(began.elapsed());
             match self.cluster.metadata(Some(&[]), left).await {
                 Ok(answer) if !answer.brokers.is_empty() => return Ok(()),
-                Ok(_) => reason = "the broker is starting".to_owned(),
-                // An attempt that was cut short says less than the one before.
+                Ok(_) => reason = "the broker returned no cluster metadata; it may still be starting".to_owned(),
+                // The error of a short attempt is only its timeout: the one before names the cause.
                 Err(_) if left < ATTEMPT_MIN && left < timeout => {}
-                // A listener that wants SASL closes the connection at the first question.
+                // A listener that wants SASL closes the connection at the first request.
                 Err(error @ CallError::NoAnswer(_)) => reason = format!("{error}; {}", self.cluster.listener_hint()),
                 Err(error) => reason = error.to_string(),
             }
             if began.elapsed() + START_PAUSE >= timeout {
-                let (bootstrap, waited_ms) = (self.settings.bootstrap.clone(), began.elapsed().as_millis());
-                return Err(KafkaStartError::Unreachable { bootstrap, waited_ms, reason });
+                let bootstrap = self.settings.bootstrap.clone();
+                return Err(KafkaStartError::Unreachable { bootstrap, timeout, reason });
             }
             tokio::time::sleep(START_PAUSE).await;
         }
