@@ -1,5 +1,5 @@
-# Apache Kafka: one node, broker and controller in one process, from Maven Central. Beside it the other clients that the tests compare
-# with: kcat, Kafka's own console tools, and Python's confluent-kafka in a virtual environment.
+# Apache Kafka: one node, broker and controller in one process, from Maven Central. Also installs the other clients that the tests use:
+# kcat, Kafka's own console tools, and Python's confluent-kafka in a virtual environment.
 
 service_kafka() {
   address="127.0.0.1:${WHIMBREL_KAFKA_PORT:-17692}"
@@ -35,7 +35,7 @@ PROPERTIES
   serves() { kcat -b "$address" -L -m 2 >/dev/null 2>&1; }
 }
 
-# The jars are fetched once and again whenever the pom changes.
+# Fetches the jars on the first run, and again after the pom has changed.
 fetch_kafka_jars() {
   local pom="$here/services.d/kafka/pom.xml" libs="$services_dir/kafka/libs" wanted
   wanted="$(sha256sum <"$pom")"
@@ -50,7 +50,7 @@ fetch_kafka_jars() {
   printf '%s' "$wanted" >"$libs/.pom"
 }
 
-# The virtual environment is made once.
+# Creates the virtual environment on the first run; later runs reuse it.
 install_confluent_kafka() {
   local python="$services_dir/kafka/python"
   if "$python/bin/python" -c 'import confluent_kafka' 2>/dev/null; then

@@ -1,4 +1,5 @@
-//! Which topics have which numbers. Kafka has names only: the mapping is what `create` was told, and lasts as long as the process.
+//! Which topics have which numbers. Kafka has names only: callers of `create` give the numbers, and the mapping lasts as long as the
+//! process.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,7 +11,7 @@ use kafka_protocol::protocol::StrBytes;
 use whimbrel_model::ports::LogError;
 use whimbrel_model::{PartitionId, TopicNumber};
 
-/// How often a topic is looked up again because somebody named a partition that it does not seem to have.
+/// How often a topic is looked up again because a request named a partition that it does not seem to have.
 const GROWTH_LOOKUP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Bytes of one batch with several records.
@@ -65,12 +66,12 @@ impl KnownTopic {
         self.trims.lock().unwrap_or_else(PoisonError::into_inner).get(&index).copied()
     }
 
-    /// Kafka's topics only grow, so what is learned late can only be more.
+    /// Records the number of partitions. Topics of Kafka only grow, so the largest number is the newest.
     pub fn learn_partitions(&self, partitions: u32) {
         self.partitions.fetch_max(partitions, Ordering::AcqRel);
     }
 
-    /// Whether it is time to ask Kafka if the topic has grown. A wrong index must not become a storm of questions.
+    /// Whether it is time to ask Kafka if the topic has grown. Requests with a wrong index must not cause a metadata request each.
     pub fn may_look_up(&self, now: Instant) -> bool {
         let mut last = self.looked_up_at.lock().unwrap_or_else(PoisonError::into_inner);
         let due = last.is_none_or(|last| now.duration_since(last) >= GROWTH_LOOKUP_INTERVAL);
@@ -99,8 +100,8 @@ impl KnownTopics {
         topic.ok_or(LogError::UnknownPartition(partition))
     }
 
-    /// A name belongs to one number at a time: a topic that was made again under an old name takes the name along. Answers
-    /// with the numbers that lead nowhere from now on.
+    /// Adds a topic. A name belongs to one number at a time: a topic that was created again under an old name replaces the old number.
+    /// Returns the numbers that are no longer valid.
     pub fn put(&self, topic: KnownTopic) -> Vec<TopicNumber> {
         let mut topics = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let namesakes = topics.values().filter(|other| other.number != topic.number && other.name == topic.name);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::runtime::Runtime;
+use tokio::runtime::{Handle, Runtime};
 use whimbrel_model::ports::{
     AppendOutcome, Bounds, CommitOutcome, Entry, Fence, Log, LogError, LogTopics, PortFuture, ReadBatch, ReadLimits,
     TopicStatus,
@@ -26,34 +26,36 @@ use super::topics::Topics;
 
 /// Threads that own all connections to Kafka and encode and decode batches.
 const THREADS: usize = 2;
-/// An attempt at a start that has less time than this says nothing new.
+/// The error of a start attempt shorter than this is ignored: it is only a timeout.
 const ATTEMPT_MIN: Duration = Duration::from_secs(1);
-/// How long a start waits before it asks again whether a broker answers.
+/// How long a start waits before it requests the cluster's metadata again.
 const START_PAUSE: Duration = Duration::from_millis(100);
 
 /// The log on Apache Kafka.
 ///
 /// `append` is an idempotent producer with `acks=all`; `commit` is a transaction under the fence's `transactional.id`; reading is
-/// `read_committed`; `bounds` counts what is written, visible or not.
+/// `read_committed`; `bounds` counts written records, visible or not.
 ///
 /// # What to know
 /// - A record behind an open transaction is durable and not yet visible. A dead owner's open transaction holds the readers of
 ///   its partitions back until its successor opens the fence (0.06 to 1 s) or `transaction_timeout` is over, which therefore
 ///   belongs near the session timeout of Coordination.
-/// - Other people's consumers must read committed, or they see records of transactions that were aborted.
-/// - `acks=all` with `min.insync.replicas=1` on a replicated topic acknowledges what one broker has. It is allowed, and said
-///   loudly whenever such a topic is made known.
+/// - Consumers of other applications must use `isolation.level=read_committed`, or they see records of aborted transactions.
+/// - `acks=all` with `min.insync.replicas=1` on a replicated topic acknowledges a record that only one broker has. It is allowed;
+///   the engine logs a warning and emits `acknowledged_not_durable` whenever such a topic is made known.
 /// - A topic's retention, copies and limits are Kafka's. A topic that others made with a `max.message.bytes` below ours
 ///   has that as its limit.
-/// - A fence costs a task and a connection to each broker that it writes to.
+/// - A fence uses one task, and one connection to each broker that is its coordinator or leads one of its partitions.
 /// - Times before 1970-01-01T00:00:00.001Z cannot be kept.
-/// - When Kafka goes away, calls are answered within `message_timeout` (appends), `transaction_timeout` (commits) or
-///   `request_timeout` (the rest) with `Unavailable` or `Unknown`; when it is back, they succeed again by themselves.
+/// - While Kafka is unreachable, calls return `Unavailable` or `Unknown` within `message_timeout` (appends), `transaction_timeout`
+///   (commits) or `request_timeout` (all others). They succeed again after the brokers are back, without a restart.
 pub struct KafkaLog {
     parts: Parts,
 }
 
 struct Parts {
+    /// Runs every task of the client. The first field, so that its shutdown begins before the other parts are dropped.
+    runtime: ClientRuntime,
     settings: KafkaSettings,
     cluster: Arc<Cluster>,
     known: Arc<KnownTopics>,
@@ -64,22 +66,42 @@ struct Parts {
     topics: Topics,
     hanging: Arc<Hanging>,
     events: EventSink,
-    /// Where every task of the client runs.
+}
+
+/// The runtime of the client. Dropping it does not block: a log, or a start that failed, may be dropped in an async context, where
+/// dropping a [`Runtime`] panics.
+struct ClientRuntime {
+    handle: Handle,
     runtime: Option<Runtime>,
 }
 
-impl KafkaLog {
-    /// Reaches Kafka and starts the engine. Waits no longer than `request_timeout`.
-    pub async fn connect(settings: KafkaSettings, events: EventSink) -> Result<Arc<Self>, KafkaStartError> {
-        settings.check()?;
+impl ClientRuntime {
+    fn start() -> Result<Self, KafkaStartError> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(THREADS)
             .max_blocking_threads(1)
             .thread_name("kafka")
             .enable_all()
             .build()
-            .map_err(|error| KafkaStartError::Client(format!("no thread can be started: {error}")))?;
-        let handle = runtime.handle().clone();
+            .map_err(|error| KafkaStartError::Client(format!("cannot start its threads: {error}")))?;
+        Ok(Self { handle: runtime.handle().clone(), runtime: Some(runtime) })
+    }
+}
+
+impl Drop for ClientRuntime {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl KafkaLog {
+    /// Reaches Kafka and starts the engine. Waits no longer than `request_timeout`.
+    pub async fn connect(settings: KafkaSettings, events: EventSink) -> Result<Arc<Self>, KafkaStartError> {
+        settings.check()?;
+        let runtime = ClientRuntime::start()?;
+        let handle = runtime.handle.clone();
         // Reading certificates blocks on files.
         let reading = (settings.clone(), handle.clone());
         let dialer = tokio::task::spawn_blocking(move || Dialer::new(&reading.0, reading.1)).await;
@@ -99,25 +121,16 @@ impl KafkaLog {
         self.parts.known.partitions()
     }
 
-    /// Waits for the answers to what is under way, no longer than an append may take. Calling it is optional: what was acknowledged is
+    /// Waits until appends under way are answered, no longer than an append may take. Calling it is optional: acknowledged records are
     /// durable.
     pub async fn close(&self) {
         self.parts.appender.flush().await;
     }
 }
 
-impl Drop for Parts {
-    fn drop(&mut self) {
-        // A log may be dropped on a thread that must not wait.
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
-    }
-}
-
 impl Parts {
     /// Starts the tasks on the current runtime, which is the engine's.
-    fn start(settings: KafkaSettings, cluster: Arc<Cluster>, events: EventSink, runtime: Runtime) -> Self {
+    fn start(settings: KafkaSettings, cluster: Arc<Cluster>, events: EventSink, runtime: ClientRuntime) -> Self {
         let staying_current = cluster.clone();
         tokio::spawn(async move { staying_current.stay_current().await });
         let queries = Arc::new(Queries::new(cluster.clone(), settings.request_timeout));
@@ -143,28 +156,27 @@ impl Parts {
             settings: settings.clone(),
             events: events.clone(),
         };
-        let runtime = Some(runtime);
-        Self { settings, cluster, known, appender, queries, fetcher, reader, topics, hanging, events, runtime }
+        Self { runtime, settings, cluster, known, appender, queries, fetcher, reader, topics, hanging, events }
     }
 
-    /// Waits until a broker answers that knows the cluster.
+    /// Waits until a broker returns the metadata of the cluster.
     async fn reach(&self) -> Result<(), KafkaStartError> {
         let (began, timeout) = (Instant::now(), self.settings.request_timeout);
-        let mut reason = "no broker answers".to_owned();
+        let mut reason = "no broker answered".to_owned();
         loop {
             let left = timeout.saturating_sub(began.elapsed());
             match self.cluster.metadata(Some(&[]), left).await {
                 Ok(answer) if !answer.brokers.is_empty() => return Ok(()),
-                Ok(_) => reason = "the broker is starting".to_owned(),
-                // An attempt that was cut short says less than the one before.
+                Ok(_) => reason = "the broker returned no cluster metadata; it may still be starting".to_owned(),
+                // The error of a short attempt is only its timeout: the one before names the cause.
                 Err(_) if left < ATTEMPT_MIN && left < timeout => {}
-                // A listener that wants SASL closes the connection at the first question.
+                // A listener that wants SASL closes the connection at the first request.
                 Err(error @ CallError::NoAnswer(_)) => reason = format!("{error}; {}", self.cluster.listener_hint()),
                 Err(error) => reason = error.to_string(),
             }
             if began.elapsed() + START_PAUSE >= timeout {
-                let (bootstrap, waited_ms) = (self.settings.bootstrap.clone(), began.elapsed().as_millis());
-                return Err(KafkaStartError::Unreachable { bootstrap, waited_ms, reason });
+                let bootstrap = self.settings.bootstrap.clone();
+                return Err(KafkaStartError::Unreachable { bootstrap, timeout, reason });
             }
             tokio::time::sleep(START_PAUSE).await;
         }
@@ -204,8 +216,8 @@ impl Parts {
             write_timeout: self.settings.message_timeout.min(self.settings.transaction_timeout),
             compression: self.settings.compression,
         };
-        let runtime = self.runtime.as_ref().ok_or_else(closing)?;
-        let handle = runtime.spawn(FenceHandle::open(context)).await.map_err(|_| closing())??;
+        let opening = self.runtime.handle.spawn(FenceHandle::open(context));
+        let handle = opening.await.map_err(|_| closing())??;
         Ok(Fence { name: name.into(), epoch, handle: Arc::new(handle) })
     }
 

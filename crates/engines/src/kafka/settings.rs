@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use whimbrel_model::limits;
+use whimbrel_model::{format_duration, limits};
 
 /// Bytes that Kafka's own format adds to a record, at most: the header of its batch, and lengths as varints. `Record::size` counts six
 /// bytes of lengths per header, which is more than Kafka needs for any header that the API accepts.
@@ -22,12 +22,12 @@ pub struct KafkaSettings {
     pub sasl: Option<Sasl>,
     /// How record batches are compressed.
     pub compression: Compression,
-    /// An append that Kafka has not acknowledged after this time is answered as failed or unknown.
+    /// An append that Kafka has not acknowledged after this time fails: as `Unavailable` if nothing was written, else as `Unknown`.
     pub message_timeout: Duration,
     /// Kafka aborts a commit that its owner left open after this time. Until then it holds the readers of its partitions back, unless
     /// a successor opens the fence. Keep it near the session timeout of Coordination.
     pub transaction_timeout: Duration,
-    /// How long a question to the brokers (bounds, times, topics) may take; also how long a start waits for Kafka.
+    /// Time limit of a metadata, offset or admin request, including retries; also how long a start waits for Kafka.
     pub request_timeout: Duration,
     /// The largest record, as [`whimbrel_model::Record::size`] counts. Topics are created with a `max.message.bytes` that fits; for a
     /// topic that another application created with a smaller one, that one is the limit.
@@ -146,20 +146,22 @@ impl KafkaSettings {
     }
 }
 
-/// Why the engine could not start. Each says what to do.
+/// Why the engine could not start. Each text says what to change.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KafkaStartError {
-    #[error("no Kafka is named: set its bootstrap address, such as 127.0.0.1:9092")]
+    #[error("`kafka.bootstrap` is empty: set at least one broker, such as 127.0.0.1:9092")]
     NoBootstrap,
     #[error(
-        "Kafka at {bootstrap} cannot be reached within {waited_ms} ms: is it running, and is the address right? ({reason})"
+        "cannot connect to Kafka within {timeout} (`kafka.request_timeout`): {reason}. Check that the brokers run and that \
+         `kafka.bootstrap` ({bootstrap}) is correct",
+        timeout = format_duration(*timeout)
     )]
-    Unreachable { bootstrap: String, waited_ms: u128, reason: String },
-    #[error("`{setting}` = `{file}` cannot be used: {reason}")]
+    Unreachable { bootstrap: String, timeout: Duration, reason: String },
+    #[error("cannot load `{setting}` ({file}): {reason}")]
     BadFile { setting: &'static str, file: String, reason: String },
-    #[error("TLS to Kafka needs certificate authorities and the operating system has none: set `kafka.tls_ca_file`")]
+    #[error("no CA certificates found in the operating system's trust store: set `kafka.tls_ca_file`")]
     NoRootCertificates,
-    #[error("the Kafka client cannot be started: {0}")]
+    #[error("cannot start the Kafka client: {0}")]
     Client(String),
 }
 

@@ -110,13 +110,13 @@ impl OwnBroker {
         self.nodes.iter_mut().for_each(|node| node.process = None);
     }
 
-    /// Removes the end of a transaction, which must be the last batch of a partition. A coordinator that takes the transaction for finished
-    /// never writes the end again. Only while no node runs.
-    pub fn take_last_end_away(&self, topic: &str, index: u32) {
+    /// Removes the marker of a transaction, which must be the last batch of a partition. A coordinator that has completed the transaction
+    /// never writes the marker again. Only while no node runs.
+    pub fn remove_last_transaction_marker(&self, topic: &str, index: u32) {
         const IS_CONTROL: u16 = 1 << 5;
         assert!(self.nodes.iter().all(|node| node.process.is_none()), "a broker must not run");
         let last = self.batches(topic, index).pop().expect("the partition has a batch");
-        assert!(last.attributes & IS_CONTROL != 0, "the last batch, at {}, is no end of a transaction", last.at);
+        assert!(last.attributes & IS_CONTROL != 0, "the last batch, at {}, is not a transaction marker", last.at);
         let segment = std::fs::OpenOptions::new().write(true).open(last.segment);
         segment.and_then(|segment| segment.set_len(last.at as u64)).expect("the segment can be cut");
     }
@@ -207,7 +207,7 @@ impl Drop for OwnBroker {
     }
 }
 
-/// The cluster as kcat describes it; `None` where no broker answers.
+/// The cluster as kcat describes it; `None` if no broker answers.
 fn kcat_lists(address: &str) -> Option<String> {
     let kcat = Command::new("kcat").args(["-b", address, "-L", "-m", "2"]).output();
     let output = kcat.expect("kcat runs: scripts/services installs it");

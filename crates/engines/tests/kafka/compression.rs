@@ -1,4 +1,4 @@
-//! Every compression, in both directions: Whimbrel writes and the others read, the others write and Whimbrel reads.
+//! Every compression, in both directions: Whimbrel writes and other clients read, other clients write and Whimbrel reads.
 
 use whimbrel_engines::kafka::KafkaSettings;
 use whimbrel_engines::kafka::settings::Compression;
@@ -20,7 +20,7 @@ const COMPRESSIONS: [(Compression, &str, u16); 5] = [
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_others_read_every_compression_of_appends_and_commits() {
+async fn other_clients_read_every_compression_of_appends_and_commits() {
     needs_kafka!();
     let broker = OwnBroker::start();
     let spec = new_spec(1);
@@ -38,7 +38,7 @@ async fn the_others_read_every_compression_of_appends_and_commits() {
         let fence = log.fence(&spec.name, 1).await.expect("the fence can be opened");
         let outcome = log.commit(&fence, entries(&records)).await;
         assert!(matches!(outcome, CommitOutcome::Done(_)), "{name}: {outcome:?}");
-        // The batch of the append and that of the commit; between and behind them may be ends of transactions, which are plain.
+        // The batch of the append and that of the commit. Transaction markers, which are not compressed, may lie between and behind them.
         let used = broker.codecs(&spec.name, 0).iter().filter(|each| **each == codec).count();
         assert!(used >= 2, "{name}: {:?}", broker.codecs(&spec.name, 0));
         written.extend(records.iter().chain(&records).map(Seen::from));
@@ -52,7 +52,7 @@ async fn the_others_read_every_compression_of_appends_and_commits() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whimbrel_reads_every_compression_of_the_others() {
+async fn whimbrel_reads_every_compression_of_other_clients() {
     needs_kafka!();
     let broker = OwnBroker::start();
     let log = connect(KafkaSettings::new(&broker.address)).await;

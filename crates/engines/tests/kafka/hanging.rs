@@ -1,4 +1,4 @@
-//! Transactions that Kafka has left open: the coordinator takes them for finished, and a partition lacks their end marker.
+//! Hanging transactions: the coordinator has completed them, and a partition lacks their marker.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ async fn a_commit_that_kafka_left_open_in_both_its_partitions_is_ended_as_a_comm
     tokio::task::block_in_place(|| {
         Peer::start(&broker.address).wait_until_complete(&transactional_id(&spec.name));
         broker.kill();
-        partitions.iter().for_each(|partition| broker.take_last_end_away(&spec.name, partition.index));
+        partitions.iter().for_each(|partition| broker.remove_last_transaction_marker(&spec.name, partition.index));
         broker.start_again();
     });
     // The fence of that commit is still open. Its next commit neither aborts the first nor commits it twice.
@@ -42,7 +42,7 @@ async fn a_commit_that_kafka_left_open_in_both_its_partitions_is_ended_as_a_comm
         let texts = texts_up_to(&log, partition, "later").await;
         assert_eq!(texts, ["committed", "later"], "{partition}");
     }
-    // Where the later commit comes before the engine has noticed the open one, its end marker is the end of both.
+    // If the later commit comes before the engine has noticed the open one, its marker closes both.
     let ended = ended_as(&kept.lock().unwrap());
     assert!(ended.iter().all(|how| *how == "committed"), "{ended:?}");
 }
@@ -94,7 +94,7 @@ impl LeftOpen {
         tokio::task::block_in_place(|| {
             abort_one(&broker.address, &spec.name);
             broker.kill();
-            broker.take_last_end_away(&spec.name, 0);
+            broker.remove_last_transaction_marker(&spec.name, 0);
             broker.start_again();
         });
         Self { log, partition: PartitionId::new(spec.number, 0), spec, kept, broker }

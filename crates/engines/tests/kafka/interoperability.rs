@@ -15,7 +15,7 @@ use crate::{bootstrap, connect, needs_kafka, settings};
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_others_read_keys_headers_times_and_bytes_as_they_were_appended() {
+async fn other_clients_read_keys_headers_times_and_bytes_as_they_were_appended() {
     needs_kafka!();
     let log = connect(settings()).await;
     let spec = new_topic(&log, 1).await;
@@ -48,7 +48,7 @@ async fn the_others_read_keys_headers_times_and_bytes_as_they_were_appended() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_records_of_the_others_are_read_with_their_keys_headers_and_bytes() {
+async fn the_records_of_other_clients_are_read_with_their_keys_headers_and_bytes() {
     needs_kafka!();
     let log = connect(settings()).await;
     let spec = new_topic(&log, 1).await;
@@ -79,7 +79,7 @@ async fn the_records_of_the_others_are_read_with_their_keys_headers_and_bytes() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_null_value_or_header_of_the_others_is_read_as_empty() {
+async fn a_null_value_or_header_of_other_clients_is_read_as_empty() {
     needs_kafka!();
     let log = connect(settings()).await;
     let spec = new_topic(&log, 1).await;
@@ -103,7 +103,7 @@ async fn a_null_value_or_header_of_the_others_is_read_as_empty() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn keys_go_to_the_partitions_that_the_partitioners_of_the_others_give_them() {
+async fn keys_go_to_the_partitions_that_the_partitioners_of_other_clients_give_them() {
     needs_kafka!();
     const PARTITIONS: u32 = 7;
     const KEYS: usize = 300;
@@ -135,7 +135,7 @@ async fn keys_go_to_the_partitions_that_the_partitioners_of_the_others_give_them
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_others_read_commits_and_nothing_of_a_fence_that_was_taken_over() {
+async fn other_clients_read_commits_and_nothing_of_a_fence_that_was_taken_over() {
     needs_kafka!();
     let log = connect(settings()).await;
     let spec = new_topic(&log, 1).await;
@@ -224,7 +224,7 @@ async fn a_fence_aborts_the_transaction_that_its_predecessor_left_open() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_committed_transaction_of_the_others_is_read_when_it_is_committed() {
+async fn a_committed_transaction_of_other_clients_is_read_when_it_is_committed() {
     needs_kafka!();
     let log = connect(settings()).await;
     let spec = new_topic(&log, 1).await;

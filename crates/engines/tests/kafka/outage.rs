@@ -1,5 +1,5 @@
-//! A broker that crashes and comes back: what was acknowledged is there, what was not is said to be unknown or not taken, and
-//! everything goes on by itself.
+//! A broker that crashes and restarts: acknowledged records are there, others are reported as unknown or not written, and the engine
+//! recovers without a restart.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ fn impatient(broker: &OwnBroker) -> KafkaSettings {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_acknowledged_survives_a_crash_of_the_broker_and_appends_go_on() {
+async fn acknowledged_records_survive_a_crash_of_the_broker_and_appends_resume() {
     needs_kafka!();
     let mut broker = OwnBroker::start();
     let log = connect(impatient(&broker)).await;
@@ -81,7 +81,7 @@ async fn commits_across_a_crash_of_the_broker_are_whole_or_absent() {
             CommitOutcome::NotNow(_) | CommitOutcome::Unknown(_) | CommitOutcome::Fenced => undone += 1,
         }
     }
-    // What was decided upon a commit of unknown outcome must not land after it.
+    // Commits that were prepared on top of a commit of unknown outcome must not be written after it.
     let after_the_unknown = outcomes.iter().skip_while(|outcome| !matches!(outcome, CommitOutcome::Unknown(_))).skip(1);
     assert!(after_the_unknown.into_iter().all(|outcome| *outcome == CommitOutcome::Fenced), "{outcomes:?}");
     tokio::task::block_in_place(|| broker.start_again());
@@ -98,7 +98,7 @@ async fn commits_across_a_crash_of_the_broker_are_whole_or_absent() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replicated_topic_that_one_copy_can_acknowledge_is_said_loudly() {
+async fn a_replicated_topic_that_one_replica_can_acknowledge_emits_a_warning() {
     needs_kafka!();
     let mut broker = OwnBroker::start();
     tokio::task::block_in_place(|| broker.add_node());

@@ -122,7 +122,7 @@ pub fn kcat_reads(bootstrap: &str, topic: &str, at_least: usize) -> Vec<Seen> {
             .expect("kcat runs: scripts/services installs it");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let read = parse_kcat(&output.stdout);
-        // The end of a transaction is written moments after its commit is answered.
+        // Kafka writes the transaction marker moments after it has answered the commit.
         if read.len() >= at_least {
             return read;
         }
@@ -317,8 +317,8 @@ impl Peer {
         self.ask(json!({"do": "abort"}));
     }
 
-    /// Waits until the coordinator has noted that a transaction is over, which it does after the ends are written. A coordinator that had
-    /// only decided would write the ends again after a restart.
+    /// Waits until the coordinator has recorded the transaction as complete, which it does after the markers are written. A coordinator that
+    /// had only decided would write the markers again after a restart.
     pub fn wait_until_complete(&mut self, id: &str) {
         self.ask(json!({"do": "wait_until_complete", "id": id}));
     }

@@ -60,7 +60,7 @@ async fn records_are_written_and_read_with_sasl_over_tls() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_without_trust_fails_in_time_and_names_the_certificate() {
+async fn an_untrusted_certificate_fails_within_the_timeout_and_is_named() {
     needs_kafka!();
     let secured = Secured::get();
     let foreign_ca = Tls { ca_file: Some(secured.file("foreign-ca.pem")), identity: None };

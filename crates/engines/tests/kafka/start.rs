@@ -1,8 +1,10 @@
-//! Starts without a broker, and the limits that the settings give: the queue, the largest record, the replicas.
+//! Starts that fail without a broker, and the limits that the settings give: the queue, the largest record, the replicas.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt as _;
+use whimbrel_engines::kafka::settings::Tls;
 use whimbrel_engines::kafka::{KafkaLog, KafkaSettings, KafkaStartError};
 use whimbrel_model::ports::{Entry, Log, LogError, LogTopics};
 use whimbrel_model::{Headers, PartitionId, Record, Retention, Timestamp, TopicSpec};
@@ -21,6 +23,25 @@ async fn a_start_without_a_broker_fails_in_time_and_names_the_address() {
     assert!(began.elapsed() < timeout + Duration::from_secs(3), "it took {:?}", began.elapsed());
     assert!(matches!(error, KafkaStartError::Unreachable { .. }), "{error:?}");
     assert!(error.to_string().contains(&address), "{error}");
+    assert!(error.to_string().contains("700ms (`kafka.request_timeout`)"), "the configured time is named: {error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_with_a_missing_ca_file_returns_an_error_that_names_the_setting() {
+    let tls = Tls { ca_file: Some("/nonexistent/ca.pem".into()), identity: None };
+    let settings = KafkaSettings { tls: Some(tls), ..KafkaSettings::new(format!("127.0.0.1:{}", free_port())) };
+    // The engine's runtime is dropped in this async context, which must not panic.
+    let error = KafkaLog::connect(settings, Arc::new(|_| {})).await.err().expect("the file is missing");
+    assert!(matches!(error, KafkaStartError::BadFile { setting: "kafka.tls_ca_file", .. }), "{error:?}");
+    assert!(error.to_string().starts_with("cannot load `kafka.tls_ca_file` (/nonexistent/ca.pem): "), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_that_is_cancelled_does_not_panic() {
+    let settings = KafkaSettings::new(format!("127.0.0.1:{}", free_port()));
+    // Polled once and dropped in this async context.
+    let started = KafkaLog::connect(settings, Arc::new(|_| {})).now_or_never();
+    assert!(started.is_none(), "no broker listens");
 }
 
 #[tokio::test(flavor = "multi_thread")]

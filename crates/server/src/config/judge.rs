@@ -1,7 +1,8 @@
-//! What must fit together: every problem across settings, said with the settings' names and where they were given. It reads only the
-//! checked form; what is wrong with one value by itself was said before.
+//! Checks settings against each other. Each problem names the settings and where they were given. The checks read only the typed
+//! configuration; single values were checked when they were parsed.
 
 use whimbrel_engines::embedded::{LogSettings, record_bytes_max};
+use whimbrel_model::format_duration;
 use whimbrel_model::limits::KEY_MAX_BYTES;
 use whimbrel_roles::worker::AddressGuard;
 
@@ -23,7 +24,7 @@ pub fn judge(config: &Config, settings: &Settings, findings: &mut Findings) {
     judge_sharing(config, &at, findings);
     judge_servers(config, &at, findings);
     judge_people(config, &at, findings);
-    judge_kafka(config, &at, findings);
+    validate_kafka(config, &at, findings);
     let mut wrong = |text: String| findings.problems.push(text);
     if config.limits.batch_bytes < config.limits.payload_bytes {
         wrong(format!(
@@ -80,8 +81,8 @@ pub fn judge(config: &Config, settings: &Settings, findings: &mut Findings) {
     }
 }
 
-/// How the brokers are reached.
-fn judge_kafka(config: &Config, at: &impl Fn(&str) -> String, findings: &mut Findings) {
+/// Checks the settings of `[kafka]` against each other.
+fn validate_kafka(config: &Config, at: &impl Fn(&str) -> String, findings: &mut Findings) {
     if config.log.engine != LogEngineName::Kafka {
         return;
     }
@@ -91,7 +92,13 @@ fn judge_kafka(config: &Config, at: &impl Fn(&str) -> String, findings: &mut Fin
         wrong(format!("{} is empty: name at least one broker as host:port", at("kafka.bootstrap")));
     }
     if config.receipts.lease <= kafka.message_timeout {
-        wrong(format!("{} must be longer than {}", at("receipts.lease"), at("kafka.message_timeout")));
+        wrong(format!(
+            "{} is {}, not longer than {}, which is {}: raise the lease or lower the timeout",
+            at("receipts.lease"),
+            format_duration(config.receipts.lease),
+            at("kafka.message_timeout"),
+            format_duration(kafka.message_timeout)
+        ));
     }
     let files = [
         ("kafka.tls_ca_file", &kafka.tls_ca_file),
@@ -99,18 +106,31 @@ fn judge_kafka(config: &Config, at: &impl Fn(&str) -> String, findings: &mut Fin
         ("kafka.tls_key_file", &kafka.tls_key_file),
     ];
     if let Some((path, _)) = files.iter().find(|(_, file)| file.is_some() && !kafka.tls) {
-        wrong(format!("{} is set and TLS is off: set kafka.tls = true, or remove the file", at(path)));
+        wrong(format!("{} is set, but `kafka.tls` is false: set `kafka.tls = true`, or remove this setting", at(path)));
     }
     if kafka.tls_certificate_file.is_some() != kafka.tls_key_file.is_some() {
         let (certificate, key) = (at("kafka.tls_certificate_file"), at("kafka.tls_key_file"));
-        wrong(format!("{certificate} and {key} belong together: set both, or neither"));
+        wrong(format!("only one of {certificate} and {key} is set: mutual TLS needs both"));
     }
-    let has_credentials = !kafka.sasl_username.is_empty() || !kafka.sasl_password.0.is_empty();
-    if kafka.sasl == "none" && has_credentials {
-        wrong(format!("SASL credentials are set and {} is \"none\": name a mechanism", at("kafka.sasl")));
-    }
-    if kafka.sasl != "none" && (kafka.sasl_username.is_empty() || kafka.sasl_password.0.is_empty()) {
-        wrong(format!("{} needs kafka.sasl_username and kafka.sasl_password", at("kafka.sasl")));
+    let credentials = [
+        ("kafka.sasl_username", kafka.sasl_username.is_empty()),
+        ("kafka.sasl_password", kafka.sasl_password.0.is_empty()),
+    ];
+    if kafka.sasl == "none" {
+        if let Some((path, _)) = credentials.iter().find(|(_, is_empty)| !is_empty) {
+            wrong(format!(
+                "{} is set, but {} is \"none\": set it to PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512, or remove the credentials",
+                at(path),
+                at("kafka.sasl")
+            ));
+        }
+    } else if let Some((path, _)) = credentials.iter().find(|(_, is_empty)| *is_empty) {
+        wrong(format!(
+            "{} is {}, but {} is empty: set `kafka.sasl_username` and `kafka.sasl_password`",
+            at("kafka.sasl"),
+            kafka.sasl,
+            at(path)
+        ));
     }
 }
 
@@ -426,16 +446,17 @@ mod tests {
     fn kafka_credentials_and_files_must_fit_together() {
         let on_kafka = |more: &[(&str, &str)]| problems(&[&[("log.engine", "kafka")], more].concat());
         assert_eq!(on_kafka(&[]), "");
-        assert!(on_kafka(&[("kafka.tls_ca_file", "ca.pem")]).contains("TLS is off"));
+        assert!(on_kafka(&[("kafka.tls_ca_file", "ca.pem")]).contains("`kafka.tls` is false"));
         let half = [("kafka.tls", "true"), ("kafka.tls_key_file", "key.pem")];
-        assert!(on_kafka(&half).contains("belong together"));
-        assert!(on_kafka(&[("kafka.sasl", "PLAIN")]).contains("needs kafka.sasl_username"));
-        assert!(on_kafka(&[("kafka.sasl_username", "eva")]).contains("name a mechanism"));
+        assert!(on_kafka(&half).contains("mutual TLS needs both"));
+        assert!(on_kafka(&[("kafka.sasl", "PLAIN")]).contains("is PLAIN, but `kafka.sasl_username` is empty"));
+        let without_password = [("kafka.sasl", "PLAIN"), ("kafka.sasl_username", "eva")];
+        assert!(on_kafka(&without_password).contains("is PLAIN, but `kafka.sasl_password` is empty"));
+        assert!(on_kafka(&[("kafka.sasl_username", "eva")]).contains("`kafka.sasl` is \"none\": set it to PLAIN"));
         assert!(on_kafka(&[("kafka.sasl", "GSSAPI")]).contains("one of none, PLAIN"));
-        assert!(
-            on_kafka(&[("kafka.options", "acks=1")]).contains("kafka.options"),
-            "a setting that is gone is refused"
-        );
+        assert!(on_kafka(&[("kafka.options", "acks=1")]).contains("kafka.options"), "a removed setting is rejected");
+        let lease = [("receipts.lease", "10s"), ("kafka.message_timeout", "10s")];
+        assert!(on_kafka(&lease).contains("is 10s, not longer than `kafka.message_timeout`"));
         let whole = [("kafka.sasl", "SCRAM-SHA-512"), ("kafka.sasl_username", "eva"), ("kafka.sasl_password", "x")];
         assert_eq!(on_kafka(&whole), "");
     }

@@ -2,7 +2,7 @@
 //!
 //! Two tasks on the engine's runtime own the socket, one per direction. A call only hands bytes to them and waits for its answer,
 //! so a caller that is dropped never leaves half a request on the wire. A call that has no answer within its timeout closes the
-//! connection: a later answer could not be told apart from the answer of a later request.
+//! connection: a late answer could be taken for the answer to a later request.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -11,19 +11,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use kafka_protocol::messages::{ApiVersionsRequest, RequestHeader, ResponseHeader};
+use kafka_protocol::ResponseError;
+use kafka_protocol::messages::{ApiKey, ApiVersionsRequest, RequestHeader, ResponseHeader};
 use kafka_protocol::protocol::{Decodable as _, Encodable as _, HeaderVersion as _, Request, StrBytes};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::{Notify, mpsc, oneshot};
 
-/// Requests that wait for the socket. Callers bound themselves; this bounds a mistake.
+/// Requests that wait for the socket. Callers limit their own requests; this limit guards against bugs.
 const REQUESTS_WAITING_MAX: usize = 256;
-/// The largest answer that is read. Fetches ask for far less; a larger length is garbage.
+/// The largest answer that is read. Fetches request far less, so a larger length is invalid.
 const ANSWER_BYTES_MAX: usize = 512 << 20;
 
-/// The newest version of each request that this client speaks. Later versions of `Produce`, `EndTxn` and `AddPartitionsToTxn` change
-/// the transaction protocol (see `fence.rs`), later versions of `Fetch` and `Produce` name topics by id.
-const SPOKEN_MAX: &[(i16, i16)] = &[
+/// The newest version of each request that this client supports. Later versions of `Produce`, `EndTxn` and `AddPartitionsToTxn` change
+/// the transaction protocol (see `fence/mod.rs`), later versions of `Fetch` and `Produce` name topics by id.
+const API_VERSION_MAX: &[(i16, i16)] = &[
     (0, 11), // Produce
     (1, 12), // Fetch
     (2, 7),  // ListOffsets
@@ -48,7 +49,7 @@ const SPOKEN_MAX: &[(i16, i16)] = &[
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CallError {
     /// No byte of the request reached the socket.
-    #[error("the request was not sent: {0}")]
+    #[error("{0}")]
     NotSent(String),
     /// The broker may have acted on the request.
     #[error("no answer: {0}")]
@@ -114,15 +115,16 @@ impl Connection {
         }
     }
 
-    /// Asks the broker which versions it speaks. Must be the first call.
+    /// Requests the versions that the broker supports. Must be the first call.
     pub async fn learn_versions(&mut self, timeout: Duration) -> Result<(), CallError> {
         let request = ApiVersionsRequest::default()
             .with_client_software_name(StrBytes::from_static_str("whimbrel"))
             .with_client_software_version(StrBytes::from_static_str(env!("CARGO_PKG_VERSION")));
         let answer = self.call_version(&request, 3, timeout).await?;
-        // Code 35: the broker is older and answers in version 0, with its ranges all the same.
-        if answer.error_code != 0 && answer.error_code != 35 {
-            return Err(CallError::NotSent(format!("the broker refused ApiVersions with code {}", answer.error_code)));
+        match ResponseError::try_from_code(answer.error_code) {
+            // An older broker answers in version 0. Its answer has the ranges of versions too.
+            None | Some(ResponseError::UnsupportedVersion) => {}
+            Some(code) => return Err(CallError::NotSent(format!("ApiVersions failed: {code}"))),
         }
         self.versions = answer.api_keys.iter().map(|key| (key.api_key, (key.min_version, key.max_version))).collect();
         Ok(())
@@ -132,20 +134,21 @@ impl Connection {
         self.shared.pending().closed.is_some()
     }
 
-    /// Sends a request in the newest version that both sides speak.
+    /// Sends a request in the newest version that both sides support.
     pub async fn call<R: Request>(&self, request: &R, timeout: Duration) -> Result<R::Response, CallError> {
         let version = self.version_of(R::KEY)?;
         self.call_version(request, version, timeout).await
     }
 
     fn version_of(&self, key: i16) -> Result<i16, CallError> {
-        let spoken = SPOKEN_MAX.iter().find(|(each, _)| *each == key).map_or(0, |(_, max)| *max);
+        let own_max = API_VERSION_MAX.iter().find(|(each, _)| *each == key).map_or(0, |(_, max)| *max);
         match self.versions.get(&key) {
-            Some((min, max)) if *min <= spoken => Ok(spoken.min(*max)),
+            Some((min, max)) if *min <= own_max => Ok(own_max.min(*max)),
             Some((min, _)) => Err(CallError::NotSent(format!(
-                "the broker speaks version {min} and later of request {key}; this client speaks {spoken} at most"
+                "the broker supports {} from version {min}; Whimbrel supports up to version {own_max}",
+                api_name(key)
             ))),
-            None => Err(CallError::NotSent(format!("the broker does not know request {key}"))),
+            None => Err(CallError::NotSent(format!("the broker does not support {} (API key {key})", api_name(key)))),
         }
     }
 
@@ -181,7 +184,7 @@ impl Connection {
         };
         let decoded = decode::<R>(&mut answer, version);
         decoded.map_err(|error| {
-            let why = format!("an answer cannot be decoded: {error}");
+            let why = format!("cannot decode the answer: {error}");
             self.shared.close(&why);
             CallError::NoAnswer(why)
         })
@@ -214,7 +217,12 @@ impl Drop for Connection {
     }
 }
 
-/// What the codec crate reports.
+/// The name of a request in Kafka's protocol, such as `IncrementalAlterConfigs`.
+fn api_name(key: i16) -> String {
+    ApiKey::try_from(key).map_or_else(|()| "an unknown request".to_owned(), |api| format!("{api:?}"))
+}
+
+/// The error type of the codec crate.
 type DecodeError = Box<dyn std::error::Error + Send + Sync>;
 
 fn decode<R: Request>(answer: &mut Bytes, version: i16) -> Result<R::Response, DecodeError> {
@@ -274,7 +282,7 @@ where
                 socket.flush().await
             };
             if let Err(error) = written.await {
-                shared.close(&format!("the connection broke: {error}"));
+                shared.close(&format!("connection lost: {error}"));
             }
         }
     };
@@ -297,7 +305,7 @@ where
                         return why;
                     }
                 }
-                Err(error) => return format!("the connection broke: {error}"),
+                Err(error) => return format!("connection lost: {error}"),
             }
         }
     };
@@ -317,19 +325,23 @@ impl Shared {
                 Ok(())
             }
             Some(waiting) => {
-                let why = format!("an answer to {correlation:?} came where {} was due", waiting.correlation);
+                let got = correlation.map_or_else(|| "none".to_owned(), |id| id.to_string());
+                let why = format!("unexpected correlation id {got}, expected {}", waiting.correlation);
                 let _ = waiting.answer.send(Err(why.clone()));
                 Err(why)
             }
-            None => Err("an answer came that nothing had asked for".to_owned()),
+            None => Err("received a response without a pending request".to_owned()),
         }
     }
 }
 
 async fn read_frame<R: AsyncRead + Unpin>(socket: &mut R) -> io::Result<Bytes> {
-    let length = socket.read_i32().await?;
-    let length = usize::try_from(length).ok().filter(|length| *length <= ANSWER_BYTES_MAX);
-    let length = length.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the answer's length is garbage"))?;
+    let claimed = socket.read_i32().await?;
+    let length = usize::try_from(claimed).ok().filter(|length| *length <= ANSWER_BYTES_MAX);
+    let length = length.ok_or_else(|| {
+        let why = format!("invalid response length {claimed}; the limit is {} MiB", ANSWER_BYTES_MAX >> 20);
+        io::Error::new(io::ErrorKind::InvalidData, why)
+    })?;
     let mut frame = BytesMut::with_capacity(length);
     let mut rest = socket.take(length as u64);
     while frame.len() < length {
@@ -396,7 +408,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_length_that_is_garbage_closes_the_connection() {
+    async fn an_invalid_response_length_closes_the_connection() {
         let (connection, mut broker) = connection();
         let request = MetadataRequest::default();
         let call = connection.call(&request, SOON * 50);
@@ -413,5 +425,17 @@ mod tests {
         connection.versions.clear();
         let answer = connection.call(&MetadataRequest::default(), SOON).await;
         assert!(matches!(answer, Err(CallError::NotSent(_))), "{answer:?}");
+    }
+
+    #[tokio::test]
+    async fn an_unsupported_request_is_named_in_the_error() {
+        let (mut connection, _broker) = connection();
+        connection.versions.clear();
+        let missing = connection.call(&MetadataRequest::default(), SOON).await.unwrap_err();
+        assert_eq!(missing.to_string(), "the broker does not support Metadata (API key 3)");
+        connection.versions.insert(MetadataRequest::KEY, (13, 14));
+        let newer = connection.call(&MetadataRequest::default(), SOON).await.unwrap_err();
+        let expected = "the broker supports Metadata from version 13; Whimbrel supports up to version 12";
+        assert_eq!(newer.to_string(), expected);
     }
 }

@@ -18,7 +18,7 @@ use crate::kafka::settings::{KafkaSettings, KafkaStartError, Sasl, Tls};
 /// How long opening a connection may take, from the first packet to the end of SASL.
 const OPENING_MAX: Duration = Duration::from_secs(3);
 
-/// What every connection of the engine has in common.
+/// The settings that all connections of the engine share.
 #[derive(Clone)]
 pub(crate) struct Dialer {
     runtime: Handle,
@@ -35,7 +35,7 @@ impl Dialer {
         Ok(Self { runtime, tls, sasl, client_id: settings.client_id.as_str().into() })
     }
 
-    /// Opens a connection to `host:port`. The error says what failed.
+    /// Opens a connection to `host:port`. The error names the address and the step that failed.
     pub async fn open(&self, address: &str) -> Result<Connection, String> {
         let (dialer, address) = (self.clone(), address.to_owned());
         let opening = self.runtime.spawn(async move {
@@ -47,7 +47,7 @@ impl Dialer {
         opening.await.unwrap_or_else(|_| Err("the log is shutting down".to_owned()))
     }
 
-    /// What a listener may want that closes connections without a word.
+    /// Hint for connections that the broker closes without an error.
     pub fn listener_hint(&self) -> &'static str {
         match (&self.tls, &self.sasl) {
             (None, None) => "the listener may require TLS (`kafka.tls`) or SASL (`kafka.sasl`)",

@@ -17,10 +17,10 @@ use super::connection::Connection;
 use crate::kafka::settings::{Sasl, SaslMechanism};
 
 const NONCE_BYTES: usize = 24;
-/// Iterations that RFC 5802 asks for at least, and the number beyond which a broker is taken for hostile.
+/// Accepted iterations: at least those that RFC 5802 requires; a broker that requests more than the limit is treated as hostile.
 const ITERATIONS: std::ops::RangeInclusive<u32> = 4096..=1_000_000;
 
-/// Signs in on a connection that has just learned the broker's versions.
+/// Authenticates a connection that has just learned the broker's versions.
 pub(super) async fn authenticate(connection: &Connection, sasl: &Sasl, timeout: Duration) -> Result<(), String> {
     let mechanism = sasl.mechanism.name();
     let handshake = SaslHandshakeRequest::default().with_mechanism(StrBytes::from_static_str(mechanism));
@@ -38,7 +38,8 @@ pub(super) async fn authenticate(connection: &Connection, sasl: &Sasl, timeout: 
         SaslMechanism::ScramSha256 | SaslMechanism::ScramSha512 => {
             let mut nonce = [0; NONCE_BYTES];
             let random = SystemRandom::new();
-            aws_lc_rs::rand::SecureRandom::fill(&random, &mut nonce).map_err(|_| "no random numbers".to_owned())?;
+            aws_lc_rs::rand::SecureRandom::fill(&random, &mut nonce)
+                .map_err(|_| "cannot generate a SCRAM nonce: the random number generator failed".to_owned())?;
             let mut scram = Scram::new(sasl, BASE64.encode(nonce));
             let challenge = send(connection, scram.first(), timeout).await?;
             let proof = scram.answer(&challenge)?;
@@ -64,7 +65,7 @@ async fn send(connection: &Connection, token: Vec<u8>, timeout: Duration) -> Res
 struct Scram<'a> {
     sasl: &'a Sasl,
     nonce: String,
-    /// What both sides sign.
+    /// The text that both sides sign.
     auth_message: String,
     server_signature: Vec<u8>,
 }
@@ -92,10 +93,13 @@ impl<'a> Scram<'a> {
         let salt = attribute("s=").and_then(|salt| BASE64.decode(salt).ok()).ok_or_else(malformed)?;
         let iterations: u32 = attribute("i=").and_then(|count| count.parse().ok()).ok_or_else(malformed)?;
         if nonce.len() <= self.nonce.len() || !nonce.starts_with(&self.nonce) {
-            return Err("the broker's SCRAM nonce does not continue ours".to_owned());
+            return Err("invalid SCRAM nonce from the broker: it does not start with the client nonce".to_owned());
         }
         let count = std::num::NonZeroU32::new(iterations).filter(|_| ITERATIONS.contains(&iterations));
-        let count = count.ok_or_else(|| format!("the broker wants {iterations} SCRAM iterations"))?;
+        let count = count.ok_or_else(|| {
+            let (min, max) = (*ITERATIONS.start(), *ITERATIONS.end());
+            format!("the broker requested {iterations} SCRAM iterations; accepted are {min} to {max}")
+        })?;
 
         let (hashing, stretching, signing) = match self.sasl.mechanism {
             SaslMechanism::ScramSha512 => (&digest::SHA512, pbkdf2::PBKDF2_HMAC_SHA512, hmac::HMAC_SHA512),
@@ -121,7 +125,7 @@ impl<'a> Scram<'a> {
         let signature = std::str::from_utf8(verdict).ok().and_then(|text| text.strip_prefix("v="));
         let signature = signature.and_then(|text| BASE64.decode(text.trim_end()).ok()).unwrap_or_default();
         constant_time::verify_slices_are_equal(&signature, &self.server_signature)
-            .map_err(|_| "the broker does not prove that it knows the SCRAM credentials".to_owned())
+            .map_err(|_| "the broker's SCRAM server signature is wrong".to_owned())
     }
 }
 
