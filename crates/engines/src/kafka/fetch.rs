@@ -21,12 +21,15 @@ const ANSWER_BYTES_MAX: i32 = 8 << 20;
 
 /// One partition of a request.
 #[derive(Debug, Clone)]
-pub(super) struct Wanted {
+pub(super) struct FetchQuery {
     pub topic: TopicName,
     pub index: u32,
     pub from: u64,
     pub bytes_max: usize,
 }
+
+/// The former name, which `coordinator` still uses.
+pub(super) type Wanted = FetchQuery;
 
 /// What a broker sent of one partition.
 #[derive(Debug, PartialEq, Eq)]
@@ -53,9 +56,9 @@ impl From<CallError> for FetchError {
 }
 
 /// A request that waits up to `wait` where nothing is there yet.
-pub(super) fn request(wanted: &[Wanted], end: End, wait: Duration) -> FetchRequest {
+pub(super) fn request(queries: &[FetchQuery], end: End, wait: Duration) -> FetchRequest {
     let mut topics: Vec<FetchTopic> = Vec::new();
-    for each in wanted {
+    for each in queries {
         let partition = FetchPartition::default()
             .with_partition(each.index as i32)
             .with_current_leader_epoch(-1)
@@ -80,12 +83,12 @@ pub(super) fn request(wanted: &[Wanted], end: End, wait: Duration) -> FetchReque
 }
 
 /// The partition's part of an answer. Records of aborted transactions are left out where the request was for what is visible.
-pub(super) fn part_of(answer: &FetchResponse, wanted: &Wanted) -> Result<Fetched, FetchError> {
+pub(super) fn part_of(answer: &FetchResponse, query: &FetchQuery) -> Result<Fetched, FetchError> {
     outcome::check(answer.error_code).map_err(KafkaError::Code)?;
-    let topic = answer.responses.iter().find(|topic| topic.topic == wanted.topic);
-    let part = topic.and_then(|topic| topic.partitions.iter().find(|part| part.partition_index == wanted.index as i32));
+    let topic = answer.responses.iter().find(|topic| topic.topic == query.topic);
+    let part = topic.and_then(|topic| topic.partitions.iter().find(|part| part.partition_index == query.index as i32));
     let missing = || KafkaError::Malformed("the answer lacks the partition".to_owned());
-    read(part.ok_or_else(missing)?, wanted.from)
+    read(part.ok_or_else(missing)?, query.from)
 }
 
 fn read(part: &PartitionData, from: u64) -> Result<Fetched, FetchError> {
@@ -117,13 +120,13 @@ impl Fetcher {
     }
 
     /// Fetches what is there now.
-    pub async fn fetch(&self, wanted: &Wanted, end: End, timeout: Duration) -> Result<Fetched, FetchError> {
-        let topic = wanted.topic.as_str();
-        let leader = match self.cluster.leader(topic, wanted.index) {
+    pub async fn fetch(&self, query: &FetchQuery, end: End, timeout: Duration) -> Result<Fetched, FetchError> {
+        let topic = query.topic.as_str();
+        let leader = match self.cluster.leader(topic, query.index) {
             Some(leader) => leader,
             None => {
                 self.cluster.refresh(topic).await;
-                self.cluster.leader(topic, wanted.index).ok_or(KafkaError::NoLeader)?
+                self.cluster.leader(topic, query.index).ok_or(KafkaError::NoLeader)?
             }
         };
         let pool = self.pool(leader);
@@ -134,10 +137,10 @@ impl Fetcher {
             Some(connection) => connection,
             None => self.cluster.connect(leader).await.map_err(CallError::NotSent)?,
         };
-        let request = request(std::slice::from_ref(wanted), end, Duration::ZERO);
+        let request = request(std::slice::from_ref(query), end, Duration::ZERO);
         let answer = connection.call(&request, timeout.min(ANSWER_MAX)).await?;
         pool.put_idle(connection);
-        part_of(&answer, wanted)
+        part_of(&answer, query)
     }
 
     fn pool(&self, broker: i32) -> Arc<FetchPool> {

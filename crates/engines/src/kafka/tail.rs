@@ -20,7 +20,7 @@ use whimbrel_model::{PartitionId, TopicNumber};
 
 use super::client::cluster::{ANSWER_MAX, Cluster, Links};
 use super::client::connection::CallError;
-use super::fetch::{self, FetchError, Wanted};
+use super::fetch::{self, FetchError, FetchQuery};
 use super::hanging::Hanging;
 use super::known::KnownTopic;
 use super::mend;
@@ -158,7 +158,7 @@ impl Tail {
 struct Fetched {
     broker: i32,
     lane: usize,
-    parts: Vec<(Arc<Tail>, Wanted)>,
+    parts: Vec<(Arc<Tail>, FetchQuery)>,
     answer: Result<FetchResponse, CallError>,
 }
 
@@ -194,7 +194,7 @@ impl Follower {
             self.looked_at = now;
             self.tails.retire(|_, tail| now.duration_since(tail.state().used_at) >= IDLE_MAX);
         }
-        let mut by_leader: HashMap<i32, Vec<(Arc<Tail>, Wanted)>> = HashMap::new();
+        let mut by_leader: HashMap<i32, Vec<(Arc<Tail>, FetchQuery)>> = HashMap::new();
         let mut without_leader = None;
         let all: Vec<Arc<Tail>> = self.tails.tails().values().cloned().collect();
         for tail in all {
@@ -216,14 +216,14 @@ impl Follower {
                 continue;
             }
             state.is_under_way = true;
-            let wanted = Wanted {
+            let query = FetchQuery {
                 topic: tail.topic.wire_name(),
                 index: tail.partition.index,
                 from: state.window.next(),
                 bytes_max: PARTITION_BYTES,
             };
             drop(state);
-            by_leader.entry(leader).or_default().push((tail, wanted));
+            by_leader.entry(leader).or_default().push((tail, query));
         }
         for (broker, parts) in by_leader {
             self.fetch(broker, parts);
@@ -238,15 +238,15 @@ impl Follower {
         self.busy.get(&broker).map_or(Some(0), |lanes| lanes.iter().position(|is_busy| !is_busy))
     }
 
-    fn fetch(&mut self, broker: i32, parts: Vec<(Arc<Tail>, Wanted)>) {
+    fn fetch(&mut self, broker: i32, parts: Vec<(Arc<Tail>, FetchQuery)>) {
         let Some(lane) = self.free_lane(broker) else { return };
         self.busy.entry(broker).or_default()[lane] = true;
         let (cluster, links) = (self.cluster.clone(), self.links[lane].clone());
         self.under_way.push(Box::pin(async move {
-            let wanted: Vec<Wanted> = parts.iter().map(|(_, wanted)| wanted.clone()).collect();
+            let queries: Vec<FetchQuery> = parts.iter().map(|(_, query)| query.clone()).collect();
             let answer = async {
                 let connection = links.to(&cluster, broker).await?;
-                connection.call(&fetch::request(&wanted, End::Visible, FETCH_WAIT), FETCH_WAIT + ANSWER_MAX).await
+                connection.call(&fetch::request(&queries, End::Visible, FETCH_WAIT), FETCH_WAIT + ANSWER_MAX).await
             };
             let answer = answer.await;
             Fetched { broker, lane, parts, answer }
@@ -255,9 +255,9 @@ impl Follower {
 
     fn handle(&mut self, Fetched { broker, lane, parts, answer }: Fetched) {
         self.busy.entry(broker).or_default()[lane] = false;
-        for (tail, wanted) in parts {
+        for (tail, query) in parts {
             let fetched = match &answer {
-                Ok(answer) => fetch::part_of(answer, &wanted),
+                Ok(answer) => fetch::part_of(answer, &query),
                 Err(error) => Err(error.clone().into()),
             };
             let mut state = tail.state();
