@@ -97,8 +97,8 @@ fn read(part: &PartitionData, from: u64) -> Result<Fetched, FetchError> {
     let aborted: Vec<Aborted> =
         aborted.map(|each| Aborted { producer_id: each.producer_id.0, first_offset: each.first_offset }).collect();
     let bytes = part.records.clone().unwrap_or_default();
-    let decoded = batch::decode(bytes, from, &aborted).map_err(FetchError::Damaged)?;
     let written_end = u64::try_from(part.high_watermark).unwrap_or(0);
+    let decoded = batch::decode(bytes, from, written_end, &aborted).map_err(FetchError::Damaged)?;
     Ok(Fetched { records: decoded.records, next: decoded.next, written_end })
 }
 

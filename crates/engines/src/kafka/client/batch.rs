@@ -151,38 +151,68 @@ pub(crate) struct Malformed {
     pub resume_at: u64,
 }
 
-/// Reads batches from offset `from` on, without control records and without records of the transactions in `aborted`. A batch that
-/// is cut short at the end is left for the next answer.
-pub(crate) fn decode(mut bytes: Bytes, from: u64, aborted: &[Aborted]) -> Result<Decoded, Malformed> {
+/// Reads batches from offset `from` on, without control records and without records of the transactions in `aborted`. The partition
+/// ends at `written_end`.
+///
+/// A batch at the end that is cut short is left for the next answer. A batch that cannot be read ends what is decoded; it is an error
+/// only where nothing before it leads on, so that the next read reports it and the records before it are not lost. Brokers send at
+/// least one whole batch or no bytes at all (since version 3 of `Fetch`): bytes without one whole batch are damaged.
+pub(crate) fn decode(mut bytes: Bytes, from: u64, written_end: u64, aborted: &[Aborted]) -> Result<Decoded, Malformed> {
     let mut decoded = Decoded { records: Vec::new(), next: from };
     let mut hidden = Hidden::new(aborted);
-    while let Some(length) = bytes.get(8..PREFIX_BYTES).and_then(|length| length.first_chunk::<4>()) {
-        let length = PREFIX_BYTES + u32::from_be_bytes(*length) as usize;
-        if length < HEADER_BYTES {
-            let what = format!("a length of {length} bytes");
-            return Err(Malformed { what, offset: decoded.next, resume_at: decoded.next + 1 });
+    while !bytes.is_empty() {
+        let rest = bytes.clone();
+        match decode_one(&mut bytes, &mut hidden, &mut decoded) {
+            Ok(()) => {}
+            Err(_) if decoded.next > from => break,
+            Err(what) => return Err(Malformed { what, offset: from, resume_at: resume_at(&rest, from, written_end) }),
         }
-        if bytes.len() < length {
-            break;
-        }
-        let batch = Batch::new(bytes.split_to(length));
-        let last = u64::try_from(batch.last_offset()).unwrap_or(0);
-        if last < from {
-            continue;
-        }
-        let malformed =
-            |what: String| Malformed { what, offset: decoded.next.max(from), resume_at: last.saturating_add(1) };
-        batch.check().map_err(malformed)?;
-        if hidden.shows(&batch) {
-            batch.read_into(from, &mut decoded.records).map_err(|what| Malformed {
-                what,
-                offset: u64::try_from(batch.base_offset).unwrap_or(0),
-                resume_at: last.saturating_add(1),
-            })?;
-        }
-        decoded.next = last.saturating_add(1);
     }
     Ok(decoded)
+}
+
+/// Takes the first batch off the bytes and its records into `decoded`.
+fn decode_one(bytes: &mut Bytes, hidden: &mut Hidden, decoded: &mut Decoded) -> Result<(), String> {
+    let length = batch_length(bytes).ok_or("a batch that is cut short")?;
+    if length < HEADER_BYTES {
+        return Err(format!("a length of {length} bytes"));
+    }
+    if bytes.len() < length {
+        return Err(format!("a length of {length} bytes, of which {} are there,", bytes.len()));
+    }
+    let batch = Batch::new(bytes.split_to(length));
+    batch.check()?;
+    let next = u64::try_from(batch.last_offset()).unwrap_or(0).saturating_add(1);
+    if next <= decoded.next {
+        return if bytes.is_empty() { Err("no record at or behind the offset".to_owned()) } else { Ok(()) };
+    }
+    if hidden.shows(&batch) {
+        let known = decoded.records.len();
+        let read = batch.read_into(decoded.next, &mut decoded.records);
+        read.inspect_err(|_| decoded.records.truncate(known))?;
+    }
+    decoded.next = next;
+    Ok(())
+}
+
+/// The length of the batch that begins here, as its prefix states it.
+fn batch_length(bytes: &[u8]) -> Option<usize> {
+    let length = bytes.get(8..PREFIX_BYTES)?.first_chunk::<4>()?;
+    Some(PREFIX_BYTES + u32::from_be_bytes(*length) as usize)
+}
+
+/// Where reading continues behind the damaged batch that begins here. None of its fields can be believed, so it is the nearest place
+/// that its last offset, the number of its records or the batch behind it lead to. It is behind `from` and within the partition.
+fn resume_at(bytes: &Bytes, from: u64, written_end: u64) -> u64 {
+    let header = (bytes.len() >= HEADER_BYTES).then(|| Batch::new(bytes.clone()));
+    let by_delta = header.as_ref().map(|batch| batch.last_offset().saturating_add(1));
+    let by_count = header.as_ref().map(|batch| batch.base_offset.saturating_add(i64::from(batch.count)));
+    let behind = batch_length(bytes).and_then(|length| bytes.get(length..)?.first_chunk::<8>());
+    let by_neighbour = behind.map(|offset| i64::from_be_bytes(*offset));
+    let places = [by_delta, by_count, by_neighbour].into_iter().flatten();
+    let nearest = places.filter_map(|place| u64::try_from(place).ok()).filter(|place| *place > from).min();
+    let at_least = from.saturating_add(1);
+    nearest.unwrap_or(at_least).min(written_end.max(at_least))
 }
 
 /// Which transactions are hidden at the place that is read.
@@ -404,6 +434,9 @@ mod tests {
     const IDENTITY: BatchIdentity =
         BatchIdentity { producer_id: 7, producer_epoch: 1, base_sequence: 0, is_transactional: false };
 
+    /// A written end that bounds nothing.
+    const END: u64 = u64::MAX;
+
     fn record(key: Option<&str>, value: &str, time: i64) -> Record {
         let mut headers = Headers::builder();
         headers.push("name", value.as_bytes());
@@ -443,7 +476,7 @@ mod tests {
         let all = [Compression::None, Compression::Gzip, Compression::Snappy, Compression::Lz4, Compression::Zstd];
         for compression in all {
             let bytes = stored(&records, 40, IDENTITY, compression);
-            let decoded = decode(bytes.into(), 40, &[]).unwrap();
+            let decoded = decode(bytes.into(), 40, END, &[]).unwrap();
             assert_eq!(decoded.next, 43);
             let found: Vec<_> = decoded.records.iter().map(|stored| stored.record.clone()).collect();
             assert_eq!(found, records, "{compression:?}");
@@ -456,7 +489,7 @@ mod tests {
         let mut bytes = stored(&records, 10, IDENTITY, Compression::None);
         bytes.extend(stored(&records, 14, IDENTITY, Compression::None));
         bytes.truncate(bytes.len() - 1);
-        let decoded = decode(bytes.into(), 12, &[]).unwrap();
+        let decoded = decode(bytes.into(), 12, END, &[]).unwrap();
         assert_eq!((offsets(&decoded), decoded.next), (vec![12, 13], 14));
     }
 
@@ -475,7 +508,7 @@ mod tests {
         ]
         .concat();
         let aborted = [Aborted { producer_id: 1, first_offset: 0 }];
-        let decoded = decode(bytes.into(), 0, &aborted).unwrap();
+        let decoded = decode(bytes.into(), 0, END, &aborted).unwrap();
         assert_eq!((offsets(&decoded), decoded.next), (vec![1, 2, 4], 7));
     }
 
@@ -484,9 +517,79 @@ mod tests {
         let records: Vec<Record> = (0..3).map(|n| record(None, &n.to_string(), 1)).collect();
         let mut bytes = stored(&records, 10, IDENTITY, Compression::None);
         *bytes.last_mut().unwrap() ^= 1;
-        let error = decode(bytes.into(), 10, &[]).unwrap_err();
+        let error = decode(bytes.into(), 10, END, &[]).unwrap_err();
         assert_eq!((error.offset, error.resume_at), (10, 13));
         assert!(error.what.contains("checksum"), "{error}");
+    }
+
+    fn numbered(base_offset: i64, count: i64) -> Vec<u8> {
+        let records: Vec<Record> = (0..count).map(|n| record(None, &(base_offset + n).to_string(), 1)).collect();
+        stored(&records, base_offset, IDENTITY, Compression::None)
+    }
+
+    fn damaged(mut batch: Vec<u8>, at: usize, with: u8) -> Vec<u8> {
+        batch[at] ^= with;
+        batch
+    }
+
+    #[test]
+    fn good_batches_before_a_damaged_one_are_read_and_the_next_read_reports_the_damage() {
+        let body = HEADER_BYTES + 2;
+        let bytes = [numbered(10, 3), damaged(numbered(13, 3), body, 1), numbered(16, 3)].concat();
+        let decoded = decode(bytes.clone().into(), 10, END, &[]).unwrap();
+        assert_eq!((offsets(&decoded), decoded.next), (vec![10, 11, 12], 13));
+        let rest = bytes[numbered(10, 3).len()..].to_vec();
+        let error = decode(rest.into(), 13, END, &[]).unwrap_err();
+        assert_eq!((error.offset, error.resume_at), (13, 16));
+    }
+
+    /// The places of a batch's length and of its highest offset delta, each with its most significant byte first.
+    const LENGTH_AT: usize = 8;
+    const DELTA_AT: usize = 23;
+    const COUNT_AT: usize = 57;
+
+    #[test]
+    fn reading_resumes_no_later_than_at_the_batch_behind_the_damaged_one() {
+        let too_far = damaged(numbered(10, 3), DELTA_AT + 1, 1);
+        let error = decode([too_far, numbered(13, 3)].concat().into(), 10, END, &[]).unwrap_err();
+        assert_eq!(error.resume_at, 13);
+    }
+
+    #[test]
+    fn reading_resumes_no_later_than_the_written_end() {
+        let too_far = damaged(damaged(numbered(10, 3), DELTA_AT, 0x40), COUNT_AT, 0x40);
+        let error = decode(too_far.clone().into(), 10, 20, &[]).unwrap_err();
+        assert_eq!(error.resume_at, 20);
+        // The broker may have read its end before the record was written.
+        let error = decode(too_far.into(), 10, 9, &[]).unwrap_err();
+        assert_eq!(error.resume_at, 11, "reading leaves the damaged place");
+    }
+
+    #[test]
+    fn one_damaged_field_of_the_last_batch_does_not_skip_what_comes_behind_it() {
+        for too_far in [damaged(numbered(10, 3), DELTA_AT, 0x40), damaged(numbered(10, 3), COUNT_AT, 0x40)] {
+            let error = decode(too_far.into(), 11, 1000, &[]).unwrap_err();
+            assert_eq!(error.resume_at, 13);
+        }
+    }
+
+    #[test]
+    fn a_damaged_batch_that_claims_to_lie_before_the_reader_is_not_skipped_silently() {
+        let negative = damaged(numbered(10, 3), DELTA_AT, 0x80);
+        let error = decode(negative.into(), 12, 1000, &[]).unwrap_err();
+        assert_eq!((error.offset, error.resume_at), (12, 13));
+    }
+
+    #[test]
+    fn bytes_without_one_whole_batch_are_damaged_and_not_the_end_of_the_log() {
+        let too_long = damaged(numbered(10, 3), LENGTH_AT, 0x01);
+        let error = decode(too_long.into(), 10, 1000, &[]).unwrap_err();
+        assert_eq!((error.offset, error.resume_at), (10, 13));
+        let error = decode(vec![0; 11].into(), 10, 1000, &[]).unwrap_err();
+        assert_eq!((error.offset, error.resume_at), (10, 11));
+        let too_short = damaged(numbered(10, 3), LENGTH_AT + 3, 0xff);
+        assert!(decode(too_short.into(), 10, 1000, &[]).is_err());
+        assert_eq!(decode(Bytes::new(), 10, 1000, &[]).unwrap().next, 10);
     }
 
     #[test]
@@ -508,13 +611,15 @@ mod tests {
 
         #[test]
         fn garbage_is_an_error_and_not_a_panic(mut bytes: Vec<u8>, flips: Vec<(usize, u8)>) {
-            let _ = decode(bytes.clone().into(), 0, &[]);
+            let _ = decode(bytes.clone().into(), 0, END, &[]);
             bytes = stored(&[record(Some("k"), "value", 1)], 3, IDENTITY, Compression::None);
             for (at, with) in flips {
                 let at = at % bytes.len();
                 bytes[at] ^= with;
             }
-            let _ = decode(bytes.into(), 0, &[]);
+            if let Err(error) = decode(bytes.into(), 3, 4, &[]) {
+                prop_assert_eq!(error.resume_at, 4, "within the partition, and behind the reader");
+            }
         }
     }
 }
