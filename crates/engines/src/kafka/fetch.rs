@@ -10,7 +10,7 @@ use kafka_protocol::messages::{BrokerId, FetchRequest, FetchResponse, TopicName}
 use tokio::sync::Semaphore;
 use whimbrel_model::StoredRecord;
 
-use super::client::batch::{self, Aborted, Malformed};
+use super::client::batch::{self, Aborted, DECODED_BYTES_MAX, Malformed};
 use super::client::cluster::{ANSWER_MAX, Cluster};
 use super::client::connection::{CallError, Connection};
 use super::outcome::{self, KafkaError};
@@ -39,6 +39,8 @@ pub(super) struct Fetched {
     pub next: u64,
     /// Behind the last record that is written.
     pub written_end: u64,
+    /// What the records take in memory.
+    pub bytes: usize,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -83,23 +85,24 @@ pub(super) fn request(queries: &[FetchQuery], end: End, wait: Duration) -> Fetch
 }
 
 /// The partition's part of an answer. Records of aborted transactions are left out where the request was for what is visible.
-pub(super) fn part_of(answer: &FetchResponse, query: &FetchQuery) -> Result<Fetched, FetchError> {
+/// No more batches are decoded than one and those that `bytes_max` has room for.
+pub(super) fn part_of(answer: &FetchResponse, query: &FetchQuery, bytes_max: usize) -> Result<Fetched, FetchError> {
     outcome::check(answer.error_code).map_err(KafkaError::Code)?;
     let topic = answer.responses.iter().find(|topic| topic.topic == query.topic);
     let part = topic.and_then(|topic| topic.partitions.iter().find(|part| part.partition_index == query.index as i32));
     let missing = || KafkaError::Malformed("the answer lacks the partition".to_owned());
-    read(part.ok_or_else(missing)?, query.from)
+    read(part.ok_or_else(missing)?, query.from, bytes_max)
 }
 
-fn read(part: &PartitionData, from: u64) -> Result<Fetched, FetchError> {
+fn read(part: &PartitionData, from: u64, bytes_max: usize) -> Result<Fetched, FetchError> {
     outcome::check(part.error_code).map_err(KafkaError::Code)?;
     let aborted = part.aborted_transactions.iter().flatten();
     let aborted: Vec<Aborted> =
         aborted.map(|each| Aborted { producer_id: each.producer_id.0, first_offset: each.first_offset }).collect();
     let bytes = part.records.clone().unwrap_or_default();
     let written_end = u64::try_from(part.high_watermark).unwrap_or(0);
-    let decoded = batch::decode(bytes, from, written_end, &aborted).map_err(FetchError::Damaged)?;
-    Ok(Fetched { records: decoded.records, next: decoded.next, written_end })
+    let decoded = batch::decode(bytes, from, written_end, &aborted, bytes_max).map_err(FetchError::Damaged)?;
+    Ok(Fetched { records: decoded.records, next: decoded.next, written_end, bytes: decoded.bytes })
 }
 
 /// Fetches of one partition at once, without waiting: each on a connection of its own, of which every broker has a bounded number.
@@ -140,7 +143,7 @@ impl Fetcher {
         let request = request(std::slice::from_ref(query), end, Duration::ZERO);
         let answer = connection.call(&request, timeout.min(ANSWER_MAX)).await?;
         pool.put_idle(connection);
-        part_of(&answer, query)
+        part_of(&answer, query, DECODED_BYTES_MAX)
     }
 
     fn pool(&self, broker: i32) -> Arc<FetchPool> {

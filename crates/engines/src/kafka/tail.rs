@@ -18,6 +18,7 @@ use tokio::sync::futures::Notified;
 use whimbrel_model::ports::{ReadBatch, ReadLimits};
 use whimbrel_model::{PartitionId, TopicNumber};
 
+use super::client::batch::DECODED_BYTES_MAX;
 use super::client::cluster::{ANSWER_MAX, Cluster, Links};
 use super::client::connection::CallError;
 use super::fetch::{self, FetchError, FetchQuery};
@@ -255,15 +256,22 @@ impl Follower {
 
     fn handle(&mut self, Fetched { broker, lane, parts, answer }: Fetched) {
         self.busy.entry(broker).or_default()[lane] = false;
+        let mut bytes_left = DECODED_BYTES_MAX;
         for (tail, query) in parts {
+            if bytes_left == 0 {
+                // The rest of the answer is fetched again: its partitions come first then.
+                tail.state().is_under_way = false;
+                continue;
+            }
             let fetched = match &answer {
-                Ok(answer) => fetch::part_of(answer, &query),
+                Ok(answer) => fetch::part_of(answer, &query, bytes_left),
                 Err(error) => Err(error.clone().into()),
             };
             let mut state = tail.state();
             state.is_under_way = false;
             match fetched {
                 Ok(fetched) => {
+                    bytes_left = bytes_left.saturating_sub(fetched.bytes);
                     // A trim may have moved the window on meanwhile.
                     let news = fetched.next > state.window.next();
                     let records = fetched.records.into_iter().filter(|stored| !mend::is_only_an_end(&stored.record));
