@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
 use kafka_protocol::messages::fetch_response::PartitionData;
 use kafka_protocol::messages::{BrokerId, FetchRequest, FetchResponse, TopicName};
@@ -90,8 +91,25 @@ pub(super) fn part_of(answer: &FetchResponse, query: &FetchQuery, bytes_max: usi
     outcome::check(answer.error_code).map_err(KafkaError::Code)?;
     let topic = answer.responses.iter().find(|topic| topic.topic == query.topic);
     let part = topic.and_then(|topic| topic.partitions.iter().find(|part| part.partition_index == query.index as i32));
-    let missing = || KafkaError::Malformed("the answer lacks the partition".to_owned());
+    let missing = || match throttle_of(answer) {
+        Some(_) => KafkaError::Code(Code::ThrottlingQuotaExceeded),
+        None => KafkaError::Malformed("the answer lacks the partition".to_owned()),
+    };
     read(part.ok_or_else(missing)?, query.from, bytes_max)
+}
+
+/// How long the broker refuses fetches of this client, where its quota is used up. It sends no partition then, and reads no request
+/// from the same connection before the time is over.
+fn throttle_of(answer: &FetchResponse) -> Option<Duration> {
+    let throttle_ms = u64::try_from(answer.throttle_time_ms).ok().filter(|throttle_ms| *throttle_ms > 0)?;
+    answer.responses.is_empty().then(|| Duration::from_millis(throttle_ms))
+}
+
+/// Waits until a broker that throttles takes fetches again, up to `wait_max`. The connection must not be used before.
+pub(super) async fn wait_for_quota(answer: &FetchResponse, wait_max: Duration) {
+    if let Some(throttle) = throttle_of(answer) {
+        tokio::time::sleep(throttle.min(wait_max)).await;
+    }
 }
 
 fn read(part: &PartitionData, from: u64, bytes_max: usize) -> Result<Fetched, FetchError> {
@@ -124,6 +142,7 @@ impl Fetcher {
 
     /// Fetches what is there now.
     pub async fn fetch(&self, query: &FetchQuery, end: End, timeout: Duration) -> Result<Fetched, FetchError> {
+        let deadline = Instant::now() + timeout;
         let topic = query.topic.as_str();
         let leader = match self.cluster.leader(topic, query.index) {
             Some(leader) => leader,
@@ -142,6 +161,7 @@ impl Fetcher {
         };
         let request = request(std::slice::from_ref(query), end, Duration::ZERO);
         let answer = connection.call(&request, timeout.min(ANSWER_MAX)).await?;
+        wait_for_quota(&answer, deadline.saturating_duration_since(Instant::now())).await;
         pool.put_idle(connection);
         part_of(&answer, query, DECODED_BYTES_MAX)
     }
@@ -162,5 +182,39 @@ impl FetchPool {
 
     fn put_idle(&self, connection: Connection) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kafka::stub_cluster::{self, StubCluster};
+
+    const TIMEOUT: Duration = Duration::from_secs(10);
+
+    fn query(index: u32) -> FetchQuery {
+        FetchQuery { topic: stub_cluster::topic_name(), index, from: 0, bytes_max: 1000 }
+    }
+
+    #[test]
+    fn an_answer_that_lacks_the_partition_is_passing_where_the_broker_throttles() {
+        let throttled = FetchResponse::default().with_throttle_time_ms(40);
+        let error = part_of(&throttled, &query(0), DECODED_BYTES_MAX).unwrap_err();
+        assert!(matches!(&error, FetchError::Kafka(error) if error.is_passing()), "{error}");
+        let error = part_of(&FetchResponse::default(), &query(0), DECODED_BYTES_MAX).unwrap_err();
+        assert!(matches!(&error, FetchError::Kafka(KafkaError::Malformed(_))), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_throttled_fetch_waits_as_long_as_the_broker_asks() {
+        const THROTTLE: Duration = Duration::from_millis(80);
+        let brokers = StubCluster::start(1, |_, _| {
+            Some(FetchResponse::default().with_throttle_time_ms(THROTTLE.as_millis() as i32))
+        });
+        let fetcher = Fetcher::new(brokers.await.connect(), 1);
+        let began = Instant::now();
+        let error = fetcher.fetch(&query(0), End::Visible, TIMEOUT).await.unwrap_err();
+        assert!(matches!(&error, FetchError::Kafka(error) if error.is_passing()), "{error}");
+        assert!(began.elapsed() >= THROTTLE);
     }
 }

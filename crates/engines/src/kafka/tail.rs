@@ -40,6 +40,8 @@ const UNREAD_BYTES_MAX: usize = 1 << 20;
 /// How long a partition without readers is followed.
 const IDLE_MAX: Duration = Duration::from_secs(60);
 const IDLE_LOOK: Duration = Duration::from_secs(5);
+/// How long a broker's quota can stop the fetches of one connection. Kafka's own limit is its quota window, 11 s by default.
+const THROTTLE_MAX: Duration = Duration::from_secs(30);
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// The partitions that are followed.
@@ -247,7 +249,10 @@ impl Follower {
             let queries: Vec<FetchQuery> = parts.iter().map(|(_, query)| query.clone()).collect();
             let answer = async {
                 let connection = links.to(&cluster, broker).await?;
-                connection.call(&fetch::request(&queries, End::Visible, FETCH_WAIT), FETCH_WAIT + ANSWER_MAX).await
+                let request = fetch::request(&queries, End::Visible, FETCH_WAIT);
+                let answer = connection.call(&request, FETCH_WAIT + ANSWER_MAX).await?;
+                fetch::wait_for_quota(&answer, THROTTLE_MAX).await;
+                Ok(answer)
             };
             let answer = answer.await;
             Fetched { broker, lane, parts, answer }
