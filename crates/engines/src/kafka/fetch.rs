@@ -8,7 +8,7 @@ use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
 use kafka_protocol::messages::fetch_response::PartitionData;
 use kafka_protocol::messages::{BrokerId, FetchRequest, FetchResponse, TopicName};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use whimbrel_model::StoredRecord;
 
 use super::client::batch::{self, Aborted, DECODED_BYTES_MAX, Malformed};
@@ -19,6 +19,8 @@ use super::queries::End;
 
 /// Bytes of one answer for all its partitions together. A single batch that is larger comes all the same.
 const ANSWER_BYTES_MAX: i32 = 8 << 20;
+/// How often a fetch that waits for a connection looks whether another broker leads its partition by now.
+const LEADER_LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// One partition of a request.
 #[derive(Debug, Clone)]
@@ -143,25 +145,66 @@ impl Fetcher {
     /// Fetches what is there now.
     pub async fn fetch(&self, query: &FetchQuery, end: End, timeout: Duration) -> Result<Fetched, FetchError> {
         let deadline = Instant::now() + timeout;
-        let topic = query.topic.as_str();
-        let leader = match self.cluster.leader(topic, query.index) {
-            Some(leader) => leader,
-            None => {
-                self.cluster.refresh(topic).await;
-                self.cluster.leader(topic, query.index).ok_or(KafkaError::NoLeader)?
+        loop {
+            let leader = self.leader(query).await?;
+            let pool = self.pool(leader);
+            if let Some(_permit) = self.permit(&pool, leader, query, deadline).await? {
+                return self.fetch_from(leader, &pool, query, end, deadline).await;
             }
-        };
-        let pool = self.pool(leader);
-        let permit = tokio::time::timeout(timeout, pool.permits.acquire()).await;
-        let _permit = permit.map_err(|_| CallError::NotSent("all connections to the broker are in use".to_owned()))?;
-        let idle = pool.take_idle();
-        let connection = match idle {
+        }
+    }
+
+    async fn leader(&self, query: &FetchQuery) -> Result<i32, KafkaError> {
+        let topic = query.topic.as_str();
+        if let Some(leader) = self.cluster.leader(topic, query.index) {
+            return Ok(leader);
+        }
+        self.cluster.refresh(topic).await;
+        self.cluster.leader(topic, query.index).ok_or(KafkaError::NoLeader)
+    }
+
+    /// Waits for a connection to the leader. `None` where another broker leads the partition by now: a broker that does not answer
+    /// keeps its connections in use until their requests time out.
+    async fn permit<'a>(
+        &self,
+        pool: &'a FetchPool,
+        leader: i32,
+        query: &FetchQuery,
+        deadline: Instant,
+    ) -> Result<Option<SemaphorePermit<'a>>, CallError> {
+        let in_use = || CallError::NotSent("all connections to the broker are in use".to_owned());
+        let mut permit = std::pin::pin!(pool.permits.acquire());
+        loop {
+            let look_at = deadline.min(Instant::now() + LEADER_LOOK_INTERVAL);
+            if let Ok(permit) = tokio::time::timeout_at(look_at.into(), &mut permit).await {
+                return permit.map(Some).map_err(|_| in_use());
+            }
+            if self.cluster.leader(&query.topic, query.index) != Some(leader) {
+                return Ok(None);
+            }
+            if Instant::now() >= deadline {
+                return Err(in_use());
+            }
+            self.cluster.refresh_in_background(&query.topic);
+        }
+    }
+
+    async fn fetch_from(
+        &self,
+        leader: i32,
+        pool: &FetchPool,
+        query: &FetchQuery,
+        end: End,
+        deadline: Instant,
+    ) -> Result<Fetched, FetchError> {
+        let left = || deadline.saturating_duration_since(Instant::now());
+        let connection = match pool.take_idle() {
             Some(connection) => connection,
             None => self.cluster.connect(leader).await.map_err(CallError::NotSent)?,
         };
         let request = request(std::slice::from_ref(query), end, Duration::ZERO);
-        let answer = connection.call(&request, timeout.min(ANSWER_MAX)).await?;
-        wait_for_quota(&answer, deadline.saturating_duration_since(Instant::now())).await;
+        let answer = connection.call(&request, left().min(ANSWER_MAX)).await?;
+        wait_for_quota(&answer, left()).await;
         pool.put_idle(connection);
         part_of(&answer, query, DECODED_BYTES_MAX)
     }
@@ -188,12 +231,30 @@ impl FetchPool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kafka::client::batch::BatchIdentity;
+    use crate::kafka::settings::Compression;
     use crate::kafka::stub_cluster::{self, StubCluster};
+    use bytes::Bytes;
+    use kafka_protocol::messages::fetch_response::FetchableTopicResponse;
+    use whimbrel_model::{Headers, Record, Timestamp};
 
     const TIMEOUT: Duration = Duration::from_secs(10);
 
     fn query(index: u32) -> FetchQuery {
         FetchQuery { topic: stub_cluster::topic_name(), index, from: 0, bytes_max: 1000 }
+    }
+
+    /// An answer with one record of partition 0.
+    fn one_record() -> FetchResponse {
+        let (value, timestamp) = (Bytes::from_static(b"x"), Timestamp::from_millis(1));
+        let record = Record { key: None, value, headers: Headers::EMPTY, timestamp };
+        let identity =
+            BatchIdentity { producer_id: -1, producer_epoch: -1, base_sequence: -1, is_transactional: false };
+        let bytes = batch::encode([&record].into_iter(), identity, Compression::None).unwrap();
+        let part = PartitionData::default().with_high_watermark(1).with_last_stable_offset(1).with_records(Some(bytes));
+        let topic =
+            FetchableTopicResponse::default().with_topic(stub_cluster::topic_name()).with_partitions(vec![part]);
+        FetchResponse::default().with_responses(vec![topic])
     }
 
     #[test]
@@ -216,5 +277,23 @@ mod tests {
         let error = fetcher.fetch(&query(0), End::Visible, TIMEOUT).await.unwrap_err();
         assert!(matches!(&error, FetchError::Kafka(error) if error.is_passing()), "{error}");
         assert!(began.elapsed() >= THROTTLE);
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_waits_for_a_frozen_broker_goes_to_the_new_leader() {
+        let brokers = StubCluster::start(2, |broker, _| (broker == 1).then(one_record)).await;
+        let fetcher = Arc::new(Fetcher::new(brokers.connect(), 1));
+        let frozen = fetcher.clone();
+        let frozen = tokio::spawn(async move { frozen.fetch(&query(0), End::Visible, TIMEOUT).await });
+        while fetcher.pool(0).permits.available_permits() > 0 {
+            tokio::task::yield_now().await;
+        }
+        brokers.set_leader(1);
+        let began = Instant::now();
+        let fetched = fetcher.fetch(&query(0), End::Visible, TIMEOUT).await.unwrap();
+        assert_eq!(fetched.next, 1);
+        assert!(began.elapsed() < ANSWER_MAX / 2, "waited {:?}", began.elapsed());
+        assert!(!frozen.is_finished(), "the frozen broker still holds its reader");
+        frozen.abort();
     }
 }

@@ -63,6 +63,11 @@ impl StubCluster {
         Self { shared }
     }
 
+    /// Moves the leadership of all partitions.
+    pub fn set_leader(&self, broker: i32) {
+        self.shared.leader.store(broker, Ordering::Release);
+    }
+
     pub fn connect(&self) -> Arc<Cluster> {
         let bootstrap: Vec<String> = self.shared.ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
         let bootstrap = bootstrap.join(",");
