@@ -40,6 +40,8 @@ pub(super) struct Fetched {
     pub records: Vec<StoredRecord>,
     /// The next offset to read, behind records that are not shown.
     pub next: u64,
+    /// Behind the last record that the request may see.
+    pub visible_end: u64,
     /// Behind the last record that is written.
     pub written_end: u64,
     /// What the records take in memory.
@@ -60,7 +62,8 @@ impl From<CallError> for FetchError {
     }
 }
 
-/// A request that waits up to `wait` where nothing is there yet.
+/// A request that waits up to `wait` where nothing is there yet. It keeps the order of the queries: Kafka answers the first partition
+/// that has records with one batch at least, and the others within their bytes. A topic may thus occur several times.
 pub(super) fn request(queries: &[FetchQuery], end: End, wait: Duration) -> FetchRequest {
     let mut topics: Vec<FetchTopic> = Vec::new();
     for each in queries {
@@ -71,7 +74,7 @@ pub(super) fn request(queries: &[FetchQuery], end: End, wait: Duration) -> Fetch
             .with_last_fetched_epoch(-1)
             .with_log_start_offset(-1)
             .with_partition_max_bytes(i32::try_from(each.bytes_max).unwrap_or(i32::MAX));
-        match topics.iter_mut().find(|topic| topic.topic == each.topic) {
+        match topics.last_mut().filter(|topic| topic.topic == each.topic) {
             Some(topic) => topic.partitions.push(partition),
             None => topics.push(FetchTopic::default().with_topic(each.topic.clone()).with_partitions(vec![partition])),
         }
@@ -91,8 +94,8 @@ pub(super) fn request(queries: &[FetchQuery], end: End, wait: Duration) -> Fetch
 /// No more batches are decoded than one and those that `bytes_max` has room for.
 pub(super) fn part_of(answer: &FetchResponse, query: &FetchQuery, bytes_max: usize) -> Result<Fetched, FetchError> {
     outcome::check(answer.error_code).map_err(KafkaError::Code)?;
-    let topic = answer.responses.iter().find(|topic| topic.topic == query.topic);
-    let part = topic.and_then(|topic| topic.partitions.iter().find(|part| part.partition_index == query.index as i32));
+    let topics = answer.responses.iter().filter(|topic| topic.topic == query.topic);
+    let part = topics.flat_map(|topic| &topic.partitions).find(|part| part.partition_index == query.index as i32);
     let missing = || match throttle_of(answer) {
         Some(_) => KafkaError::Code(Code::ThrottlingQuotaExceeded),
         None => KafkaError::Malformed("the answer lacks the partition".to_owned()),
@@ -121,8 +124,10 @@ fn read(part: &PartitionData, from: u64, bytes_max: usize) -> Result<Fetched, Fe
         aborted.map(|each| Aborted { producer_id: each.producer_id.0, first_offset: each.first_offset }).collect();
     let bytes = part.records.clone().unwrap_or_default();
     let written_end = u64::try_from(part.high_watermark).unwrap_or(0);
+    // Without a last stable offset, the request may see everything.
+    let visible_end = u64::try_from(part.last_stable_offset).unwrap_or(written_end);
     let decoded = batch::decode(bytes, from, written_end, &aborted, bytes_max).map_err(FetchError::Damaged)?;
-    Ok(Fetched { records: decoded.records, next: decoded.next, written_end, bytes: decoded.bytes })
+    Ok(Fetched { records: decoded.records, next: decoded.next, visible_end, written_end, bytes: decoded.bytes })
 }
 
 /// Fetches of one partition at once, without waiting: each on a connection of its own, of which every broker has a bounded number.
@@ -255,6 +260,24 @@ mod tests {
         let topic =
             FetchableTopicResponse::default().with_topic(stub_cluster::topic_name()).with_partitions(vec![part]);
         FetchResponse::default().with_responses(vec![topic])
+    }
+
+    #[test]
+    fn a_request_keeps_the_order_of_its_queries_and_the_answer_is_found_by_it() {
+        let other = TopicName("payments".into());
+        let queries = [query(1), FetchQuery { topic: other, ..query(3) }, query(0), query(2)];
+        let topics = request(&queries, End::Visible, Duration::ZERO).topics;
+        let asked = topics.iter().flat_map(|topic| topic.partitions.iter().map(|each| (&topic.topic, each.partition)));
+        assert!(asked.eq(queries.iter().map(|each| (&each.topic, each.index as i32))));
+        let topic = |topic: &FetchTopic| {
+            let part = |each: &FetchPartition| PartitionData::default().with_partition_index(each.partition);
+            let parts = topic.partitions.iter().map(part).collect();
+            FetchableTopicResponse::default().with_topic(topic.topic.clone()).with_partitions(parts)
+        };
+        let answer = FetchResponse::default().with_responses(topics.iter().map(topic).collect());
+        for each in &queries {
+            assert_eq!(part_of(&answer, each, DECODED_BYTES_MAX).map(|fetched| fetched.next), Ok(0), "{each:?}");
+        }
     }
 
     #[test]

@@ -67,7 +67,8 @@ impl Reader {
                 return Ok(self.ahead.take(partition, from, fetched, &limits));
             }
             if Instant::now() >= wait_until {
-                self.hanging.observe(topic.name(), partition, from, fetched.written_end);
+                let visible_end = fetched.visible_end.max(from);
+                self.hanging.observe(topic.name(), partition, visible_end, fetched.written_end);
                 return Ok(ReadBatch { records: Vec::new(), next: from });
             }
             self.tails.follow(&topic, partition, from);

@@ -35,6 +35,9 @@ const FETCH_WAIT: Duration = Duration::from_millis(100);
 const FETCHES_PER_BROKER: usize = 3;
 /// Bytes of one partition in one answer.
 const PARTITION_BYTES: usize = 512 << 10;
+/// The same for a partition that got nothing because its next batch is larger: a bit over Kafka's default of `max.message.bytes`. A
+/// batch that is larger still comes when its partition is the first with records in a fetch.
+const STARVED_PARTITION_BYTES: usize = 2 << 20;
 /// Bytes of a partition that wait for readers; beyond, it is not fetched.
 const UNREAD_BYTES_MAX: usize = 1 << 20;
 /// How long a partition without readers is followed.
@@ -63,6 +66,10 @@ struct State {
     used_at: Instant,
     not_before: Option<Instant>,
     is_under_way: bool,
+    /// The number of the last answer that had records of this partition.
+    served_in: u64,
+    /// The last answer was empty although more is visible.
+    is_starved: bool,
 }
 
 impl Tails {
@@ -77,6 +84,7 @@ impl Tails {
             under_way: FuturesUnordered::new(),
             busy: HashMap::new(),
             looked_at: Instant::now(),
+            answers: 0,
         };
         tokio::spawn(follower.run());
         tails
@@ -93,9 +101,7 @@ impl Tails {
             if tails.get(&partition).is_some_and(|tail| tail.state().window.covers(from)) {
                 return;
             }
-            let state =
-                State { window: Window::at(from), used_at: Instant::now(), not_before: None, is_under_way: false };
-            let (topic, state) = (topic.clone(), Mutex::new(state));
+            let (topic, state) = (topic.clone(), Mutex::new(State::at(from)));
             tails.insert(partition, Arc::new(Tail { topic, partition, state, arrived: Notify::new() }))
         };
         if let Some(earlier) = earlier {
@@ -133,6 +139,19 @@ impl Tails {
     }
 }
 
+impl State {
+    fn at(from: u64) -> Self {
+        Self {
+            window: Window::at(from),
+            used_at: Instant::now(),
+            not_before: None,
+            is_under_way: false,
+            served_in: 0,
+            is_starved: false,
+        }
+    }
+}
+
 impl Tail {
     /// Wakes when there may be more. Enable it before reading, then wait.
     pub fn arrived(&self) -> Notified<'_> {
@@ -161,7 +180,7 @@ impl Tail {
 struct Fetched {
     broker: i32,
     lane: usize,
-    parts: Vec<(Arc<Tail>, FetchQuery)>,
+    parts: Vec<Part>,
     answer: Result<FetchResponse, CallError>,
 }
 
@@ -174,6 +193,15 @@ struct Follower {
     /// Which connections to a broker have a fetch under way.
     busy: HashMap<i32, [bool; FETCHES_PER_BROKER]>,
     looked_at: Instant,
+    /// How many fetches have ended.
+    answers: u64,
+}
+
+/// One partition of a fetch.
+struct Part {
+    tail: Arc<Tail>,
+    query: FetchQuery,
+    served_in: u64,
 }
 
 impl Follower {
@@ -197,7 +225,7 @@ impl Follower {
             self.looked_at = now;
             self.tails.retire(|_, tail| now.duration_since(tail.state().used_at) >= IDLE_MAX);
         }
-        let mut by_leader: HashMap<i32, Vec<(Arc<Tail>, FetchQuery)>> = HashMap::new();
+        let mut by_leader: HashMap<i32, Vec<Part>> = HashMap::new();
         let mut without_leader = None;
         let all: Vec<Arc<Tail>> = self.tails.tails().values().cloned().collect();
         for tail in all {
@@ -223,12 +251,19 @@ impl Follower {
                 topic: tail.topic.wire_name(),
                 index: tail.partition.index,
                 from: state.window.next(),
-                bytes_max: PARTITION_BYTES,
+                bytes_max: if state.is_starved {
+                    STARVED_PARTITION_BYTES.max(tail.topic.record_bytes_max + PARTITION_BYTES)
+                } else {
+                    PARTITION_BYTES
+                },
             };
+            let served_in = state.served_in;
             drop(state);
-            by_leader.entry(leader).or_default().push((tail, query));
+            by_leader.entry(leader).or_default().push(Part { tail, query, served_in });
         }
-        for (broker, parts) in by_leader {
+        for (broker, mut parts) in by_leader {
+            // Busy partitions must not starve the others: Kafka gives a batch of any size to the first partition that has records.
+            parts.sort_unstable_by_key(|part| (part.served_in, part.tail.partition));
             self.fetch(broker, parts);
         }
         if let Some(topic) = without_leader {
@@ -241,12 +276,12 @@ impl Follower {
         self.busy.get(&broker).map_or(Some(0), |lanes| lanes.iter().position(|is_busy| !is_busy))
     }
 
-    fn fetch(&mut self, broker: i32, parts: Vec<(Arc<Tail>, FetchQuery)>) {
+    fn fetch(&mut self, broker: i32, parts: Vec<Part>) {
         let Some(lane) = self.free_lane(broker) else { return };
         self.busy.entry(broker).or_default()[lane] = true;
         let (cluster, links) = (self.cluster.clone(), self.links[lane].clone());
         self.under_way.push(Box::pin(async move {
-            let queries: Vec<FetchQuery> = parts.iter().map(|(_, query)| query.clone()).collect();
+            let queries: Vec<FetchQuery> = parts.iter().map(|part| part.query.clone()).collect();
             let answer = async {
                 let connection = links.to(&cluster, broker).await?;
                 let request = fetch::request(&queries, End::Visible, FETCH_WAIT);
@@ -262,7 +297,8 @@ impl Follower {
     fn handle(&mut self, Fetched { broker, lane, parts, answer }: Fetched) {
         self.busy.entry(broker).or_default()[lane] = false;
         let mut bytes_left = DECODED_BYTES_MAX;
-        for (tail, query) in parts {
+        self.answers += 1;
+        for Part { tail, query, .. } in parts {
             if bytes_left == 0 {
                 // The rest of the answer is fetched again: its partitions come first then.
                 tail.state().is_under_way = false;
@@ -279,11 +315,16 @@ impl Follower {
                     bytes_left = bytes_left.saturating_sub(fetched.bytes);
                     // A trim may have moved the window on meanwhile.
                     let news = fetched.next > state.window.next();
+                    if fetched.next > query.from {
+                        state.served_in = self.answers;
+                    }
+                    state.is_starved = fetched.next == query.from && fetched.visible_end > query.from;
                     let records = fetched.records.into_iter().filter(|stored| !mend::is_only_an_end(&stored.record));
                     records.for_each(|stored| state.window.push(stored));
                     state.window.pass_to(fetched.next);
                     drop(state);
-                    self.hanging.observe(tail.topic.name(), tail.partition, fetched.next, fetched.written_end);
+                    let visible_end = fetched.visible_end.max(fetched.next);
+                    self.hanging.observe(tail.topic.name(), tail.partition, visible_end, fetched.written_end);
                     if news {
                         tail.arrived.notify_waiters();
                     }
@@ -302,6 +343,94 @@ impl Follower {
                     self.tails.lose(&tail);
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kafka::client::batch::{self, BatchIdentity};
+    use crate::kafka::settings::Compression;
+    use crate::kafka::stub_cluster::{self, StubCluster};
+    use bytes::Bytes;
+    use kafka_protocol::messages::FetchRequest;
+    use kafka_protocol::messages::fetch_response::{FetchableTopicResponse, PartitionData};
+    use whimbrel_model::{Headers, Record, Timestamp};
+
+    const TOPIC: TopicNumber = TopicNumber(1);
+    const SOON: Duration = Duration::from_secs(5);
+    const ALL: ReadLimits = ReadLimits { max_records: usize::MAX, max_bytes: usize::MAX, wait: Duration::ZERO };
+
+    fn partition(index: u32) -> PartitionId {
+        PartitionId::new(TOPIC, index)
+    }
+
+    /// A batch of one record.
+    fn batch_at(offset: i64, value_bytes: usize) -> Bytes {
+        let (value, timestamp) = (vec![0; value_bytes].into(), Timestamp::from_millis(1));
+        let record = Record { key: None, value, headers: Headers::EMPTY, timestamp };
+        let identity =
+            BatchIdentity { producer_id: -1, producer_epoch: -1, base_sequence: -1, is_transactional: false };
+        let mut bytes = batch::encode([&record].into_iter(), identity, Compression::None).unwrap().to_vec();
+        bytes[..8].copy_from_slice(&offset.to_be_bytes());
+        bytes.into()
+    }
+
+    /// Answers as Kafka does: the first partition with records is answered with one batch whatever its size, the others with no bytes
+    /// where their next batch is over the limit of the partition. `batch_of` is the batch at an offset of a partition.
+    fn respond(request: &FetchRequest, batch_of: impl Fn(i32, i64) -> Option<Bytes>) -> FetchResponse {
+        let mut is_first = true;
+        let mut answer = FetchResponse::default();
+        for topic in &request.topics {
+            let mut parts = Vec::new();
+            for query in &topic.partitions {
+                let batch = batch_of(query.partition, query.fetch_offset);
+                let end = query.fetch_offset + i64::from(batch.is_some());
+                let batch = batch.filter(|batch| is_first || batch.len() <= query.partition_max_bytes as usize);
+                is_first &= batch.is_none();
+                let part = PartitionData::default().with_partition_index(query.partition);
+                parts.push(part.with_high_watermark(end).with_last_stable_offset(end).with_records(batch));
+            }
+            let topic = FetchableTopicResponse::default().with_topic(topic.topic.clone()).with_partitions(parts);
+            answer.responses.push(topic);
+        }
+        answer
+    }
+
+    async fn tails(brokers: &StubCluster) -> (Arc<Tails>, Arc<KnownTopic>) {
+        let hanging = Arc::new(Hanging::new(SOON, Arc::new(|_| {})));
+        let partitions = stub_cluster::PARTITIONS as u32;
+        let topic = KnownTopic::new(TOPIC, stub_cluster::TOPIC.to_owned(), partitions, 1 << 20);
+        let cluster = brokers.connect();
+        cluster.refresh(stub_cluster::TOPIC).await;
+        (Tails::start(cluster, hanging), Arc::new(topic))
+    }
+
+    #[tokio::test]
+    async fn a_large_batch_is_not_starved_by_busy_partitions_of_the_same_fetch() {
+        const BUSY: i32 = 4;
+        let brokers = StubCluster::start(1, |_, request| {
+            let batch_of = |index: i32, offset: i64| match index {
+                ..BUSY => Some(batch_at(offset, 100)),
+                _ => (offset == 0).then(|| batch_at(0, PARTITION_BYTES + 1)),
+            };
+            Some(respond(&request, batch_of))
+        });
+        let (tails, topic) = tails(&brokers.await).await;
+        let partitions = || (0..stub_cluster::PARTITIONS as u32).map(partition);
+        partitions().for_each(|each| tails.follow(&topic, each, 0));
+        let began = Instant::now();
+        let is_there = |each: PartitionId| tails.get(each).is_some_and(|tail| tail.state().window.next() > 0);
+        while !partitions().all(is_there) {
+            let starved: Vec<PartitionId> = partitions().filter(|each| !is_there(*each)).collect();
+            assert!(began.elapsed() < SOON, "{starved:?} got nothing");
+            // The readers of the busy partitions keep up.
+            for tail in partitions().filter_map(|each| tails.get(each)) {
+                let from = tail.state().window.start();
+                let _ = tail.read(&tails, from, &ALL);
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 }
