@@ -5,6 +5,7 @@
 //! whose readers do not come is left out of the fetches at a bound of bytes, and let go after a while.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ use kafka_protocol::messages::FetchResponse;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use whimbrel_model::ports::{ReadBatch, ReadLimits};
-use whimbrel_model::{PartitionId, TopicNumber};
+use whimbrel_model::{PartitionId, StoredRecord, TopicNumber};
 
 use super::client::batch::DECODED_BYTES_MAX;
 use super::client::cluster::{ANSWER_MAX, Cluster, Links};
@@ -40,6 +41,9 @@ const PARTITION_BYTES: usize = 512 << 10;
 const STARVED_PARTITION_BYTES: usize = 2 << 20;
 /// Bytes of a partition that wait for readers; beyond, it is not fetched.
 const UNREAD_BYTES_MAX: usize = 1 << 20;
+/// Bytes in the windows of all partitions together. Beyond, windows keep nothing that was read, and partitions with unread records are
+/// not fetched. A process has one engine, so this bounds the process; answers under way come on top.
+const WINDOW_BYTES_MAX: usize = 256 << 20;
 /// How long a partition without readers is followed.
 const IDLE_MAX: Duration = Duration::from_secs(60);
 const IDLE_LOOK: Duration = Duration::from_secs(5);
@@ -51,6 +55,10 @@ const RETRY_PAUSE: Duration = Duration::from_millis(50);
 pub(super) struct Tails {
     tails: Mutex<HashMap<PartitionId, Arc<Tail>>>,
     changed: Notify,
+    /// Bytes that all windows together may have.
+    bytes_max: usize,
+    /// All windows together have more unread bytes than that.
+    is_full: AtomicBool,
 }
 
 /// The end of one partition.
@@ -75,7 +83,16 @@ struct State {
 impl Tails {
     /// Starts the following task on the current runtime, with which it ends.
     pub fn start(cluster: Arc<Cluster>, hanging: Arc<Hanging>) -> Arc<Self> {
-        let tails = Arc::new(Self { tails: Mutex::default(), changed: Notify::new() });
+        Self::start_within(WINDOW_BYTES_MAX, cluster, hanging)
+    }
+
+    fn start_within(bytes_max: usize, cluster: Arc<Cluster>, hanging: Arc<Hanging>) -> Arc<Self> {
+        let tails = Arc::new(Self {
+            tails: Mutex::default(),
+            changed: Notify::new(),
+            bytes_max,
+            is_full: AtomicBool::new(false),
+        });
         let follower = Follower {
             tails: tails.clone(),
             cluster,
@@ -134,6 +151,18 @@ impl Tails {
         self.retire(|_, tail| std::ptr::eq(tail, Arc::as_ptr(lost)));
     }
 
+    /// Forgets what was read where all windows together have too many bytes. Answers whether what is unread is still too much.
+    fn make_room(&self, all: &[Arc<Tail>]) -> bool {
+        let bytes = || all.iter().map(|tail| tail.state().window.bytes()).sum::<usize>();
+        let mut is_full = bytes() > self.bytes_max;
+        if is_full {
+            all.iter().for_each(|tail| tail.state().window.forget_all_read());
+            is_full = bytes() > self.bytes_max;
+        }
+        self.is_full.store(is_full, Ordering::Release);
+        is_full
+    }
+
     fn tails(&self) -> MutexGuard<'_, HashMap<PartitionId, Arc<Tail>>> {
         self.tails.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -150,6 +179,22 @@ impl State {
             is_starved: false,
         }
     }
+
+    /// Takes in what the answer of that number had for a query. Answers whether readers have more to read.
+    fn take_in(&mut self, query: &FetchQuery, fetched: fetch::Fetched, answer: u64) -> bool {
+        // A trim may have moved the window on meanwhile.
+        let has_news = fetched.next > self.window.next();
+        if fetched.next > query.from {
+            self.served_in = answer;
+        }
+        self.is_starved = fetched.next == query.from && fetched.visible_end > query.from;
+        for stored in fetched.records.into_iter().filter(|stored| !mend::is_only_an_end(&stored.record)) {
+            // In a buffer of its own: one record that is kept would otherwise keep the whole answer, up to 8 MiB.
+            self.window.push(StoredRecord { offset: stored.offset, record: stored.record.compact() });
+        }
+        self.window.pass_to(fetched.next);
+        has_news
+    }
 }
 
 impl Tail {
@@ -165,7 +210,8 @@ impl Tail {
         let was_full = state.window.unread_bytes() >= UNREAD_BYTES_MAX;
         let batch = state.window.read(from, limits).ok()?;
         state.window.forget_read();
-        if was_full && state.window.unread_bytes() < UNREAD_BYTES_MAX {
+        let has_room = was_full && state.window.unread_bytes() < UNREAD_BYTES_MAX;
+        if has_room || tails.is_full.load(Ordering::Acquire) {
             tails.changed.notify_one();
         }
         Some(batch)
@@ -228,9 +274,10 @@ impl Follower {
         let mut by_leader: HashMap<i32, Vec<Part>> = HashMap::new();
         let mut without_leader = None;
         let all: Vec<Arc<Tail>> = self.tails.tails().values().cloned().collect();
+        let unread_bytes_max = if self.tails.make_room(&all) { 1 } else { UNREAD_BYTES_MAX };
         for tail in all {
             let mut state = tail.state();
-            if state.is_under_way || state.window.unread_bytes() >= UNREAD_BYTES_MAX {
+            if state.is_under_way || state.window.unread_bytes() >= unread_bytes_max {
                 continue;
             }
             if let Some(not_before) = state.not_before.filter(|at| *at > now) {
@@ -313,19 +360,12 @@ impl Follower {
             match fetched {
                 Ok(fetched) => {
                     bytes_left = bytes_left.saturating_sub(fetched.bytes);
-                    // A trim may have moved the window on meanwhile.
-                    let news = fetched.next > state.window.next();
-                    if fetched.next > query.from {
-                        state.served_in = self.answers;
-                    }
-                    state.is_starved = fetched.next == query.from && fetched.visible_end > query.from;
-                    let records = fetched.records.into_iter().filter(|stored| !mend::is_only_an_end(&stored.record));
-                    records.for_each(|stored| state.window.push(stored));
-                    state.window.pass_to(fetched.next);
-                    drop(state);
                     let visible_end = fetched.visible_end.max(fetched.next);
-                    self.hanging.observe(tail.topic.name(), tail.partition, visible_end, fetched.written_end);
-                    if news {
+                    let written_end = fetched.written_end;
+                    let has_news = state.take_in(&query, fetched, self.answers);
+                    drop(state);
+                    self.hanging.observe(tail.topic.name(), tail.partition, visible_end, written_end);
+                    if has_news {
                         tail.arrived.notify_waiters();
                     }
                 }
@@ -356,6 +396,7 @@ mod tests {
     use bytes::Bytes;
     use kafka_protocol::messages::FetchRequest;
     use kafka_protocol::messages::fetch_response::{FetchableTopicResponse, PartitionData};
+    use std::sync::atomic::AtomicU64;
     use whimbrel_model::{Headers, Record, Timestamp};
 
     const TOPIC: TopicNumber = TopicNumber(1);
@@ -398,13 +439,13 @@ mod tests {
         answer
     }
 
-    async fn tails(brokers: &StubCluster) -> (Arc<Tails>, Arc<KnownTopic>) {
+    async fn tails(brokers: &StubCluster, bytes_max: usize) -> (Arc<Tails>, Arc<KnownTopic>) {
         let hanging = Arc::new(Hanging::new(SOON, Arc::new(|_| {})));
         let partitions = stub_cluster::PARTITIONS as u32;
         let topic = KnownTopic::new(TOPIC, stub_cluster::TOPIC.to_owned(), partitions, 1 << 20);
         let cluster = brokers.connect();
         cluster.refresh(stub_cluster::TOPIC).await;
-        (Tails::start(cluster, hanging), Arc::new(topic))
+        (Tails::start_within(bytes_max, cluster, hanging), Arc::new(topic))
     }
 
     #[tokio::test]
@@ -417,7 +458,7 @@ mod tests {
             };
             Some(respond(&request, batch_of))
         });
-        let (tails, topic) = tails(&brokers.await).await;
+        let (tails, topic) = tails(&brokers.await, WINDOW_BYTES_MAX).await;
         let partitions = || (0..stub_cluster::PARTITIONS as u32).map(partition);
         partitions().for_each(|each| tails.follow(&topic, each, 0));
         let began = Instant::now();
@@ -430,6 +471,68 @@ mod tests {
                 let from = tail.state().window.start();
                 let _ = tail.read(&tails, from, &ALL);
             }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    #[test]
+    fn records_that_are_kept_do_not_keep_the_answer_they_came_with() {
+        let answer = Bytes::from(vec![0; 1000]);
+        let record = Record {
+            key: Some(answer.slice(..5)),
+            value: answer.slice(5..10),
+            headers: Headers::EMPTY,
+            timestamp: Timestamp::from_millis(1),
+        };
+        let records = vec![StoredRecord { offset: 0, record: record.clone() }];
+        let fetched = fetch::Fetched { records, next: 1, visible_end: 1, written_end: 1, bytes: 10 };
+        let query = FetchQuery { topic: stub_cluster::topic_name(), index: 0, from: 0, bytes_max: 1000 };
+        let mut state = State::at(0);
+        assert!(state.take_in(&query, fetched, 1));
+        assert_eq!(state.window.read(0, &ALL).unwrap().records[0].record, record);
+        drop(record);
+        assert!(answer.is_unique());
+    }
+
+    #[tokio::test]
+    async fn all_windows_together_are_bounded_and_go_on_when_their_readers_come() {
+        const BATCH_BYTES: usize = 100 << 10;
+        const BYTES_MAX: usize = 4 * BATCH_BYTES;
+        const QUIET: u32 = 7;
+        let quiet_end = Arc::new(AtomicU64::new(0));
+        let end = quiet_end.clone();
+        let brokers = StubCluster::start(1, move |_, request| {
+            let is_there = |index, offset| index != QUIET as i32 || offset < end.load(Ordering::Acquire) as i64;
+            let batch_of = |index, offset| is_there(index, offset).then(|| batch_at(offset, BATCH_BYTES));
+            Some(respond(&request, batch_of))
+        });
+        let (tails, topic) = tails(&brokers.await, BYTES_MAX).await;
+        let partitions = || (0..stub_cluster::PARTITIONS as u32).map(partition);
+        partitions().for_each(|each| tails.follow(&topic, each, 0));
+        let window_next = |index| tails.get(partition(index)).unwrap().state().window.next();
+        let bytes = || partitions().map(|each| tails.get(each).unwrap().state().window.bytes()).sum::<usize>();
+
+        // Without the bound, every busy partition would be fetched up to its own.
+        wait_until("a window is full", || tails.is_full.load(Ordering::Acquire)).await;
+        let busy_next = window_next(0);
+        quiet_end.store(1, Ordering::Release);
+        wait_until("the quiet partition is still fetched", || window_next(QUIET) == 1).await;
+        assert_eq!(window_next(0), busy_next, "a partition with unread records is not fetched");
+        let answer_bytes = stub_cluster::PARTITIONS as usize * (BATCH_BYTES + 1000);
+        assert!(bytes() <= BYTES_MAX + answer_bytes, "{} bytes", bytes());
+
+        for tail in partitions().map(|each| tails.get(each).unwrap()) {
+            let from = tail.state().window.start();
+            tail.read(&tails, from, &ALL).unwrap();
+        }
+        wait_until("fetching goes on", || window_next(0) > busy_next).await;
+        assert!(bytes() <= BYTES_MAX + answer_bytes, "{} bytes", bytes());
+    }
+
+    async fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+        let began = Instant::now();
+        while !is_so() {
+            assert!(began.elapsed() < SOON, "waited in vain until {what}");
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
