@@ -2,15 +2,16 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
 use kafka_protocol::messages::fetch_response::PartitionData;
 use kafka_protocol::messages::{BrokerId, FetchRequest, FetchResponse, TopicName};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use whimbrel_model::StoredRecord;
 
-use super::client::batch::{self, Aborted, Malformed};
+use super::client::batch::{self, Aborted, DECODED_BYTES_MAX, Malformed};
 use super::client::cluster::{ANSWER_MAX, Cluster};
 use super::client::connection::{CallError, Connection};
 use super::outcome::{self, KafkaError};
@@ -18,15 +19,20 @@ use super::queries::End;
 
 /// Bytes of one answer for all its partitions together. A single batch that is larger comes all the same.
 const ANSWER_BYTES_MAX: i32 = 8 << 20;
+/// How often a fetch that waits for a connection looks whether another broker leads its partition by now.
+const LEADER_LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// One partition of a request.
 #[derive(Debug, Clone)]
-pub(super) struct Wanted {
+pub(super) struct FetchQuery {
     pub topic: TopicName,
     pub index: u32,
     pub from: u64,
     pub bytes_max: usize,
 }
+
+/// The former name, which `coordinator` still uses.
+pub(super) type Wanted = FetchQuery;
 
 /// What a broker sent of one partition.
 #[derive(Debug, PartialEq, Eq)]
@@ -34,8 +40,12 @@ pub(super) struct Fetched {
     pub records: Vec<StoredRecord>,
     /// The next offset to read, behind records that are not shown.
     pub next: u64,
+    /// Behind the last record that the request may see.
+    pub visible_end: u64,
     /// Behind the last record that is written.
     pub written_end: u64,
+    /// What the records take in memory.
+    pub bytes: usize,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -52,10 +62,11 @@ impl From<CallError> for FetchError {
     }
 }
 
-/// A request that waits up to `wait` where nothing is there yet.
-pub(super) fn request(wanted: &[Wanted], end: End, wait: Duration) -> FetchRequest {
+/// A request that waits up to `wait` where nothing is there yet. It keeps the order of the queries: Kafka answers the first partition
+/// that has records with one batch at least, and the others within their bytes. A topic may thus occur several times.
+pub(super) fn request(queries: &[FetchQuery], end: End, wait: Duration) -> FetchRequest {
     let mut topics: Vec<FetchTopic> = Vec::new();
-    for each in wanted {
+    for each in queries {
         let partition = FetchPartition::default()
             .with_partition(each.index as i32)
             .with_current_leader_epoch(-1)
@@ -63,7 +74,7 @@ pub(super) fn request(wanted: &[Wanted], end: End, wait: Duration) -> FetchReque
             .with_last_fetched_epoch(-1)
             .with_log_start_offset(-1)
             .with_partition_max_bytes(i32::try_from(each.bytes_max).unwrap_or(i32::MAX));
-        match topics.iter_mut().find(|topic| topic.topic == each.topic) {
+        match topics.last_mut().filter(|topic| topic.topic == each.topic) {
             Some(topic) => topic.partitions.push(partition),
             None => topics.push(FetchTopic::default().with_topic(each.topic.clone()).with_partitions(vec![partition])),
         }
@@ -80,23 +91,43 @@ pub(super) fn request(wanted: &[Wanted], end: End, wait: Duration) -> FetchReque
 }
 
 /// The partition's part of an answer. Records of aborted transactions are left out where the request was for what is visible.
-pub(super) fn part_of(answer: &FetchResponse, wanted: &Wanted) -> Result<Fetched, FetchError> {
+/// No more batches are decoded than one and those that `bytes_max` has room for.
+pub(super) fn part_of(answer: &FetchResponse, query: &FetchQuery, bytes_max: usize) -> Result<Fetched, FetchError> {
     outcome::check(answer.error_code).map_err(KafkaError::Code)?;
-    let topic = answer.responses.iter().find(|topic| topic.topic == wanted.topic);
-    let part = topic.and_then(|topic| topic.partitions.iter().find(|part| part.partition_index == wanted.index as i32));
-    let missing = || KafkaError::Malformed("the answer lacks the partition".to_owned());
-    read(part.ok_or_else(missing)?, wanted.from)
+    let topics = answer.responses.iter().filter(|topic| topic.topic == query.topic);
+    let part = topics.flat_map(|topic| &topic.partitions).find(|part| part.partition_index == query.index as i32);
+    let missing = || match throttle_of(answer) {
+        Some(_) => KafkaError::Code(Code::ThrottlingQuotaExceeded),
+        None => KafkaError::Malformed("the answer lacks the partition".to_owned()),
+    };
+    read(part.ok_or_else(missing)?, query.from, bytes_max)
 }
 
-fn read(part: &PartitionData, from: u64) -> Result<Fetched, FetchError> {
+/// How long the broker refuses fetches of this client, where its quota is used up. It sends no partition then, and reads no request
+/// from the same connection before the time is over.
+fn throttle_of(answer: &FetchResponse) -> Option<Duration> {
+    let throttle_ms = u64::try_from(answer.throttle_time_ms).ok().filter(|throttle_ms| *throttle_ms > 0)?;
+    answer.responses.is_empty().then(|| Duration::from_millis(throttle_ms))
+}
+
+/// Waits until a broker that throttles takes fetches again, up to `wait_max`. The connection must not be used before.
+pub(super) async fn wait_for_quota(answer: &FetchResponse, wait_max: Duration) {
+    if let Some(throttle) = throttle_of(answer) {
+        tokio::time::sleep(throttle.min(wait_max)).await;
+    }
+}
+
+fn read(part: &PartitionData, from: u64, bytes_max: usize) -> Result<Fetched, FetchError> {
     outcome::check(part.error_code).map_err(KafkaError::Code)?;
     let aborted = part.aborted_transactions.iter().flatten();
     let aborted: Vec<Aborted> =
         aborted.map(|each| Aborted { producer_id: each.producer_id.0, first_offset: each.first_offset }).collect();
     let bytes = part.records.clone().unwrap_or_default();
-    let decoded = batch::decode(bytes, from, &aborted).map_err(FetchError::Damaged)?;
     let written_end = u64::try_from(part.high_watermark).unwrap_or(0);
-    Ok(Fetched { records: decoded.records, next: decoded.next, written_end })
+    // Without a last stable offset, the request may see everything.
+    let visible_end = u64::try_from(part.last_stable_offset).unwrap_or(written_end);
+    let decoded = batch::decode(bytes, from, written_end, &aborted, bytes_max).map_err(FetchError::Damaged)?;
+    Ok(Fetched { records: decoded.records, next: decoded.next, visible_end, written_end, bytes: decoded.bytes })
 }
 
 /// Fetches of one partition at once, without waiting: each on a connection of its own, of which every broker has a bounded number.
@@ -117,27 +148,70 @@ impl Fetcher {
     }
 
     /// Fetches what is there now.
-    pub async fn fetch(&self, wanted: &Wanted, end: End, timeout: Duration) -> Result<Fetched, FetchError> {
-        let topic = wanted.topic.as_str();
-        let leader = match self.cluster.leader(topic, wanted.index) {
-            Some(leader) => leader,
-            None => {
-                self.cluster.refresh(topic).await;
-                self.cluster.leader(topic, wanted.index).ok_or(KafkaError::NoLeader)?
+    pub async fn fetch(&self, query: &FetchQuery, end: End, timeout: Duration) -> Result<Fetched, FetchError> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let leader = self.leader(query).await?;
+            let pool = self.pool(leader);
+            if let Some(_permit) = self.permit(&pool, leader, query, deadline).await? {
+                return self.fetch_from(leader, &pool, query, end, deadline).await;
             }
-        };
-        let pool = self.pool(leader);
-        let permit = tokio::time::timeout(timeout, pool.permits.acquire()).await;
-        let _permit = permit.map_err(|_| CallError::NotSent("all connections to the broker are in use".to_owned()))?;
-        let idle = pool.take_idle();
-        let connection = match idle {
+        }
+    }
+
+    async fn leader(&self, query: &FetchQuery) -> Result<i32, KafkaError> {
+        let topic = query.topic.as_str();
+        if let Some(leader) = self.cluster.leader(topic, query.index) {
+            return Ok(leader);
+        }
+        self.cluster.refresh(topic).await;
+        self.cluster.leader(topic, query.index).ok_or(KafkaError::NoLeader)
+    }
+
+    /// Waits for a connection to the leader. `None` where another broker leads the partition by now: a broker that does not answer
+    /// keeps its connections in use until their requests time out.
+    async fn permit<'a>(
+        &self,
+        pool: &'a FetchPool,
+        leader: i32,
+        query: &FetchQuery,
+        deadline: Instant,
+    ) -> Result<Option<SemaphorePermit<'a>>, CallError> {
+        let in_use = || CallError::NotSent("all connections to the broker are in use".to_owned());
+        let mut permit = std::pin::pin!(pool.permits.acquire());
+        loop {
+            let look_at = deadline.min(Instant::now() + LEADER_LOOK_INTERVAL);
+            if let Ok(permit) = tokio::time::timeout_at(look_at.into(), &mut permit).await {
+                return permit.map(Some).map_err(|_| in_use());
+            }
+            if self.cluster.leader(&query.topic, query.index) != Some(leader) {
+                return Ok(None);
+            }
+            if Instant::now() >= deadline {
+                return Err(in_use());
+            }
+            self.cluster.refresh_in_background(&query.topic);
+        }
+    }
+
+    async fn fetch_from(
+        &self,
+        leader: i32,
+        pool: &FetchPool,
+        query: &FetchQuery,
+        end: End,
+        deadline: Instant,
+    ) -> Result<Fetched, FetchError> {
+        let left = || deadline.saturating_duration_since(Instant::now());
+        let connection = match pool.take_idle() {
             Some(connection) => connection,
             None => self.cluster.connect(leader).await.map_err(CallError::NotSent)?,
         };
-        let request = request(std::slice::from_ref(wanted), end, Duration::ZERO);
-        let answer = connection.call(&request, timeout.min(ANSWER_MAX)).await?;
+        let request = request(std::slice::from_ref(query), end, Duration::ZERO);
+        let answer = connection.call(&request, left().min(ANSWER_MAX)).await?;
+        wait_for_quota(&answer, left()).await;
         pool.put_idle(connection);
-        part_of(&answer, wanted)
+        part_of(&answer, query, DECODED_BYTES_MAX)
     }
 
     fn pool(&self, broker: i32) -> Arc<FetchPool> {
@@ -156,5 +230,93 @@ impl FetchPool {
 
     fn put_idle(&self, connection: Connection) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kafka::client::batch::BatchIdentity;
+    use crate::kafka::settings::Compression;
+    use crate::kafka::stub_cluster::{self, StubCluster};
+    use bytes::Bytes;
+    use kafka_protocol::messages::fetch_response::FetchableTopicResponse;
+    use whimbrel_model::{Headers, Record, Timestamp};
+
+    const TIMEOUT: Duration = Duration::from_secs(10);
+
+    fn query(index: u32) -> FetchQuery {
+        FetchQuery { topic: stub_cluster::topic_name(), index, from: 0, bytes_max: 1000 }
+    }
+
+    /// An answer with one record of partition 0.
+    fn one_record() -> FetchResponse {
+        let (value, timestamp) = (Bytes::from_static(b"x"), Timestamp::from_millis(1));
+        let record = Record { key: None, value, headers: Headers::EMPTY, timestamp };
+        let identity =
+            BatchIdentity { producer_id: -1, producer_epoch: -1, base_sequence: -1, is_transactional: false };
+        let bytes = batch::encode([&record].into_iter(), identity, Compression::None).unwrap();
+        let part = PartitionData::default().with_high_watermark(1).with_last_stable_offset(1).with_records(Some(bytes));
+        let topic =
+            FetchableTopicResponse::default().with_topic(stub_cluster::topic_name()).with_partitions(vec![part]);
+        FetchResponse::default().with_responses(vec![topic])
+    }
+
+    #[test]
+    fn a_request_keeps_the_order_of_its_queries_and_the_answer_is_found_by_it() {
+        let other = TopicName("payments".into());
+        let queries = [query(1), FetchQuery { topic: other, ..query(3) }, query(0), query(2)];
+        let topics = request(&queries, End::Visible, Duration::ZERO).topics;
+        let asked = topics.iter().flat_map(|topic| topic.partitions.iter().map(|each| (&topic.topic, each.partition)));
+        assert!(asked.eq(queries.iter().map(|each| (&each.topic, each.index as i32))));
+        let topic = |topic: &FetchTopic| {
+            let part = |each: &FetchPartition| PartitionData::default().with_partition_index(each.partition);
+            let parts = topic.partitions.iter().map(part).collect();
+            FetchableTopicResponse::default().with_topic(topic.topic.clone()).with_partitions(parts)
+        };
+        let answer = FetchResponse::default().with_responses(topics.iter().map(topic).collect());
+        for each in &queries {
+            assert_eq!(part_of(&answer, each, DECODED_BYTES_MAX).map(|fetched| fetched.next), Ok(0), "{each:?}");
+        }
+    }
+
+    #[test]
+    fn an_answer_that_lacks_the_partition_is_passing_where_the_broker_throttles() {
+        let throttled = FetchResponse::default().with_throttle_time_ms(40);
+        let error = part_of(&throttled, &query(0), DECODED_BYTES_MAX).unwrap_err();
+        assert!(matches!(&error, FetchError::Kafka(error) if error.is_passing()), "{error}");
+        let error = part_of(&FetchResponse::default(), &query(0), DECODED_BYTES_MAX).unwrap_err();
+        assert!(matches!(&error, FetchError::Kafka(KafkaError::Malformed(_))), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_throttled_fetch_waits_as_long_as_the_broker_asks() {
+        const THROTTLE: Duration = Duration::from_millis(80);
+        let brokers = StubCluster::start(1, |_, _| {
+            Some(FetchResponse::default().with_throttle_time_ms(THROTTLE.as_millis() as i32))
+        });
+        let fetcher = Fetcher::new(brokers.await.connect(), 1);
+        let began = Instant::now();
+        let error = fetcher.fetch(&query(0), End::Visible, TIMEOUT).await.unwrap_err();
+        assert!(matches!(&error, FetchError::Kafka(error) if error.is_passing()), "{error}");
+        assert!(began.elapsed() >= THROTTLE);
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_waits_for_a_frozen_broker_goes_to_the_new_leader() {
+        let brokers = StubCluster::start(2, |broker, _| (broker == 1).then(one_record)).await;
+        let fetcher = Arc::new(Fetcher::new(brokers.connect(), 1));
+        let frozen = fetcher.clone();
+        let frozen = tokio::spawn(async move { frozen.fetch(&query(0), End::Visible, TIMEOUT).await });
+        while fetcher.pool(0).permits.available_permits() > 0 {
+            tokio::task::yield_now().await;
+        }
+        brokers.set_leader(1);
+        let began = Instant::now();
+        let fetched = fetcher.fetch(&query(0), End::Visible, TIMEOUT).await.unwrap();
+        assert_eq!(fetched.next, 1);
+        assert!(began.elapsed() < ANSWER_MAX / 2, "waited {:?}", began.elapsed());
+        assert!(!frozen.is_finished(), "the frozen broker still holds its reader");
+        frozen.abort();
     }
 }

@@ -20,6 +20,8 @@ mod outcome;
 mod queries;
 mod read;
 pub mod settings;
+#[cfg(test)]
+mod stub_cluster;
 mod tail;
 mod topics;
 mod window;

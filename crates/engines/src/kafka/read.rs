@@ -9,7 +9,7 @@ use kafka_protocol::ResponseError as Code;
 use whimbrel_model::ports::{LogError, ReadBatch, ReadLimits};
 use whimbrel_model::{PartitionId, StoredRecord, TopicNumber};
 
-use super::fetch::{FetchError, Fetched, Fetcher, Wanted};
+use super::fetch::{FetchError, FetchQuery, Fetched, Fetcher};
 use super::hanging::Hanging;
 use super::known::{KnownTopic, KnownTopics};
 use super::mend;
@@ -67,7 +67,8 @@ impl Reader {
                 return Ok(self.ahead.take(partition, from, fetched, &limits));
             }
             if Instant::now() >= wait_until {
-                self.hanging.observe(topic.name(), partition, from, fetched.written_end);
+                let visible_end = fetched.visible_end.max(from);
+                self.hanging.observe(topic.name(), partition, visible_end, fetched.written_end);
                 return Ok(ReadBatch { records: Vec::new(), next: from });
             }
             self.tails.follow(&topic, partition, from);
@@ -82,7 +83,7 @@ impl Reader {
         from: u64,
         limits: &ReadLimits,
     ) -> Result<Fetched, LogError> {
-        let wanted = Wanted {
+        let query = FetchQuery {
             topic: topic.wire_name(),
             index: partition.index,
             from,
@@ -91,7 +92,7 @@ impl Reader {
         let began = Instant::now();
         loop {
             let question = |left| -> Question<'_, Result<Fetched, FetchError>> {
-                let fetch = self.fetcher.fetch(&wanted, End::Visible, left);
+                let fetch = self.fetcher.fetch(&query, End::Visible, left);
                 Box::pin(async move {
                     match fetch.await {
                         Err(FetchError::Kafka(error)) if error.code() != Some(Code::OffsetOutOfRange) => Err(error),

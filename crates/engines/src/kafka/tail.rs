@@ -5,6 +5,7 @@
 //! whose readers do not come is left out of the fetches at a bound of bytes, and let go after a while.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,11 +17,12 @@ use kafka_protocol::messages::FetchResponse;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use whimbrel_model::ports::{ReadBatch, ReadLimits};
-use whimbrel_model::{PartitionId, TopicNumber};
+use whimbrel_model::{PartitionId, StoredRecord, TopicNumber};
 
+use super::client::batch::DECODED_BYTES_MAX;
 use super::client::cluster::{ANSWER_MAX, Cluster, Links};
 use super::client::connection::CallError;
-use super::fetch::{self, FetchError, Wanted};
+use super::fetch::{self, FetchError, FetchQuery};
 use super::hanging::Hanging;
 use super::known::KnownTopic;
 use super::mend;
@@ -34,17 +36,29 @@ const FETCH_WAIT: Duration = Duration::from_millis(100);
 const FETCHES_PER_BROKER: usize = 3;
 /// Bytes of one partition in one answer.
 const PARTITION_BYTES: usize = 512 << 10;
+/// The same for a partition that got nothing because its next batch is larger: a bit over Kafka's default of `max.message.bytes`. A
+/// batch that is larger still comes when its partition is the first with records in a fetch.
+const STARVED_PARTITION_BYTES: usize = 2 << 20;
 /// Bytes of a partition that wait for readers; beyond, it is not fetched.
 const UNREAD_BYTES_MAX: usize = 1 << 20;
+/// Bytes in the windows of all partitions together. Beyond, windows keep nothing that was read, and partitions with unread records are
+/// not fetched. A process has one engine, so this bounds the process; answers under way come on top.
+const WINDOW_BYTES_MAX: usize = 256 << 20;
 /// How long a partition without readers is followed.
 const IDLE_MAX: Duration = Duration::from_secs(60);
 const IDLE_LOOK: Duration = Duration::from_secs(5);
+/// How long a broker's quota can stop the fetches of one connection. Kafka's own limit is its quota window, 11 s by default.
+const THROTTLE_MAX: Duration = Duration::from_secs(30);
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// The partitions that are followed.
 pub(super) struct Tails {
     tails: Mutex<HashMap<PartitionId, Arc<Tail>>>,
     changed: Notify,
+    /// Bytes that all windows together may have.
+    bytes_max: usize,
+    /// All windows together have more unread bytes than that.
+    is_full: AtomicBool,
 }
 
 /// The end of one partition.
@@ -60,12 +74,25 @@ struct State {
     used_at: Instant,
     not_before: Option<Instant>,
     is_under_way: bool,
+    /// The number of the last answer that had records of this partition.
+    served_in: u64,
+    /// The last answer was empty although more is visible.
+    is_starved: bool,
 }
 
 impl Tails {
     /// Starts the following task on the current runtime, with which it ends.
     pub fn start(cluster: Arc<Cluster>, hanging: Arc<Hanging>) -> Arc<Self> {
-        let tails = Arc::new(Self { tails: Mutex::default(), changed: Notify::new() });
+        Self::start_within(WINDOW_BYTES_MAX, cluster, hanging)
+    }
+
+    fn start_within(bytes_max: usize, cluster: Arc<Cluster>, hanging: Arc<Hanging>) -> Arc<Self> {
+        let tails = Arc::new(Self {
+            tails: Mutex::default(),
+            changed: Notify::new(),
+            bytes_max,
+            is_full: AtomicBool::new(false),
+        });
         let follower = Follower {
             tails: tails.clone(),
             cluster,
@@ -74,6 +101,7 @@ impl Tails {
             under_way: FuturesUnordered::new(),
             busy: HashMap::new(),
             looked_at: Instant::now(),
+            answers: 0,
         };
         tokio::spawn(follower.run());
         tails
@@ -90,9 +118,7 @@ impl Tails {
             if tails.get(&partition).is_some_and(|tail| tail.state().window.covers(from)) {
                 return;
             }
-            let state =
-                State { window: Window::at(from), used_at: Instant::now(), not_before: None, is_under_way: false };
-            let (topic, state) = (topic.clone(), Mutex::new(state));
+            let (topic, state) = (topic.clone(), Mutex::new(State::at(from)));
             tails.insert(partition, Arc::new(Tail { topic, partition, state, arrived: Notify::new() }))
         };
         if let Some(earlier) = earlier {
@@ -125,8 +151,49 @@ impl Tails {
         self.retire(|_, tail| std::ptr::eq(tail, Arc::as_ptr(lost)));
     }
 
+    /// Forgets what was read where all windows together have too many bytes. Answers whether what is unread is still too much.
+    fn make_room(&self, all: &[Arc<Tail>]) -> bool {
+        let bytes = || all.iter().map(|tail| tail.state().window.bytes()).sum::<usize>();
+        let mut is_full = bytes() > self.bytes_max;
+        if is_full {
+            all.iter().for_each(|tail| tail.state().window.forget_all_read());
+            is_full = bytes() > self.bytes_max;
+        }
+        self.is_full.store(is_full, Ordering::Release);
+        is_full
+    }
+
     fn tails(&self) -> MutexGuard<'_, HashMap<PartitionId, Arc<Tail>>> {
         self.tails.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn at(from: u64) -> Self {
+        Self {
+            window: Window::at(from),
+            used_at: Instant::now(),
+            not_before: None,
+            is_under_way: false,
+            served_in: 0,
+            is_starved: false,
+        }
+    }
+
+    /// Takes in what the answer of that number had for a query. Answers whether readers have more to read.
+    fn take_in(&mut self, query: &FetchQuery, fetched: fetch::Fetched, answer: u64) -> bool {
+        // A trim may have moved the window on meanwhile.
+        let has_news = fetched.next > self.window.next();
+        if fetched.next > query.from {
+            self.served_in = answer;
+        }
+        self.is_starved = fetched.next == query.from && fetched.visible_end > query.from;
+        for stored in fetched.records.into_iter().filter(|stored| !mend::is_only_an_end(&stored.record)) {
+            // In a buffer of its own: one record that is kept would otherwise keep the whole answer, up to 8 MiB.
+            self.window.push(StoredRecord { offset: stored.offset, record: stored.record.compact() });
+        }
+        self.window.pass_to(fetched.next);
+        has_news
     }
 }
 
@@ -143,7 +210,8 @@ impl Tail {
         let was_full = state.window.unread_bytes() >= UNREAD_BYTES_MAX;
         let batch = state.window.read(from, limits).ok()?;
         state.window.forget_read();
-        if was_full && state.window.unread_bytes() < UNREAD_BYTES_MAX {
+        let has_room = was_full && state.window.unread_bytes() < UNREAD_BYTES_MAX;
+        if has_room || tails.is_full.load(Ordering::Acquire) {
             tails.changed.notify_one();
         }
         Some(batch)
@@ -158,7 +226,7 @@ impl Tail {
 struct Fetched {
     broker: i32,
     lane: usize,
-    parts: Vec<(Arc<Tail>, Wanted)>,
+    parts: Vec<Part>,
     answer: Result<FetchResponse, CallError>,
 }
 
@@ -171,6 +239,15 @@ struct Follower {
     /// Which connections to a broker have a fetch under way.
     busy: HashMap<i32, [bool; FETCHES_PER_BROKER]>,
     looked_at: Instant,
+    /// How many fetches have ended.
+    answers: u64,
+}
+
+/// One partition of a fetch.
+struct Part {
+    tail: Arc<Tail>,
+    query: FetchQuery,
+    served_in: u64,
 }
 
 impl Follower {
@@ -194,12 +271,13 @@ impl Follower {
             self.looked_at = now;
             self.tails.retire(|_, tail| now.duration_since(tail.state().used_at) >= IDLE_MAX);
         }
-        let mut by_leader: HashMap<i32, Vec<(Arc<Tail>, Wanted)>> = HashMap::new();
+        let mut by_leader: HashMap<i32, Vec<Part>> = HashMap::new();
         let mut without_leader = None;
         let all: Vec<Arc<Tail>> = self.tails.tails().values().cloned().collect();
+        let unread_bytes_max = if self.tails.make_room(&all) { 1 } else { UNREAD_BYTES_MAX };
         for tail in all {
             let mut state = tail.state();
-            if state.is_under_way || state.window.unread_bytes() >= UNREAD_BYTES_MAX {
+            if state.is_under_way || state.window.unread_bytes() >= unread_bytes_max {
                 continue;
             }
             if let Some(not_before) = state.not_before.filter(|at| *at > now) {
@@ -216,16 +294,23 @@ impl Follower {
                 continue;
             }
             state.is_under_way = true;
-            let wanted = Wanted {
+            let query = FetchQuery {
                 topic: tail.topic.wire_name(),
                 index: tail.partition.index,
                 from: state.window.next(),
-                bytes_max: PARTITION_BYTES,
+                bytes_max: if state.is_starved {
+                    STARVED_PARTITION_BYTES.max(tail.topic.record_bytes_max + PARTITION_BYTES)
+                } else {
+                    PARTITION_BYTES
+                },
             };
+            let served_in = state.served_in;
             drop(state);
-            by_leader.entry(leader).or_default().push((tail, wanted));
+            by_leader.entry(leader).or_default().push(Part { tail, query, served_in });
         }
-        for (broker, parts) in by_leader {
+        for (broker, mut parts) in by_leader {
+            // Busy partitions must not starve the others: Kafka gives a batch of any size to the first partition that has records.
+            parts.sort_unstable_by_key(|part| (part.served_in, part.tail.partition));
             self.fetch(broker, parts);
         }
         if let Some(topic) = without_leader {
@@ -238,15 +323,18 @@ impl Follower {
         self.busy.get(&broker).map_or(Some(0), |lanes| lanes.iter().position(|is_busy| !is_busy))
     }
 
-    fn fetch(&mut self, broker: i32, parts: Vec<(Arc<Tail>, Wanted)>) {
+    fn fetch(&mut self, broker: i32, parts: Vec<Part>) {
         let Some(lane) = self.free_lane(broker) else { return };
         self.busy.entry(broker).or_default()[lane] = true;
         let (cluster, links) = (self.cluster.clone(), self.links[lane].clone());
         self.under_way.push(Box::pin(async move {
-            let wanted: Vec<Wanted> = parts.iter().map(|(_, wanted)| wanted.clone()).collect();
+            let queries: Vec<FetchQuery> = parts.iter().map(|part| part.query.clone()).collect();
             let answer = async {
                 let connection = links.to(&cluster, broker).await?;
-                connection.call(&fetch::request(&wanted, End::Visible, FETCH_WAIT), FETCH_WAIT + ANSWER_MAX).await
+                let request = fetch::request(&queries, End::Visible, FETCH_WAIT);
+                let answer = connection.call(&request, FETCH_WAIT + ANSWER_MAX).await?;
+                fetch::wait_for_quota(&answer, THROTTLE_MAX).await;
+                Ok(answer)
             };
             let answer = answer.await;
             Fetched { broker, lane, parts, answer }
@@ -255,23 +343,29 @@ impl Follower {
 
     fn handle(&mut self, Fetched { broker, lane, parts, answer }: Fetched) {
         self.busy.entry(broker).or_default()[lane] = false;
-        for (tail, wanted) in parts {
+        let mut bytes_left = DECODED_BYTES_MAX;
+        self.answers += 1;
+        for Part { tail, query, .. } in parts {
+            if bytes_left == 0 {
+                // The rest of the answer is fetched again: its partitions come first then.
+                tail.state().is_under_way = false;
+                continue;
+            }
             let fetched = match &answer {
-                Ok(answer) => fetch::part_of(answer, &wanted),
+                Ok(answer) => fetch::part_of(answer, &query, bytes_left),
                 Err(error) => Err(error.clone().into()),
             };
             let mut state = tail.state();
             state.is_under_way = false;
             match fetched {
                 Ok(fetched) => {
-                    // A trim may have moved the window on meanwhile.
-                    let news = fetched.next > state.window.next();
-                    let records = fetched.records.into_iter().filter(|stored| !mend::is_only_an_end(&stored.record));
-                    records.for_each(|stored| state.window.push(stored));
-                    state.window.pass_to(fetched.next);
+                    bytes_left = bytes_left.saturating_sub(fetched.bytes);
+                    let visible_end = fetched.visible_end.max(fetched.next);
+                    let written_end = fetched.written_end;
+                    let has_news = state.take_in(&query, fetched, self.answers);
                     drop(state);
-                    self.hanging.observe(tail.topic.name(), tail.partition, fetched.next, fetched.written_end);
-                    if news {
+                    self.hanging.observe(tail.topic.name(), tail.partition, visible_end, written_end);
+                    if has_news {
                         tail.arrived.notify_waiters();
                     }
                 }
@@ -289,6 +383,157 @@ impl Follower {
                     self.tails.lose(&tail);
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kafka::client::batch::{self, BatchIdentity};
+    use crate::kafka::settings::Compression;
+    use crate::kafka::stub_cluster::{self, StubCluster};
+    use bytes::Bytes;
+    use kafka_protocol::messages::FetchRequest;
+    use kafka_protocol::messages::fetch_response::{FetchableTopicResponse, PartitionData};
+    use std::sync::atomic::AtomicU64;
+    use whimbrel_model::{Headers, Record, Timestamp};
+
+    const TOPIC: TopicNumber = TopicNumber(1);
+    const SOON: Duration = Duration::from_secs(5);
+    const ALL: ReadLimits = ReadLimits { max_records: usize::MAX, max_bytes: usize::MAX, wait: Duration::ZERO };
+
+    fn partition(index: u32) -> PartitionId {
+        PartitionId::new(TOPIC, index)
+    }
+
+    /// A batch of one record.
+    fn batch_at(offset: i64, value_bytes: usize) -> Bytes {
+        let (value, timestamp) = (vec![0; value_bytes].into(), Timestamp::from_millis(1));
+        let record = Record { key: None, value, headers: Headers::EMPTY, timestamp };
+        let identity =
+            BatchIdentity { producer_id: -1, producer_epoch: -1, base_sequence: -1, is_transactional: false };
+        let mut bytes = batch::encode([&record].into_iter(), identity, Compression::None).unwrap().to_vec();
+        bytes[..8].copy_from_slice(&offset.to_be_bytes());
+        bytes.into()
+    }
+
+    /// Answers as Kafka does: the first partition with records is answered with one batch whatever its size, the others with no bytes
+    /// where their next batch is over the limit of the partition. `batch_of` is the batch at an offset of a partition.
+    fn respond(request: &FetchRequest, batch_of: impl Fn(i32, i64) -> Option<Bytes>) -> FetchResponse {
+        let mut is_first = true;
+        let mut answer = FetchResponse::default();
+        for topic in &request.topics {
+            let mut parts = Vec::new();
+            for query in &topic.partitions {
+                let batch = batch_of(query.partition, query.fetch_offset);
+                let end = query.fetch_offset + i64::from(batch.is_some());
+                let batch = batch.filter(|batch| is_first || batch.len() <= query.partition_max_bytes as usize);
+                is_first &= batch.is_none();
+                let part = PartitionData::default().with_partition_index(query.partition);
+                parts.push(part.with_high_watermark(end).with_last_stable_offset(end).with_records(batch));
+            }
+            let topic = FetchableTopicResponse::default().with_topic(topic.topic.clone()).with_partitions(parts);
+            answer.responses.push(topic);
+        }
+        answer
+    }
+
+    async fn tails(brokers: &StubCluster, bytes_max: usize) -> (Arc<Tails>, Arc<KnownTopic>) {
+        let hanging = Arc::new(Hanging::new(SOON, Arc::new(|_| {})));
+        let partitions = stub_cluster::PARTITIONS as u32;
+        let topic = KnownTopic::new(TOPIC, stub_cluster::TOPIC.to_owned(), partitions, 1 << 20);
+        let cluster = brokers.connect();
+        cluster.refresh(stub_cluster::TOPIC).await;
+        (Tails::start_within(bytes_max, cluster, hanging), Arc::new(topic))
+    }
+
+    #[tokio::test]
+    async fn a_large_batch_is_not_starved_by_busy_partitions_of_the_same_fetch() {
+        const BUSY: i32 = 4;
+        let brokers = StubCluster::start(1, |_, request| {
+            let batch_of = |index: i32, offset: i64| match index {
+                ..BUSY => Some(batch_at(offset, 100)),
+                _ => (offset == 0).then(|| batch_at(0, PARTITION_BYTES + 1)),
+            };
+            Some(respond(&request, batch_of))
+        });
+        let (tails, topic) = tails(&brokers.await, WINDOW_BYTES_MAX).await;
+        let partitions = || (0..stub_cluster::PARTITIONS as u32).map(partition);
+        partitions().for_each(|each| tails.follow(&topic, each, 0));
+        let began = Instant::now();
+        let is_there = |each: PartitionId| tails.get(each).is_some_and(|tail| tail.state().window.next() > 0);
+        while !partitions().all(is_there) {
+            let starved: Vec<PartitionId> = partitions().filter(|each| !is_there(*each)).collect();
+            assert!(began.elapsed() < SOON, "{starved:?} got nothing");
+            // The readers of the busy partitions keep up.
+            for tail in partitions().filter_map(|each| tails.get(each)) {
+                let from = tail.state().window.start();
+                let _ = tail.read(&tails, from, &ALL);
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    #[test]
+    fn records_that_are_kept_do_not_keep_the_answer_they_came_with() {
+        let answer = Bytes::from(vec![0; 1000]);
+        let record = Record {
+            key: Some(answer.slice(..5)),
+            value: answer.slice(5..10),
+            headers: Headers::EMPTY,
+            timestamp: Timestamp::from_millis(1),
+        };
+        let records = vec![StoredRecord { offset: 0, record: record.clone() }];
+        let fetched = fetch::Fetched { records, next: 1, visible_end: 1, written_end: 1, bytes: 10 };
+        let query = FetchQuery { topic: stub_cluster::topic_name(), index: 0, from: 0, bytes_max: 1000 };
+        let mut state = State::at(0);
+        assert!(state.take_in(&query, fetched, 1));
+        assert_eq!(state.window.read(0, &ALL).unwrap().records[0].record, record);
+        drop(record);
+        assert!(answer.is_unique());
+    }
+
+    #[tokio::test]
+    async fn all_windows_together_are_bounded_and_go_on_when_their_readers_come() {
+        const BATCH_BYTES: usize = 100 << 10;
+        const BYTES_MAX: usize = 4 * BATCH_BYTES;
+        const QUIET: u32 = 7;
+        let quiet_end = Arc::new(AtomicU64::new(0));
+        let end = quiet_end.clone();
+        let brokers = StubCluster::start(1, move |_, request| {
+            let is_there = |index, offset| index != QUIET as i32 || offset < end.load(Ordering::Acquire) as i64;
+            let batch_of = |index, offset| is_there(index, offset).then(|| batch_at(offset, BATCH_BYTES));
+            Some(respond(&request, batch_of))
+        });
+        let (tails, topic) = tails(&brokers.await, BYTES_MAX).await;
+        let partitions = || (0..stub_cluster::PARTITIONS as u32).map(partition);
+        partitions().for_each(|each| tails.follow(&topic, each, 0));
+        let window_next = |index| tails.get(partition(index)).unwrap().state().window.next();
+        let bytes = || partitions().map(|each| tails.get(each).unwrap().state().window.bytes()).sum::<usize>();
+
+        // Without the bound, every busy partition would be fetched up to its own.
+        wait_until("a window is full", || tails.is_full.load(Ordering::Acquire)).await;
+        let busy_next = window_next(0);
+        quiet_end.store(1, Ordering::Release);
+        wait_until("the quiet partition is still fetched", || window_next(QUIET) == 1).await;
+        assert_eq!(window_next(0), busy_next, "a partition with unread records is not fetched");
+        let answer_bytes = stub_cluster::PARTITIONS as usize * (BATCH_BYTES + 1000);
+        assert!(bytes() <= BYTES_MAX + answer_bytes, "{} bytes", bytes());
+
+        for tail in partitions().map(|each| tails.get(each).unwrap()) {
+            let from = tail.state().window.start();
+            tail.read(&tails, from, &ALL).unwrap();
+        }
+        wait_until("fetching goes on", || window_next(0) > busy_next).await;
+        assert!(bytes() <= BYTES_MAX + answer_bytes, "{} bytes", bytes());
+    }
+
+    async fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+        let began = Instant::now();
+        while !is_so() {
+            assert!(began.elapsed() < SOON, "waited in vain until {what}");
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 }

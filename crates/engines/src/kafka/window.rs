@@ -104,7 +104,16 @@ impl Window {
 
     /// Forgets the oldest records that were read, beyond what is kept for others.
     pub fn forget_read(&mut self) {
-        while self.bytes > KEPT_BYTES && self.records.front().is_some_and(|first| first.offset < self.read_to) {
+        self.forget_read_beyond(KEPT_BYTES);
+    }
+
+    /// Forgets every record that was read: memory is short.
+    pub fn forget_all_read(&mut self) {
+        self.forget_read_beyond(0);
+    }
+
+    fn forget_read_beyond(&mut self, kept_bytes: usize) {
+        while self.bytes > kept_bytes && self.records.front().is_some_and(|first| first.offset < self.read_to) {
             self.drop_first();
         }
         self.assert_whole();
@@ -217,6 +226,16 @@ mod tests {
         read(&mut window, 2, &limits(10, usize::MAX));
         window.forget_read();
         assert!(!window.covers(6) && window.covers(7) && window.covers(10));
+    }
+
+    #[test]
+    fn all_that_was_read_is_forgotten_when_memory_is_short() {
+        let mut window = empty(0);
+        (0..4).for_each(|offset| window.push(stored(offset, 10)));
+        read(&mut window, 0, &limits(3, usize::MAX));
+        window.forget_all_read();
+        assert!(!window.covers(2) && window.covers(3), "nothing unread is forgotten");
+        assert_eq!(window.bytes(), window.unread_bytes());
     }
 
     #[test]

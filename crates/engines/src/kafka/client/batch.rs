@@ -27,6 +27,11 @@ const IS_CONTROL: i16 = 1 << 5;
 /// The type of a control record that ends an aborted transaction.
 const ABORT_MARKER: i16 = 0;
 
+/// Bytes in memory that the batches of one answer may take when they are decoded. Decoding stops behind the batch that uses them up.
+pub(crate) const DECODED_BYTES_MAX: usize = 64 << 20;
+/// Records of one batch that is read. Each takes about 100 bytes in memory beside its own, so that few bytes could fill it.
+const BATCH_RECORDS_MAX: usize = 2 << 20;
+
 /// What a record needs beyond [`Record::size`], at most: its lengths, deltas and the number of its headers as varints.
 const RECORD_OVERHEAD_BYTES: usize = 40;
 
@@ -139,6 +144,8 @@ pub(crate) struct Decoded {
     pub records: Vec<StoredRecord>,
     /// The next offset to read: behind the last whole batch, or the first offset where there was none.
     pub next: u64,
+    /// What the records take in memory.
+    pub bytes: usize,
 }
 
 /// Bytes that are no record batches.
@@ -151,38 +158,75 @@ pub(crate) struct Malformed {
     pub resume_at: u64,
 }
 
-/// Reads batches from offset `from` on, without control records and without records of the transactions in `aborted`. A batch that
-/// is cut short at the end is left for the next answer.
-pub(crate) fn decode(mut bytes: Bytes, from: u64, aborted: &[Aborted]) -> Result<Decoded, Malformed> {
-    let mut decoded = Decoded { records: Vec::new(), next: from };
+/// Reads batches from offset `from` on, without control records and without records of the transactions in `aborted`. The partition
+/// ends at `written_end`. Decoding stops behind the batch with which the records take `bytes_max` in memory.
+///
+/// A batch at the end that is cut short is left for the next answer. A batch that cannot be read ends what is decoded; it is an error
+/// only where nothing before it leads on, so that the next read reports it and the records before it are not lost. Brokers send at
+/// least one whole batch or no bytes at all (since version 3 of `Fetch`): bytes without one whole batch are damaged.
+pub(crate) fn decode(
+    mut bytes: Bytes,
+    from: u64,
+    written_end: u64,
+    aborted: &[Aborted],
+    bytes_max: usize,
+) -> Result<Decoded, Malformed> {
+    let mut decoded = Decoded { records: Vec::new(), next: from, bytes: 0 };
     let mut hidden = Hidden::new(aborted);
-    while let Some(length) = bytes.get(8..PREFIX_BYTES).and_then(|length| length.first_chunk::<4>()) {
-        let length = PREFIX_BYTES + u32::from_be_bytes(*length) as usize;
-        if length < HEADER_BYTES {
-            let what = format!("a length of {length} bytes");
-            return Err(Malformed { what, offset: decoded.next, resume_at: decoded.next + 1 });
+    while !bytes.is_empty() && (decoded.next == from || decoded.bytes < bytes_max) {
+        let rest = bytes.clone();
+        match decode_one(&mut bytes, &mut hidden, &mut decoded) {
+            Ok(()) => {}
+            Err(_) if decoded.next > from => break,
+            Err(what) => return Err(Malformed { what, offset: from, resume_at: resume_at(&rest, from, written_end) }),
         }
-        if bytes.len() < length {
-            break;
-        }
-        let batch = Batch::new(bytes.split_to(length));
-        let last = u64::try_from(batch.last_offset()).unwrap_or(0);
-        if last < from {
-            continue;
-        }
-        let malformed =
-            |what: String| Malformed { what, offset: decoded.next.max(from), resume_at: last.saturating_add(1) };
-        batch.check().map_err(malformed)?;
-        if hidden.shows(&batch) {
-            batch.read_into(from, &mut decoded.records).map_err(|what| Malformed {
-                what,
-                offset: u64::try_from(batch.base_offset).unwrap_or(0),
-                resume_at: last.saturating_add(1),
-            })?;
-        }
-        decoded.next = last.saturating_add(1);
     }
     Ok(decoded)
+}
+
+/// Takes the first batch off the bytes and its records into `decoded`.
+fn decode_one(bytes: &mut Bytes, hidden: &mut Hidden, decoded: &mut Decoded) -> Result<(), String> {
+    let length = batch_length(bytes).ok_or("a batch that is cut short")?;
+    if length < HEADER_BYTES {
+        return Err(format!("a length of {length} bytes"));
+    }
+    if bytes.len() < length {
+        return Err(format!("a length of {length} bytes, of which {} are there,", bytes.len()));
+    }
+    let batch = Batch::new(bytes.split_to(length));
+    batch.check()?;
+    let next = u64::try_from(batch.last_offset()).unwrap_or(0).saturating_add(1);
+    if next <= decoded.next {
+        return if bytes.is_empty() { Err("no record at or behind the offset".to_owned()) } else { Ok(()) };
+    }
+    if hidden.shows(&batch) {
+        let known = decoded.records.len();
+        let read = batch.read_into(decoded.next, &mut decoded.records);
+        let body_bytes = read.inspect_err(|_| decoded.records.truncate(known))?;
+        decoded.bytes += body_bytes + (decoded.records.len() - known) * size_of::<StoredRecord>();
+    }
+    decoded.next = next;
+    Ok(())
+}
+
+/// The length of the batch that begins here, as its prefix states it.
+fn batch_length(bytes: &[u8]) -> Option<usize> {
+    let length = bytes.get(8..PREFIX_BYTES)?.first_chunk::<4>()?;
+    Some(PREFIX_BYTES + u32::from_be_bytes(*length) as usize)
+}
+
+/// Where reading continues behind the damaged batch that begins here. None of its fields can be believed, so it is the nearest place
+/// that its last offset, the number of its records or the batch behind it lead to. It is behind `from` and within the partition.
+fn resume_at(bytes: &Bytes, from: u64, written_end: u64) -> u64 {
+    let header = (bytes.len() >= HEADER_BYTES).then(|| Batch::new(bytes.clone()));
+    let by_delta = header.as_ref().map(|batch| batch.last_offset().saturating_add(1));
+    let by_count = header.as_ref().map(|batch| batch.base_offset.saturating_add(i64::from(batch.count)));
+    let behind = batch_length(bytes).and_then(|length| bytes.get(length..)?.first_chunk::<8>());
+    let by_neighbour = behind.map(|offset| i64::from_be_bytes(*offset));
+    let places = [by_delta, by_count, by_neighbour].into_iter().flatten();
+    let nearest = places.filter_map(|place| u64::try_from(place).ok()).filter(|place| *place > from).min();
+    let at_least = from.saturating_add(1);
+    nearest.unwrap_or(at_least).min(written_end.max(at_least))
 }
 
 /// Which transactions are hidden at the place that is read.
@@ -281,12 +325,17 @@ impl Batch {
         key.get(2..4).and_then(|kind| kind.first_chunk::<2>()).map(|kind| i16::from_be_bytes(*kind))
     }
 
-    fn read_into(&self, from: u64, records: &mut Vec<StoredRecord>) -> Result<(), String> {
+    /// Adds the batch's records from offset `from` on. Answers with the bytes of its body, decompressed.
+    fn read_into(&self, from: u64, records: &mut Vec<StoredRecord>) -> Result<usize, String> {
+        if self.count > BATCH_RECORDS_MAX as i32 {
+            return Err(format!("{} records (the limit is {BATCH_RECORDS_MAX})", self.count));
+        }
         let body = self.bytes.slice(HEADER_BYTES..);
         let bytes = match self.attributes & CODEC_MASK {
             0 => body,
             codec => compression::decompress(codec, &body).map_err(|error| error.to_string())?.into(),
         };
+        let body_bytes = bytes.len();
         // The count is what the broker says: it reserves no more than the bytes could hold.
         records.reserve((self.count.max(0) as usize).min(bytes.len() / 7 + 1));
         let mut fields = Fields { bytes, at: 0 };
@@ -301,7 +350,7 @@ impl Batch {
             let value = record.value.unwrap_or_default();
             records.push(StoredRecord { offset, record: Record { key: record.key, value, headers, timestamp } });
         }
-        Ok(())
+        Ok(body_bytes)
     }
 }
 
@@ -404,6 +453,13 @@ mod tests {
     const IDENTITY: BatchIdentity =
         BatchIdentity { producer_id: 7, producer_epoch: 1, base_sequence: 0, is_transactional: false };
 
+    /// A written end that bounds nothing.
+    const END: u64 = u64::MAX;
+
+    fn decode_all(bytes: Bytes, from: u64, written_end: u64, aborted: &[Aborted]) -> Result<Decoded, Malformed> {
+        decode(bytes, from, written_end, aborted, DECODED_BYTES_MAX)
+    }
+
     fn record(key: Option<&str>, value: &str, time: i64) -> Record {
         let mut headers = Headers::builder();
         headers.push("name", value.as_bytes());
@@ -443,7 +499,7 @@ mod tests {
         let all = [Compression::None, Compression::Gzip, Compression::Snappy, Compression::Lz4, Compression::Zstd];
         for compression in all {
             let bytes = stored(&records, 40, IDENTITY, compression);
-            let decoded = decode(bytes.into(), 40, &[]).unwrap();
+            let decoded = decode_all(bytes.into(), 40, END, &[]).unwrap();
             assert_eq!(decoded.next, 43);
             let found: Vec<_> = decoded.records.iter().map(|stored| stored.record.clone()).collect();
             assert_eq!(found, records, "{compression:?}");
@@ -456,7 +512,7 @@ mod tests {
         let mut bytes = stored(&records, 10, IDENTITY, Compression::None);
         bytes.extend(stored(&records, 14, IDENTITY, Compression::None));
         bytes.truncate(bytes.len() - 1);
-        let decoded = decode(bytes.into(), 12, &[]).unwrap();
+        let decoded = decode_all(bytes.into(), 12, END, &[]).unwrap();
         assert_eq!((offsets(&decoded), decoded.next), (vec![12, 13], 14));
     }
 
@@ -475,7 +531,7 @@ mod tests {
         ]
         .concat();
         let aborted = [Aborted { producer_id: 1, first_offset: 0 }];
-        let decoded = decode(bytes.into(), 0, &aborted).unwrap();
+        let decoded = decode_all(bytes.into(), 0, END, &aborted).unwrap();
         assert_eq!((offsets(&decoded), decoded.next), (vec![1, 2, 4], 7));
     }
 
@@ -484,9 +540,111 @@ mod tests {
         let records: Vec<Record> = (0..3).map(|n| record(None, &n.to_string(), 1)).collect();
         let mut bytes = stored(&records, 10, IDENTITY, Compression::None);
         *bytes.last_mut().unwrap() ^= 1;
-        let error = decode(bytes.into(), 10, &[]).unwrap_err();
+        let error = decode_all(bytes.into(), 10, END, &[]).unwrap_err();
         assert_eq!((error.offset, error.resume_at), (10, 13));
         assert!(error.what.contains("checksum"), "{error}");
+    }
+
+    fn numbered(base_offset: i64, count: i64) -> Vec<u8> {
+        let records: Vec<Record> = (0..count).map(|n| record(None, &(base_offset + n).to_string(), 1)).collect();
+        stored(&records, base_offset, IDENTITY, Compression::None)
+    }
+
+    fn damaged(mut batch: Vec<u8>, at: usize, with: u8) -> Vec<u8> {
+        batch[at] ^= with;
+        batch
+    }
+
+    #[test]
+    fn good_batches_before_a_damaged_one_are_read_and_the_next_read_reports_the_damage() {
+        let body = HEADER_BYTES + 2;
+        let bytes = [numbered(10, 3), damaged(numbered(13, 3), body, 1), numbered(16, 3)].concat();
+        let decoded = decode_all(bytes.clone().into(), 10, END, &[]).unwrap();
+        assert_eq!((offsets(&decoded), decoded.next), (vec![10, 11, 12], 13));
+        let rest = bytes[numbered(10, 3).len()..].to_vec();
+        let error = decode_all(rest.into(), 13, END, &[]).unwrap_err();
+        assert_eq!((error.offset, error.resume_at), (13, 16));
+    }
+
+    /// The places of a batch's length and of its highest offset delta, each with its most significant byte first.
+    const LENGTH_AT: usize = 8;
+    const DELTA_AT: usize = 23;
+    const COUNT_AT: usize = 57;
+
+    #[test]
+    fn reading_resumes_no_later_than_at_the_batch_behind_the_damaged_one() {
+        let too_far = damaged(numbered(10, 3), DELTA_AT + 1, 1);
+        let error = decode_all([too_far, numbered(13, 3)].concat().into(), 10, END, &[]).unwrap_err();
+        assert_eq!(error.resume_at, 13);
+    }
+
+    #[test]
+    fn reading_resumes_no_later_than_the_written_end() {
+        let too_far = damaged(damaged(numbered(10, 3), DELTA_AT, 0x40), COUNT_AT, 0x40);
+        let error = decode_all(too_far.clone().into(), 10, 20, &[]).unwrap_err();
+        assert_eq!(error.resume_at, 20);
+        // The broker may have read its end before the record was written.
+        let error = decode_all(too_far.into(), 10, 9, &[]).unwrap_err();
+        assert_eq!(error.resume_at, 11, "reading leaves the damaged place");
+    }
+
+    #[test]
+    fn one_damaged_field_of_the_last_batch_does_not_skip_what_comes_behind_it() {
+        for too_far in [damaged(numbered(10, 3), DELTA_AT, 0x40), damaged(numbered(10, 3), COUNT_AT, 0x40)] {
+            let error = decode_all(too_far.into(), 11, 1000, &[]).unwrap_err();
+            assert_eq!(error.resume_at, 13);
+        }
+    }
+
+    #[test]
+    fn a_damaged_batch_that_claims_to_lie_before_the_reader_is_not_skipped_silently() {
+        let negative = damaged(numbered(10, 3), DELTA_AT, 0x80);
+        let error = decode_all(negative.into(), 12, 1000, &[]).unwrap_err();
+        assert_eq!((error.offset, error.resume_at), (12, 13));
+    }
+
+    #[test]
+    fn bytes_without_one_whole_batch_are_damaged_and_not_the_end_of_the_log() {
+        let too_long = damaged(numbered(10, 3), LENGTH_AT, 0x01);
+        let error = decode_all(too_long.into(), 10, 1000, &[]).unwrap_err();
+        assert_eq!((error.offset, error.resume_at), (10, 13));
+        let error = decode_all(vec![0; 11].into(), 10, 1000, &[]).unwrap_err();
+        assert_eq!((error.offset, error.resume_at), (10, 11));
+        let too_short = damaged(numbered(10, 3), LENGTH_AT + 3, 0xff);
+        assert!(decode_all(too_short.into(), 10, 1000, &[]).is_err());
+        assert_eq!(decode_all(Bytes::new(), 10, 1000, &[]).unwrap().next, 10);
+    }
+
+    #[test]
+    fn decoding_stops_behind_the_batch_that_uses_the_budget_up() {
+        const RECORD_BYTES: usize = 1 << 20;
+        let large = [record(None, &"x".repeat(RECORD_BYTES), 1)];
+        let bytes: Vec<u8> = (0..5).flat_map(|offset| stored(&large, offset, IDENTITY, Compression::Zstd)).collect();
+        assert!(bytes.len() < RECORD_BYTES);
+        let within = |bytes_max| decode(bytes.clone().into(), 0, END, &[], bytes_max).unwrap();
+        assert_eq!(within(usize::MAX).next, 5);
+        assert_eq!(within(3 * RECORD_BYTES).next, 2, "a record's headers repeat its value");
+        assert_eq!(within(0).next, 1, "one batch is decoded whatever the budget");
+    }
+
+    #[test]
+    fn the_budget_counts_what_small_records_take_in_memory() {
+        let empty =
+            Record { key: None, value: Bytes::new(), headers: Headers::EMPTY, timestamp: Timestamp::from_millis(1) };
+        let many = vec![empty; 1000];
+        let bytes = [stored(&many, 0, IDENTITY, Compression::Zstd), stored(&many, 1000, IDENTITY, Compression::Zstd)];
+        let decoded = decode(bytes.concat().into(), 0, END, &[], 1000 * size_of::<StoredRecord>()).unwrap();
+        assert_eq!(decoded.next, 1000);
+    }
+
+    #[test]
+    fn a_batch_of_more_records_than_the_limit_is_refused_before_it_takes_memory() {
+        let mut bytes = numbered(10, 3);
+        bytes[COUNT_AT..COUNT_AT + 4].copy_from_slice(&(BATCH_RECORDS_MAX as i32 + 1).to_be_bytes());
+        let sum = checksum(&bytes[CHECKED_FROM..]);
+        bytes[CHECKED_FROM - 4..CHECKED_FROM].copy_from_slice(&sum.to_be_bytes());
+        let error = decode_all(bytes.into(), 10, END, &[]).unwrap_err();
+        assert!(error.what.contains("the limit is"), "{error}");
     }
 
     #[test]
@@ -508,13 +666,15 @@ mod tests {
 
         #[test]
         fn garbage_is_an_error_and_not_a_panic(mut bytes: Vec<u8>, flips: Vec<(usize, u8)>) {
-            let _ = decode(bytes.clone().into(), 0, &[]);
+            let _ = decode_all(bytes.clone().into(), 0, END, &[]);
             bytes = stored(&[record(Some("k"), "value", 1)], 3, IDENTITY, Compression::None);
             for (at, with) in flips {
                 let at = at % bytes.len();
                 bytes[at] ^= with;
             }
-            let _ = decode(bytes.into(), 0, &[]);
+            if let Err(error) = decode_all(bytes.into(), 3, 4, &[]) {
+                prop_assert_eq!(error.resume_at, 4, "within the partition, and behind the reader");
+            }
         }
     }
 }

@@ -5,8 +5,8 @@ use std::io::{self, Read, Write as _};
 
 use crate::kafka::settings::Compression;
 
-/// Bytes that one batch may have when it is decompressed.
-const DECOMPRESSED_MAX: u64 = 512 << 20;
+/// Bytes that one batch may have when it is decompressed. `docs/operating/kafka.md` states it.
+const DECOMPRESSED_BYTES_MAX: usize = 128 << 20;
 /// What snappy-java writes before its blocks.
 const XERIAL_MAGIC: &[u8] = &[0x82, b'S', b'N', b'A', b'P', b'P', b'Y', 0];
 const XERIAL_HEADER_BYTES: usize = 16;
@@ -42,20 +42,24 @@ pub(super) fn compress(compression: Compression, bytes: &[u8]) -> io::Result<Vec
 }
 
 pub(super) fn decompress(codec: i16, bytes: &[u8]) -> io::Result<Vec<u8>> {
+    decompress_within(codec, bytes, DECOMPRESSED_BYTES_MAX)
+}
+
+fn decompress_within(codec: i16, bytes: &[u8], bytes_max: usize) -> io::Result<Vec<u8>> {
     match codec {
-        1 => bounded(flate2::read::MultiGzDecoder::new(bytes)),
-        2 => unsnappy(bytes),
-        3 => bounded(lz4_flex::frame::FrameDecoder::new(bytes)),
-        4 => bounded(zstd::stream::read::Decoder::new(bytes)?),
+        1 => bounded(flate2::read::MultiGzDecoder::new(bytes), bytes_max),
+        2 => unsnappy(bytes, bytes_max),
+        3 => bounded(lz4_flex::frame::FrameDecoder::new(bytes), bytes_max),
+        4 => bounded(zstd::stream::read::Decoder::new(bytes)?, bytes_max),
         other => Err(invalid(format!("codec {other} is not known"))),
     }
 }
 
-fn bounded(reader: impl Read) -> io::Result<Vec<u8>> {
+fn bounded(reader: impl Read, bytes_max: usize) -> io::Result<Vec<u8>> {
     let mut decompressed = Vec::new();
-    reader.take(DECOMPRESSED_MAX + 1).read_to_end(&mut decompressed)?;
-    if decompressed.len() as u64 > DECOMPRESSED_MAX {
-        return Err(too_large());
+    reader.take(bytes_max as u64 + 1).read_to_end(&mut decompressed)?;
+    if decompressed.len() > bytes_max {
+        return Err(too_large(bytes_max));
     }
     Ok(decompressed)
 }
@@ -74,26 +78,26 @@ fn snappy(bytes: &[u8]) -> io::Result<Vec<u8>> {
 }
 
 /// One raw block, or snappy-java's stream of blocks.
-fn unsnappy(bytes: &[u8]) -> io::Result<Vec<u8>> {
+fn unsnappy(bytes: &[u8], bytes_max: usize) -> io::Result<Vec<u8>> {
     let mut decompressed = Vec::new();
     if !bytes.starts_with(XERIAL_MAGIC) {
-        unsnappy_block(bytes, &mut decompressed)?;
+        unsnappy_block(bytes, &mut decompressed, bytes_max)?;
         return Ok(decompressed);
     }
     let cut_short = || invalid("a snappy stream is cut short".to_owned());
     let mut rest = bytes.get(XERIAL_HEADER_BYTES..).ok_or_else(cut_short)?;
     while let Some((length, after)) = rest.split_first_chunk::<4>() {
         let (block, after) = after.split_at_checked(u32::from_be_bytes(*length) as usize).ok_or_else(cut_short)?;
-        unsnappy_block(block, &mut decompressed)?;
+        unsnappy_block(block, &mut decompressed, bytes_max)?;
         rest = after;
     }
     if rest.is_empty() { Ok(decompressed) } else { Err(cut_short()) }
 }
 
-fn unsnappy_block(block: &[u8], decompressed: &mut Vec<u8>) -> io::Result<()> {
+fn unsnappy_block(block: &[u8], decompressed: &mut Vec<u8>, bytes_max: usize) -> io::Result<()> {
     let (begin, length) = (decompressed.len(), snap::raw::decompress_len(block)?);
-    if (begin + length) as u64 > DECOMPRESSED_MAX {
-        return Err(too_large());
+    if begin + length > bytes_max {
+        return Err(too_large(bytes_max));
     }
     decompressed.resize(begin + length, 0);
     let written = snap::raw::Decoder::new().decompress(block, &mut decompressed[begin..])?;
@@ -101,8 +105,8 @@ fn unsnappy_block(block: &[u8], decompressed: &mut Vec<u8>) -> io::Result<()> {
     Ok(())
 }
 
-fn too_large() -> io::Error {
-    invalid(format!("a batch is over {DECOMPRESSED_MAX} bytes when decompressed"))
+fn too_large(bytes_max: usize) -> io::Error {
+    invalid(format!("a batch is over {bytes_max} bytes when decompressed"))
 }
 
 fn invalid(why: String) -> io::Error {
@@ -123,6 +127,17 @@ mod tests {
                 let compressed = compress(compression, text).unwrap();
                 assert_eq!(&decompress(codec_of(compression), &compressed).unwrap(), text, "{compression:?}");
             }
+        }
+    }
+
+    #[test]
+    fn a_batch_over_the_bound_is_refused_by_every_codec() {
+        let text = b"whimbrel ".repeat(20_000);
+        for compression in ALL {
+            let compressed = compress(compression, &text).unwrap();
+            let codec = codec_of(compression);
+            assert!(decompress_within(codec, &compressed, text.len() - 1).is_err(), "{compression:?}");
+            assert_eq!(decompress_within(codec, &compressed, text.len()).unwrap(), text, "{compression:?}");
         }
     }
 

@@ -1,0 +1,142 @@
+//! Brokers of unit tests, in the test's own process. They answer `ApiVersions` and `Metadata` by themselves and `Fetch` by a function of
+//! the test. They know one topic, all of whose partitions have the same leader.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use kafka_protocol::messages::api_versions_response::ApiVersion;
+use kafka_protocol::messages::metadata_response::{
+    MetadataResponseBroker, MetadataResponsePartition, MetadataResponseTopic,
+};
+use kafka_protocol::messages::{
+    ApiVersionsRequest, ApiVersionsResponse, BrokerId, FetchRequest, FetchResponse, MetadataRequest, MetadataResponse,
+    RequestHeader, ResponseHeader, TopicName,
+};
+use kafka_protocol::protocol::{Decodable as _, Encodable as _, HeaderVersion as _, Request, StrBytes};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Handle;
+
+use super::client::cluster::Cluster;
+use super::client::dial::Dialer;
+use super::settings::KafkaSettings;
+
+pub(super) const TOPIC: &str = "orders";
+pub(super) const PARTITIONS: i32 = 8;
+
+/// What a broker answers to a fetch; `None` never answers.
+type Respond = dyn Fn(i32, FetchRequest) -> Option<FetchResponse> + Send + Sync;
+
+pub(super) struct StubCluster {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    /// The brokers' ports. Their numbers are 0, 1, …
+    ports: Vec<u16>,
+    leader: AtomicI32,
+    respond: Box<Respond>,
+}
+
+impl StubCluster {
+    /// Starts the brokers on the current runtime. Broker 0 leads.
+    pub async fn start(
+        brokers: usize,
+        respond: impl Fn(i32, FetchRequest) -> Option<FetchResponse> + Send + Sync + 'static,
+    ) -> Self {
+        let (mut listeners, mut ports) = (Vec::new(), Vec::new());
+        for _ in 0..brokers {
+            let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port is free");
+            ports.push(listener.local_addr().expect("the listener has an address").port());
+            listeners.push(listener);
+        }
+        let shared = Arc::new(Shared { ports, leader: AtomicI32::new(0), respond: Box::new(respond) });
+        for (broker, listener) in (0..).zip(listeners) {
+            let shared = shared.clone();
+            tokio::spawn(async move {
+                while let Ok((socket, _)) = listener.accept().await {
+                    tokio::spawn(serve(socket, broker, shared.clone()));
+                }
+            });
+        }
+        Self { shared }
+    }
+
+    /// Moves the leadership of all partitions.
+    pub fn set_leader(&self, broker: i32) {
+        self.shared.leader.store(broker, Ordering::Release);
+    }
+
+    pub fn connect(&self) -> Arc<Cluster> {
+        let bootstrap: Vec<String> = self.shared.ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        let bootstrap = bootstrap.join(",");
+        let dialer = Dialer::new(&KafkaSettings::new(&bootstrap), Handle::current()).expect("no files are read");
+        Arc::new(Cluster::new(dialer, &bootstrap))
+    }
+}
+
+pub(super) fn topic_name() -> TopicName {
+    TopicName(StrBytes::from_static_str(TOPIC))
+}
+
+async fn serve(mut socket: TcpStream, broker: i32, shared: Arc<Shared>) {
+    while let Ok(length) = socket.read_i32().await {
+        let mut frame = BytesMut::zeroed(length as usize);
+        if socket.read_exact(&mut frame).await.is_err() {
+            return;
+        }
+        if let Some(answer) = shared.answer(broker, frame.freeze())
+            && socket.write_all(&answer).await.is_err()
+        {
+            return;
+        }
+    }
+}
+
+impl Shared {
+    fn answer(&self, broker: i32, mut frame: Bytes) -> Option<Bytes> {
+        let (key, version) = (frame.clone().get_i16(), frame.slice(2..).get_i16());
+        match key {
+            ApiVersionsRequest::KEY => answer::<ApiVersionsRequest>(&mut frame, version, |_| Some(versions())),
+            MetadataRequest::KEY => answer::<MetadataRequest>(&mut frame, version, |_| Some(self.metadata())),
+            FetchRequest::KEY => answer::<FetchRequest>(&mut frame, version, |request| (self.respond)(broker, request)),
+            other => panic!("the stub does not know request {other}"),
+        }
+    }
+
+    fn metadata(&self) -> MetadataResponse {
+        let broker = |(number, port): (i32, &u16)| {
+            let host = StrBytes::from_static_str("127.0.0.1");
+            MetadataResponseBroker::default().with_node_id(BrokerId(number)).with_host(host).with_port(i32::from(*port))
+        };
+        let leader = BrokerId(self.leader.load(Ordering::Acquire));
+        let partition = |index| MetadataResponsePartition::default().with_partition_index(index).with_leader_id(leader);
+        let topic = MetadataResponseTopic::default()
+            .with_name(Some(topic_name()))
+            .with_partitions((0..PARTITIONS).map(partition).collect());
+        MetadataResponse::default().with_brokers((0..).zip(&self.ports).map(broker).collect()).with_topics(vec![topic])
+    }
+}
+
+fn versions() -> ApiVersionsResponse {
+    let version = |(key, max)| ApiVersion::default().with_api_key(key).with_min_version(0).with_max_version(max);
+    ApiVersionsResponse::default()
+        .with_api_keys([(FetchRequest::KEY, 12), (MetadataRequest::KEY, 12)].map(version).to_vec())
+}
+
+fn answer<R: Request>(
+    frame: &mut Bytes,
+    version: i16,
+    respond: impl FnOnce(R) -> Option<R::Response>,
+) -> Option<Bytes> {
+    let header = RequestHeader::decode(frame, R::header_version(version)).expect("the header can be decoded");
+    let response = respond(R::decode(frame, version).expect("the request can be decoded"))?;
+    let mut body = BytesMut::new();
+    let header = ResponseHeader::default().with_correlation_id(header.correlation_id);
+    header.encode(&mut body, R::Response::header_version(version)).expect("the header can be encoded");
+    response.encode(&mut body, version).expect("the answer can be encoded");
+    let mut answer = BytesMut::from(&(body.len() as i32).to_be_bytes()[..]);
+    answer.extend_from_slice(&body);
+    Some(answer.freeze())
+}
