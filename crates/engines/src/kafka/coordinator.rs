@@ -182,7 +182,7 @@ impl State {
     }
 }
 
-/// What becomes of the transactions of one transactional id that write to one partition, in the order of the coordinator's log.
+/// History of the transactions of one transactional id in one partition, in the order of the coordinator's log.
 struct History<'a> {
     partition: (&'a str, u32),
     /// What was decided and is not finished.
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_kafka_writes_is_understood() {
+    fn transaction_state_records_are_decoded() {
         assert_eq!(id_of(&bytes(KEY)), Some("whimbrel/holds/2"));
         let decided = state(Phase::Decided(TransactionOutcome::Committed), &[("late-0", 0), ("_holds", 2)]);
         assert_eq!(State::of(&bytes(DECIDED)), Some(decided));
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_short_or_of_another_form_is_passed_over() {
+    fn truncated_or_unknown_records_are_skipped() {
         let whole = bytes(DECIDED);
         for length in 0..40 {
             assert_eq!(State::of(&whole[..length]), None, "{length} bytes");

@@ -1,5 +1,5 @@
-//! Partitions that stand still: more is written than readers can see, for longer than a transaction may last. Pure: the time is
-//! passed in. `mend` ends their transactions.
+//! Stalled partitions: more is written than readers can see, for longer than a transaction may last. Pure: the time is passed in.
+//! `fence::repair` closes their transactions.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,22 +7,22 @@ use std::time::{Duration, Instant};
 
 use whimbrel_model::{Event, EventSink, PartitionId};
 
-/// How late Kafka itself ends a transaction whose time is over: it looks for them every ten seconds.
-const KAFKAS_OWN_LOOK: Duration = Duration::from_secs(12);
+/// How late Kafka aborts a transaction whose time is over: it checks every 10 s. 2 s of margin.
+const KAFKA_ABORT_DELAY_MAX: Duration = Duration::from_secs(12);
 
 pub(super) struct Hanging {
     events: EventSink,
     /// How long a transaction may take.
     patience: Duration,
-    standing: Mutex<HashMap<PartitionId, Standing>>,
+    stalled: Mutex<HashMap<PartitionId, StalledPartition>>,
 }
 
-struct Standing {
+struct StalledPartition {
     visible_end: u64,
     since: Instant,
     /// When it was last seen to be so: while Kafka is away nothing is known, and time alone makes nothing hang.
     seen_at: Instant,
-    is_told: bool,
+    is_reported: bool,
 }
 
 /// What a look at a partition has found.
@@ -35,10 +35,10 @@ pub(super) enum Look {
 
 impl Hanging {
     pub fn new(transaction_timeout: Duration, events: EventSink) -> Self {
-        Self { events, patience: transaction_timeout, standing: Mutex::default() }
+        Self { events, patience: transaction_timeout, stalled: Mutex::default() }
     }
 
-    /// Takes in where a reader has found the partition's ends, and reports a partition that hangs for long, once for each place.
+    /// Records where a reader has found the partition's ends, and reports a partition that hangs for long, once for each place.
     pub fn observe(&self, topic: &str, partition: PartitionId, visible_end: u64, written_end: u64) {
         if self.found(partition, visible_end, written_end, Instant::now()) == Look::HangsSinceLong {
             self.report(topic, partition.index, visible_end);
@@ -47,44 +47,45 @@ impl Hanging {
 
     pub fn report(&self, topic: &str, index: u32, offset: u64) {
         let detail = format!(
-            "partition {index} of `{topic}` stands still at offset {offset} behind an open transaction, for longer than one of \
-             Whimbrel's may last: nothing behind it can be read; `kafka-transactions.sh find-hanging` shows which producer left it open"
+            "partition {index} of `{topic}`: the last stable offset is stuck at {offset} behind an open transaction; `read_committed` \
+             consumers cannot read past it. `kafka-transactions.sh find-hanging` shows the producer"
         );
         let event = Event::warning("transaction_hanging", detail);
         (self.events)(event.with("topic", topic).with("partition", index).with("offset", offset));
     }
 
-    /// Takes in where the partition ends for readers and for writers.
+    /// Records where the partition ends for readers and for writers.
     pub fn found(&self, partition: PartitionId, visible_end: u64, written_end: u64, now: Instant) -> Look {
-        let mut all = self.standing();
+        let mut all = self.stalled();
         if visible_end >= written_end {
             all.remove(&partition);
             return Look::Fine;
         }
-        let fresh = || Standing { visible_end, since: now, seen_at: now, is_told: false };
-        let standing = all.entry(partition).or_insert_with(fresh);
-        if standing.visible_end != visible_end {
-            *standing = fresh();
+        let fresh = || StalledPartition { visible_end, since: now, seen_at: now, is_reported: false };
+        let stalled = all.entry(partition).or_insert_with(fresh);
+        if stalled.visible_end != visible_end {
+            *stalled = fresh();
         }
-        standing.seen_at = now;
-        let stands_long = now.saturating_duration_since(standing.since) >= self.patience + KAFKAS_OWN_LOOK;
-        if !stands_long || standing.is_told {
+        stalled.seen_at = now;
+        let stands_long = now.saturating_duration_since(stalled.since) >= self.patience + KAFKA_ABORT_DELAY_MAX;
+        if !stands_long || stalled.is_reported {
             return Look::Fine;
         }
-        standing.is_told = true;
+        stalled.is_reported = true;
         Look::HangsSinceLong
     }
 
-    /// Partitions that were seen to stand still for at least `patience`, each with its visible end.
+    /// Partitions that were seen stalled for at least `patience`, each with its visible end.
     pub fn overdue(&self, patience: Duration) -> Vec<(PartitionId, u64)> {
-        let all = self.standing();
-        let is_overdue = |standing: &Standing| standing.seen_at.saturating_duration_since(standing.since) >= patience;
-        let overdue = all.iter().filter(|(_, standing)| is_overdue(standing));
-        overdue.map(|(partition, standing)| (*partition, standing.visible_end)).collect()
+        let all = self.stalled();
+        let is_overdue =
+            |stalled: &StalledPartition| stalled.seen_at.saturating_duration_since(stalled.since) >= patience;
+        let overdue = all.iter().filter(|(_, stalled)| is_overdue(stalled));
+        overdue.map(|(partition, stalled)| (*partition, stalled.visible_end)).collect()
     }
 
-    fn standing(&self) -> MutexGuard<'_, HashMap<PartitionId, Standing>> {
-        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    fn stalled(&self) -> MutexGuard<'_, HashMap<PartitionId, StalledPartition>> {
+        self.stalled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -122,9 +123,9 @@ mod tests {
     }
 
     #[test]
-    fn it_is_told_once_for_each_place_and_only_when_kafka_would_have_ended_it() {
+    fn a_hanging_transaction_is_reported_once_per_offset_and_only_when_kafka_would_have_aborted_it() {
         let (hanging, now) = (Hanging::new(PATIENCE, Arc::new(|_| {})), Instant::now());
-        let late = now + PATIENCE + KAFKAS_OWN_LOOK;
+        let late = now + PATIENCE + KAFKA_ABORT_DELAY_MAX;
         assert_eq!(hanging.found(partition(), 5, 9, now), Look::Fine);
         assert_eq!(hanging.found(partition(), 5, 9, now + PATIENCE), Look::Fine);
         assert_eq!(hanging.found(partition(), 5, 9, late), Look::HangsSinceLong);

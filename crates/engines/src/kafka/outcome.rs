@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partition_is_gone_only_when_a_cluster_that_knows_itself_says_so() {
+    fn a_partition_is_missing_only_if_the_metadata_lists_brokers() {
         let unknown = Code::UnknownTopicOrPartition.code();
         assert!(is_without(&metadata(1, unknown, 0), "orders", 0));
         assert!(!is_without(&metadata(0, unknown, 0), "orders", 0), "the broker has just started");

@@ -17,7 +17,7 @@ use super::outcome::{self, KafkaError};
 /// How long leadership is given to settle before a question is asked again.
 pub(super) const PAUSE_BEFORE_ASKING_AGAIN: Duration = Duration::from_millis(20);
 /// How long a partition that is known here may be unknown to a broker: it may have been created a moment ago.
-const NEWS_TRAVEL_MAX: Duration = Duration::from_secs(1);
+const METADATA_PROPAGATION_MAX: Duration = Duration::from_secs(1);
 
 /// What `ListOffsets` takes for a time.
 const LATEST: i64 = -1;
@@ -103,7 +103,8 @@ impl Queries {
             .with_replica_id(BrokerId(-1))
             .with_isolation_level(end.isolation())
             .with_topics(vec![asked]);
-        let connection = self.cluster.question(leader).await.map_err(super::client::connection::CallError::NotSent)?;
+        let connection =
+            self.cluster.metadata_connection(leader).await.map_err(super::client::connection::CallError::NotSent)?;
         let answer = connection.call(&request, limit.min(ANSWER_MAX)).await?;
         let answer = answer.topics.iter().flat_map(|topic| &topic.partitions).next();
         let answer = answer.ok_or_else(|| KafkaError::Malformed("the answer names no partition".to_owned()))?;
@@ -142,7 +143,7 @@ impl Queries {
         question: impl Fn(Duration) -> Question<'a, T>,
     ) -> Result<T, LogError> {
         let began = Instant::now();
-        let mut check_at = began + NEWS_TRAVEL_MAX.min(self.timeout);
+        let mut check_at = began + METADATA_PROPAGATION_MAX.min(self.timeout);
         loop {
             let left = self.timeout.saturating_sub(began.elapsed());
             let error = match question(left).await {
@@ -155,7 +156,7 @@ impl Queries {
                 if self.is_gone(topic.name(), partition.index).await? {
                     return Err(LogError::UnknownPartition(partition));
                 }
-                check_at = Instant::now() + NEWS_TRAVEL_MAX;
+                check_at = Instant::now() + METADATA_PROPAGATION_MAX;
             }
             let is_over = began.elapsed() + PAUSE_BEFORE_ASKING_AGAIN >= self.timeout;
             if is_over || !(error.is_passing() || may_be_gone) {

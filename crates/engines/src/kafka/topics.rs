@@ -1,4 +1,4 @@
-//! Making, growing, deleting and describing topics, and what is said when one is not as durable as it looks.
+//! Making, growing, deleting and describing topics, and the warning about topics that acknowledge with one replica.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,11 +29,11 @@ use super::queries::{Queries, Question};
 use super::read::Reader;
 use super::settings::KafkaSettings;
 
-/// How often the brokers are asked whether they know of a change.
-const NEWS_LOOK: Duration = Duration::from_millis(20);
-/// Kafka's own topics, which are nobody's to read as messages.
+/// How often the brokers are asked whether they have learned of a change.
+const METADATA_POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Kafka's own topics, which Whimbrel does not expose.
 const KAFKAS_OWN_PREFIX: &str = "__";
-/// What asks the broker for its own default of copies.
+/// The `replication_factor` that selects the broker's default.
 const BROKERS_DEFAULT_REPLICATION: i16 = -1;
 /// The code of an answer that lacks what was asked for.
 const UNKNOWN_ERROR: i16 = -1;
@@ -154,7 +154,7 @@ impl Topics {
                     topic.name()
                 )));
             }
-            tokio::time::sleep(NEWS_LOOK).await;
+            tokio::time::sleep(METADATA_POLL_INTERVAL).await;
         }
         Ok(())
     }
@@ -186,7 +186,7 @@ impl Topics {
         let question = |left| -> Question<'_, ()> {
             Box::pin(async move {
                 let leader = self.queries.leader(topic.name(), partition.index).await?;
-                let connection = self.cluster.administration(leader).await.map_err(CallError::NotSent)?;
+                let connection = self.cluster.admin_connection(leader).await.map_err(CallError::NotSent)?;
                 let answer = connection.call(request, left).await?;
                 let answer = answer.topics.iter().flat_map(|topic| &topic.partitions).next();
                 let code = answer.map_or(UNKNOWN_ERROR, |partition| partition.error_code);
@@ -231,7 +231,9 @@ impl Topics {
         let metadata = self.queries.metadata(Some(name)).await?;
         if metadata.brokers.is_empty() {
             // A broker that has just started knows no topic: that is not the cluster's answer.
-            return Err(LogError::Unavailable("Kafka is starting".to_owned()));
+            return Err(LogError::Unavailable(
+                "the broker returned no cluster metadata; it may still be starting".to_owned(),
+            ));
         }
         let is_it = |topic: &&MetadataResponseTopic| topic.name.as_ref().is_some_and(|each| each.as_str() == name);
         let Some(topic) = metadata.topics.iter().find(is_it) else { return Ok(None) };
@@ -252,9 +254,11 @@ impl Topics {
                 return Ok(found);
             }
             if began.elapsed() > self.settings.request_timeout {
-                return Err(LogError::Unavailable(format!("Kafka has not made `{name}` ready in time")));
+                return Err(LogError::Unavailable(format!(
+                    "topic `{name}` has no leader or is not visible on the brokers yet"
+                )));
             }
-            tokio::time::sleep(NEWS_LOOK).await;
+            tokio::time::sleep(METADATA_POLL_INTERVAL).await;
         }
     }
 
@@ -278,7 +282,7 @@ impl Topics {
             match self.administer(&request, code_of).await {
                 Ok(answer) => break answer,
                 Err(error) if error.code().is_some_and(outcome::is_unknown_partition) && Instant::now() < deadline => {
-                    tokio::time::sleep(NEWS_LOOK).await;
+                    tokio::time::sleep(METADATA_POLL_INTERVAL).await;
                 }
                 Err(error) => return Err(refused(&error, name)),
             }
@@ -342,10 +346,10 @@ impl Topics {
                 },
                 Err(error) => KafkaError::Call(error),
             };
-            if !error.is_passing() || Instant::now() + NEWS_LOOK >= deadline {
+            if !error.is_passing() || Instant::now() + METADATA_POLL_INTERVAL >= deadline {
                 return Err(error);
             }
-            tokio::time::sleep(NEWS_LOOK).await;
+            tokio::time::sleep(METADATA_POLL_INTERVAL).await;
             // The controller may be another broker by now.
             let _ = self.cluster.metadata(Some(&[]), left).await;
         }
@@ -408,7 +412,7 @@ struct InForce {
 }
 
 impl InForce {
-    /// A broker may not have heard yet what was set a moment ago, and answers with its defaults: what was set wins.
+    /// A broker may not have received the new settings yet, and answers with its defaults: what was set wins.
     fn of(asked: &BTreeMap<String, String>, just_set: &[(&str, String)]) -> Self {
         let value = |key: &str| {
             let set = just_set.iter().find(|(name, _)| *name == key).map(|(_, value)| value);
@@ -463,8 +467,8 @@ fn refused(error: &KafkaError, name: &str) -> LogError {
             | Code::TopicDeletionDisabled
             | Code::TopicAuthorizationFailed
             | Code::ClusterAuthorizationFailed),
-        ) => LogError::Unsupported(format!("Kafka refused it for `{name}`: {code}")),
-        error => LogError::Unavailable(format!("Kafka cannot do it for `{name}` now: {error}")),
+        ) => LogError::Unsupported(format!("Kafka rejected the request for topic `{name}`: {code}")),
+        error => LogError::Unavailable(format!("the request for topic `{name}` failed: {error}; try again")),
     }
 }
 
@@ -485,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_just_set_is_in_force_though_a_broker_has_not_heard_of_it() {
+    fn a_new_setting_applies_before_every_broker_reports_it() {
         let defaults = [("max.message.bytes", "1048588"), ("min.insync.replicas", "1")];
         let asked = defaults.map(|(key, value)| (key.to_owned(), value.to_owned())).into_iter().collect();
         let set = [("max.message.bytes", "2000000".to_owned()), ("min.insync.replicas", "2".to_owned())];

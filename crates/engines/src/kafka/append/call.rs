@@ -47,7 +47,7 @@ impl Call {
         }
     }
 
-    /// What is known so far, the rest as unknown.
+    /// Returns the known results; unsettled records are reported as `Unknown`.
     pub(super) fn give_up(&self) -> AppendOutcome {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take_outcome()
     }
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_given_up_keeps_what_is_known_and_bears_late_answers() {
+    fn an_abandoned_call_keeps_known_results_and_ignores_late_ones() {
         let (call, _answered) = Call::new(2);
         call.settle(&[0], Ok(1));
         let outcome = call.give_up();

@@ -5,8 +5,8 @@
 //! received is answered as unknown, and its partition goes on under a new producer id.
 
 mod call;
-mod lane;
 mod outgoing;
+mod partition_sender;
 mod sender;
 
 use std::collections::{HashMap, VecDeque};
@@ -139,17 +139,17 @@ impl Appender {
 }
 
 fn full() -> LogError {
-    LogError::Overloaded("the queue to Kafka is full".to_owned())
+    LogError::Overloaded("the send queue to Kafka is full".to_owned())
 }
 
-/// What can be said of a record before it is sent.
+/// Validates a record before it is sent.
 pub(super) fn check_record(record: &Record, limit: usize) -> Result<(), LogError> {
     let size = record.size();
     if size > limit {
         return Err(LogError::TooLarge { size, limit });
     }
     if record.timestamp.as_millis() <= 0 {
-        return Err(LogError::Unsupported("Kafka keeps no times before 1970-01-01T00:00:00.001Z".to_owned()));
+        return Err(LogError::Unsupported("Kafka does not support times before 1970-01-01T00:00:00.001Z".to_owned()));
     }
     Ok(())
 }
@@ -177,7 +177,7 @@ impl Shared {
             let mut state = queue.state();
             state.bytes += chunk.bytes;
             state.chunks.push_back(chunk);
-            !std::mem::replace(&mut state.is_told, true)
+            !std::mem::replace(&mut state.is_signalled, true)
         };
         if must_tell {
             self.ready.lock().unwrap_or_else(PoisonError::into_inner).push(queue);
@@ -217,7 +217,7 @@ struct QueueState {
     chunks: VecDeque<Chunk>,
     bytes: usize,
     /// Whether the sending task knows that something is here.
-    is_told: bool,
+    is_signalled: bool,
 }
 
 impl Queue {

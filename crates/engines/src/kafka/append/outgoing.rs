@@ -114,9 +114,9 @@ impl Batch {
     /// The answer of a batch whose time is over.
     pub(super) fn expired(self, why: &str, shared: &Shared) {
         let error = if self.may_be_written {
-            LogError::Unknown(format!("Kafka has not acknowledged the record: {why}"))
+            LogError::Unknown(format!("Kafka did not acknowledge the record in time; it may have been written: {why}"))
         } else {
-            LogError::Unavailable(format!("Kafka did not accept the record in time: {why}"))
+            LogError::Unavailable(format!("the record was not written in time: {why}"))
         };
         self.failed(&error, shared);
     }

@@ -1,4 +1,4 @@
-//! The sending task: gathers what can be sent, one request per broker, and hands the answers to the partitions' lanes.
+//! The sending task: gathers what can be sent, one request per broker, and hands the answers to the partitions' senders.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, PoisonError};
@@ -12,8 +12,8 @@ use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProdu
 use kafka_protocol::messages::{InitProducerIdRequest, ProduceRequest, ProducerId};
 use whimbrel_model::{PartitionId, TopicNumber};
 
-use super::lane::{Identity, Lane, Verdict};
 use super::outgoing::Batch;
+use super::partition_sender::{AttemptOutcome, Identity, PartitionSender};
 use super::{RETRY_PAUSE, Shared};
 use crate::kafka::client::cluster::{ANSWER_MAX, Cluster, Links};
 use crate::kafka::client::connection::CallError;
@@ -35,7 +35,7 @@ struct Way {
 }
 
 enum Done {
-    Produced { way: Way, batches: Vec<(Batch, Verdict)> },
+    Produced { way: Way, batches: Vec<(Batch, AttemptOutcome)> },
     Identified(Result<(i64, i16), String>),
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Sender {
     queries: Arc<Queries>,
     links: Arc<Links>,
     repeat_links: Arc<Links>,
-    lanes: HashMap<PartitionId, Lane>,
+    partitions: HashMap<PartitionId, PartitionSender>,
     sendable: VecDeque<PartitionId>,
     under_way: FuturesUnordered<BoxFuture<'static, Done>>,
     requests: HashMap<Way, usize>,
@@ -70,7 +70,7 @@ impl Sender {
             queries,
             links: Arc::default(),
             repeat_links: Arc::default(),
-            lanes: HashMap::new(),
+            partitions: HashMap::new(),
             sendable: VecDeque::new(),
             under_way: FuturesUnordered::new(),
             requests: HashMap::new(),
@@ -84,16 +84,16 @@ impl Sender {
         let shared = self.shared.clone();
         loop {
             for queue in std::mem::take(&mut *shared.ready.lock().unwrap_or_else(PoisonError::into_inner)) {
-                let lane = self.lanes.entry(queue.partition).or_default();
+                let sender = self.partitions.entry(queue.partition).or_default();
                 let partition = queue.partition;
-                lane.queues.push_back(queue);
-                if !lane.is_under_way && !std::mem::replace(&mut lane.is_sendable, true) {
+                sender.queues.push_back(queue);
+                if !sender.is_under_way && !std::mem::replace(&mut sender.is_sendable, true) {
                     self.sendable.push_back(partition);
                 }
             }
             let forgotten = std::mem::take(&mut *shared.forgotten.lock().unwrap_or_else(PoisonError::into_inner));
             if !forgotten.is_empty() {
-                self.end_lanes_of(&forgotten, &shared);
+                self.end_partitions_of(&forgotten, &shared);
             }
             let wake_at = self.dispatch(&shared);
             let timer = async {
@@ -117,15 +117,15 @@ impl Sender {
 
     /// Answers what waits for topics that no longer exist. A topic of the same name begins with another producer id: with the old one
     /// its first batch could look like a repeat.
-    fn end_lanes_of(&mut self, topics: &[TopicNumber], shared: &Arc<Shared>) {
+    fn end_partitions_of(&mut self, topics: &[TopicNumber], shared: &Arc<Shared>) {
         self.identity = None;
-        self.lanes.retain(|partition, lane| {
+        self.partitions.retain(|partition, sender| {
             if !topics.contains(&partition.topic) {
                 return true;
             }
-            lane.end(shared);
-            lane.is_over = true;
-            lane.is_under_way
+            sender.end(shared);
+            sender.is_over = true;
+            sender.is_under_way
         });
     }
 
@@ -137,20 +137,20 @@ impl Sender {
         let mut kept = VecDeque::new();
         let (mut needs_leader, mut needs_identity) = (None, false);
         while let Some(partition) = self.sendable.pop_front() {
-            let Some(lane) = self.lanes.get_mut(&partition) else { continue };
+            let Some(sender) = self.partitions.get_mut(&partition) else { continue };
             let mut park = |at: Instant| wake_at = Some(wake_at.map_or(at, |earlier| earlier.min(at)));
-            lane.expire(now, shared);
-            if let Some(not_before) = lane.not_before.filter(|at| *at > now) {
+            sender.expire(now, shared);
+            if let Some(not_before) = sender.not_before.filter(|at| *at > now) {
                 park(not_before);
                 kept.push_back(partition);
                 continue;
             }
-            let Some(topic) = lane.topic() else {
-                lane.is_sendable = false;
+            let Some(topic) = sender.topic() else {
+                sender.is_sendable = false;
                 continue;
             };
-            if lane.again.is_empty()
-                && let Some(at) = lane.lingers_until(self.settings.linger).filter(|at| *at > now)
+            if sender.again.is_empty()
+                && let Some(at) = sender.lingers_until(self.settings.linger).filter(|at| *at > now)
             {
                 park(at);
                 kept.push_back(partition);
@@ -158,32 +158,32 @@ impl Sender {
             }
             let Some(leader) = self.cluster.leader(topic.name(), partition.index) else {
                 needs_leader = Some(topic.name().to_owned());
-                lane.not_before = Some(now + RETRY_PAUSE);
+                sender.not_before = Some(now + RETRY_PAUSE);
                 park(now + RETRY_PAUSE);
                 kept.push_back(partition);
                 continue;
             };
-            let way = Way { broker: leader, is_repeat: lane.again.front().is_some_and(|batch| batch.is_repeat) };
+            let way = Way { broker: leader, is_repeat: sender.again.front().is_some_and(|batch| batch.is_repeat) };
             let (bytes, batches) = requests.entry(way).or_default();
             let under_way = self.requests.get(&way).copied().unwrap_or(0);
             if under_way >= REQUESTS_PER_BROKER || *bytes >= REQUEST_BYTES_MAX {
                 kept.push_back(partition);
                 continue;
             }
-            if lane.identity.is_none() {
-                lane.identity = self.identity.filter(|identity| identity.number > lane.spent);
-                lane.next_sequence = 0;
+            if sender.identity.is_none() {
+                sender.identity = self.identity.filter(|identity| identity.number > sender.expired_producer_number);
+                sender.next_sequence = 0;
             }
-            let Some(identity) = lane.identity else {
+            let Some(identity) = sender.identity else {
                 needs_identity = true;
                 park(now + RETRY_PAUSE);
                 kept.push_back(partition);
                 continue;
             };
-            match lane.take(identity, &self.settings, shared) {
+            match sender.take(identity, &self.settings, shared) {
                 Some(batch) => {
                     *bytes += batch.bytes;
-                    (lane.is_sendable, lane.is_under_way) = (false, true);
+                    (sender.is_sendable, sender.is_under_way) = (false, true);
                     batches.push(batch);
                 }
                 // Nothing that could be encoded: the next look finds the queue empty.
@@ -231,33 +231,33 @@ impl Sender {
             let answer = match called.await {
                 Ok(answer) => answer,
                 Err(error) => {
-                    let verdict = |batch| (batch, Verdict::NotAnswered(error.clone()));
-                    return Done::Produced { way, batches: batches.into_iter().map(verdict).collect() };
+                    let attempt = |batch| (batch, AttemptOutcome::NotAnswered(error.clone()));
+                    return Done::Produced { way, batches: batches.into_iter().map(attempt).collect() };
                 }
             };
-            let mut judged = Vec::with_capacity(batches.len());
+            let mut outcomes = Vec::with_capacity(batches.len());
             for batch in batches {
                 let topic = answer.responses.iter().find(|topic| topic.name.as_str() == batch.topic.name());
                 let found = topic.and_then(|topic| {
                     topic.partition_responses.iter().find(|each| each.index == batch.partition.index as i32)
                 });
-                let verdict = match found.map(|found| (found, Code::try_from_code(found.error_code))) {
-                    None => Verdict::NotAnswered(CallError::NoAnswer("the answer lacks a partition".to_owned())),
-                    Some((found, None)) => Verdict::Written(found.base_offset.max(0) as u64),
+                let attempt = match found.map(|found| (found, Code::try_from_code(found.error_code))) {
+                    None => AttemptOutcome::NotAnswered(CallError::NoAnswer("the answer lacks a partition".to_owned())),
+                    Some((found, None)) => AttemptOutcome::Written(found.base_offset.max(0) as u64),
                     Some((_, Some(code))) if outcome::is_unknown_partition(code) && batch.is_unknown_for_long() => {
                         match queries.is_gone(batch.topic.name(), batch.partition.index).await {
-                            Ok(true) => Verdict::Gone,
-                            _ => Verdict::Failed(code, Vec::new()),
+                            Ok(true) => AttemptOutcome::Gone,
+                            _ => AttemptOutcome::Failed(code, Vec::new()),
                         }
                     }
                     Some((found, Some(code))) => {
                         let places = found.record_errors.iter().map(|error| error.batch_index.max(0) as usize);
-                        Verdict::Failed(code, places.collect())
+                        AttemptOutcome::Failed(code, places.collect())
                     }
                 };
-                judged.push((batch, verdict));
+                outcomes.push((batch, attempt));
             }
-            Done::Produced { way, batches: judged }
+            Done::Produced { way, batches: outcomes }
         }
     }
 
@@ -276,21 +276,21 @@ impl Sender {
                 if let Some(requests) = self.requests.get_mut(&way) {
                     *requests -= 1;
                 }
-                for (batch, verdict) in batches {
+                for (batch, attempt) in batches {
                     let partition = batch.partition;
                     let topic = batch.topic.clone();
-                    let Some(lane) = self.lanes.get_mut(&partition) else {
+                    let Some(sender) = self.partitions.get_mut(&partition) else {
                         batch.expired("the log is shutting down", shared);
                         continue;
                     };
-                    lane.is_under_way = false;
-                    let must_refresh = lane.judge(batch, verdict, shared);
-                    if lane.is_over {
-                        lane.end(shared);
-                        self.lanes.remove(&partition);
+                    sender.is_under_way = false;
+                    let must_refresh = sender.handle_attempt(batch, attempt, shared);
+                    if sender.is_over {
+                        sender.end(shared);
+                        self.partitions.remove(&partition);
                         continue;
                     }
-                    if !std::mem::replace(&mut lane.is_sendable, true) {
+                    if !std::mem::replace(&mut sender.is_sendable, true) {
                         self.sendable.push_back(partition);
                     }
                     if must_refresh {

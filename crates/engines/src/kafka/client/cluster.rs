@@ -1,4 +1,4 @@
-//! The cluster as this process knows it: brokers, leaders of partitions, and connections for short questions.
+//! The cluster as this process knows it: brokers, leaders of partitions, and connections for short requests.
 //!
 //! Leaders come from `Metadata` answers, which are kept until a broker answers that it is not the leader or cannot be reached, and
 //! for half a minute at most. A refresh is made by one caller at a time and shared by all who wait for it. Each asks another broker
@@ -19,11 +19,11 @@ use tokio::time::error::Elapsed;
 use super::connection::{CallError, Connection};
 use super::dial::Dialer;
 
-/// How long one broker may take to answer a short question before another broker is asked.
+/// How long one broker may take to answer a short request before another broker is asked.
 pub(crate) const ANSWER_MAX: Duration = Duration::from_secs(3);
 /// The shortest time between two refreshes.
 const REFRESH_INTERVAL: Duration = Duration::from_millis(50);
-/// The same where other brokers are left to ask.
+/// The timeout per broker while other brokers remain to be asked.
 const ONE_OF_SEVERAL_MAX: Duration = Duration::from_millis(1500);
 /// How often the leaders are looked up where nothing else asks for it.
 const REFRESH_AT_LEAST_EVERY: Duration = Duration::from_secs(30);
@@ -42,9 +42,9 @@ pub(crate) struct Cluster {
     refreshing: AsyncMutex<Option<Instant>>,
     /// Whether a refresh runs in the background.
     is_refreshing: AtomicBool,
-    questions: Pool,
+    metadata_connections: Pool,
     /// Requests that a broker may take long to answer have connections of their own.
-    administration: Pool,
+    admin_connections: Pool,
 }
 
 /// Connections that are shared by all who ask the same broker, by address.
@@ -87,8 +87,8 @@ impl Cluster {
             state: Mutex::default(),
             refreshing: AsyncMutex::default(),
             is_refreshing: AtomicBool::new(false),
-            questions: Pool::default(),
-            administration: Pool::default(),
+            metadata_connections: Pool::default(),
+            admin_connections: Pool::default(),
         }
     }
 
@@ -104,7 +104,7 @@ impl Cluster {
         }
     }
 
-    /// Takes in a broker that an answer other than `Metadata` named.
+    /// Records a broker that an answer other than `Metadata` named.
     pub fn learn_broker(&self, broker: i32, host: &str, port: i32) {
         self.state().brokers.insert(broker, address(host, port));
     }
@@ -116,7 +116,7 @@ impl Cluster {
         state.wanted.remove(topic);
     }
 
-    /// What a listener may want that closes connections without a word.
+    /// Hint for connections that the broker closes without an error.
     pub fn listener_hint(&self) -> &'static str {
         self.dialer.listener_hint()
     }
@@ -127,16 +127,16 @@ impl Cluster {
         self.open(&address).await
     }
 
-    /// A connection for short questions, shared by all who ask this broker.
-    pub async fn question(&self, broker: i32) -> Result<Arc<Connection>, String> {
+    /// A connection for short requests, shared by all who ask this broker.
+    pub async fn metadata_connection(&self, broker: i32) -> Result<Arc<Connection>, String> {
         let address = self.address_of(broker).ok_or_else(|| format!("broker {broker} has no known address"))?;
-        self.shared(&self.questions, &address).await
+        self.shared(&self.metadata_connections, &address).await
     }
 
     /// A connection for requests that a broker may take long to answer.
-    pub async fn administration(&self, broker: i32) -> Result<Arc<Connection>, String> {
+    pub async fn admin_connection(&self, broker: i32) -> Result<Arc<Connection>, String> {
         let address = self.address_of(broker).ok_or_else(|| format!("broker {broker} has no known address"))?;
-        self.shared(&self.administration, &address).await
+        self.shared(&self.admin_connections, &address).await
     }
 
     async fn shared(&self, pool: &Pool, address: &str) -> Result<Arc<Connection>, String> {
@@ -164,7 +164,7 @@ impl Cluster {
             state.controller.and_then(|broker| state.brokers.get(&broker).cloned())
         };
         if let Some(address) = controller
-            && let Ok(connection) = self.shared(&self.administration, &address).await
+            && let Ok(connection) = self.shared(&self.admin_connections, &address).await
         {
             return connection.call(request, timeout.min(ANSWER_MAX)).await;
         }
@@ -206,7 +206,7 @@ impl Cluster {
         limit: Duration,
     ) -> Result<Result<R::Response, CallError>, Elapsed> {
         let asked = async {
-            let connection = self.shared(&self.questions, address).await.map_err(CallError::NotSent)?;
+            let connection = self.shared(&self.metadata_connections, address).await.map_err(CallError::NotSent)?;
             connection.call(request, limit).await
         };
         tokio::time::timeout(limit, asked).await

@@ -16,9 +16,9 @@ use crate::kafka::known::KnownTopic;
 use crate::kafka::outcome;
 use crate::kafka::settings::KafkaSettings;
 
-/// What the sending task knows of a partition.
+/// The queue of one partition with its producer id and sequence number.
 #[derive(Default)]
-pub(super) struct Lane {
+pub(super) struct PartitionSender {
     pub(super) queues: VecDeque<Arc<Queue>>,
     /// Batches that were sent and must be sent again, or that were split; they come before the queue.
     pub(super) again: VecDeque<Batch>,
@@ -27,8 +27,8 @@ pub(super) struct Lane {
     pub(super) is_sendable: bool,
     pub(super) identity: Option<Identity>,
     pub(super) next_sequence: i32,
-    /// Identities up to this one are of no use here.
-    pub(super) spent: u64,
+    /// Producer ids up to this number must not be used for this partition again.
+    pub(super) expired_producer_number: u64,
     /// Whether the topic was deleted while a batch was under way.
     pub(super) is_over: bool,
 }
@@ -41,26 +41,26 @@ pub(super) struct Identity {
     pub(super) epoch: i16,
 }
 
-/// What became of a batch in one attempt.
-pub(super) enum Verdict {
+/// The outcome of one attempt to send a batch.
+pub(super) enum AttemptOutcome {
     Written(u64),
     Failed(Code, Vec<usize>),
     Gone,
     NotAnswered(CallError),
 }
 
-impl Lane {
+impl PartitionSender {
     pub(super) fn topic(&mut self) -> Option<Arc<KnownTopic>> {
         if let Some(batch) = self.again.front() {
             return Some(batch.topic.clone());
         }
-        // Under the queue's lock: whoever puts something in later tells the sending task again.
+        // Under the queue's lock: a later append signals the sending task again.
         while let Some(queue) = self.queues.front() {
             let mut state = queue.state();
             if !state.chunks.is_empty() {
                 return Some(queue.topic.clone());
             }
-            state.is_told = false;
+            state.is_signalled = false;
             drop(state);
             self.queues.pop_front();
         }
@@ -78,12 +78,12 @@ impl Lane {
         (state.bytes < queue.topic.batch_bytes_max()).then(|| first.put_at + linger)
     }
 
-    /// Answers records that wait and whose time is over.
+    /// Fails queued records whose deadline has passed.
     pub(super) fn expire(&mut self, now: Instant, shared: &Shared) {
         while self.again.front().is_some_and(|batch| batch.deadline <= now) {
             if let Some(batch) = self.again.pop_front() {
                 if batch.may_be_written {
-                    self.renounce();
+                    self.discard_producer_id();
                 }
                 batch.expired("no answer from the partition's leader", shared);
             }
@@ -115,7 +115,7 @@ impl Lane {
             let mut state = queue.state();
             let chunks: Vec<_> = state.chunks.drain(..).collect();
             state.bytes = 0;
-            state.is_told = false;
+            state.is_signalled = false;
             drop(state);
             if !chunks.is_empty() {
                 let batch = Batch::new(queue.topic.clone(), queue.partition, chunks);
@@ -125,9 +125,9 @@ impl Lane {
     }
 
     /// The sequence of this partition is in doubt: what follows goes under another producer id.
-    pub(super) fn renounce(&mut self) {
+    pub(super) fn discard_producer_id(&mut self) {
         if let Some(identity) = self.identity.take() {
-            self.spent = identity.number;
+            self.expired_producer_number = identity.number;
         }
         // Batches that wait were numbered under the old id and have certainly not been written.
         self.again.iter_mut().for_each(|batch| batch.encoded = None);
@@ -179,11 +179,11 @@ impl Lane {
         (!chunks.is_empty()).then(|| Batch::new(queue.topic.clone(), queue.partition, chunks))
     }
 
-    /// Takes in what became of a batch. Answers whether the leader must be looked up again.
-    pub(super) fn judge(&mut self, mut batch: Batch, verdict: Verdict, shared: &Arc<Shared>) -> bool {
+    /// Handles the outcome of one attempt. Returns whether the leader must be looked up again.
+    pub(super) fn handle_attempt(&mut self, mut batch: Batch, attempt: AttemptOutcome, shared: &Arc<Shared>) -> bool {
         let now = Instant::now();
-        match verdict {
-            Verdict::Written(base) => {
+        match attempt {
+            AttemptOutcome::Written(base) => {
                 if let Some((identity, _)) = batch.encoded {
                     self.next_sequence = next_sequence(identity.base_sequence, batch.count);
                 }
@@ -191,9 +191,9 @@ impl Lane {
                 batch.written_at(base, shared);
                 false
             }
-            Verdict::Gone => {
+            AttemptOutcome::Gone => {
                 if batch.may_be_written {
-                    self.renounce();
+                    self.discard_producer_id();
                     batch.expired("the topic no longer exists", shared);
                 } else {
                     let partition = batch.partition;
@@ -201,13 +201,13 @@ impl Lane {
                 }
                 false
             }
-            Verdict::NotAnswered(error) => {
+            AttemptOutcome::NotAnswered(error) => {
                 batch.may_be_written |= error.may_have_been_received();
                 batch.is_repeat = true;
                 self.retry(batch, now);
                 true
             }
-            Verdict::Failed(code, places) => self.failed(batch, code, &places, now, shared),
+            AttemptOutcome::Failed(code, places) => self.failed(batch, code, &places, now, shared),
         }
     }
 
@@ -227,9 +227,9 @@ impl Lane {
             | Code::InvalidProducerEpoch
             | Code::InvalidProducerIdMapping
             | Code::DuplicateSequenceNumber => {
-                tracing::warn!(partition = %batch.partition, %code, "Kafka has lost track of a producer; a new producer id is used");
+                tracing::warn!(partition = %batch.partition, %code, "the broker rejected the producer's sequence or epoch; a new producer id is requested");
                 let is_duplicate = code == Code::DuplicateSequenceNumber;
-                self.renounce();
+                self.discard_producer_id();
                 batch.encoded = None;
                 if batch.may_be_written || is_duplicate {
                     batch.may_be_written = true;
@@ -246,7 +246,7 @@ impl Lane {
             }
             // This attempt was refused; an earlier one without an answer may have been accepted all the same.
             _ if batch.may_be_written && !outcome::is_passing(code) && !outcome::may_be_written(code) => {
-                self.renounce();
+                self.discard_producer_id();
                 batch.expired(&code.to_string(), shared);
                 false
             }
