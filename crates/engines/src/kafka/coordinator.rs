@@ -9,7 +9,7 @@ use kafka_protocol::messages::TopicName;
 use kafka_protocol::protocol::StrBytes;
 use whimbrel_model::{Clock as _, StoredRecord, SystemClock};
 
-use super::fetch::{FetchError, Fetcher, Wanted};
+use super::fetch::{FetchError, FetchQuery, Fetcher};
 use super::outcome::KafkaError;
 use super::queries::{End, PAUSE_BEFORE_ASKING_AGAIN, Queries};
 
@@ -52,7 +52,7 @@ pub(super) async fn look_up(
     deadline: Instant,
 ) -> Result<Finding, FetchError> {
     let mut since = None;
-    let place = |topic: &str, index, from| Wanted {
+    let place = |topic: &str, index, from| FetchQuery {
         topic: TopicName(StrBytes::from_string(topic.to_owned())),
         index,
         from,
@@ -98,18 +98,18 @@ pub(super) async fn look_up(
 /// Hands on the records of a partition, open transactions included, until its end or until `go_on` answers no.
 async fn read(
     fetcher: &Fetcher,
-    mut wanted: Wanted,
+    mut query: FetchQuery,
     deadline: Instant,
     mut go_on: impl FnMut(&StoredRecord) -> bool,
 ) -> Result<(), FetchError> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        match fetcher.fetch(&wanted, End::Written, left.max(Duration::from_millis(1))).await {
+        match fetcher.fetch(&query, End::Written, left.max(Duration::from_millis(1))).await {
             Ok(fetched) => {
                 if !fetched.records.iter().all(&mut go_on) || fetched.next >= fetched.written_end {
                     return Ok(());
                 }
-                wanted.from = fetched.next;
+                query.from = fetched.next;
             }
             Err(FetchError::Kafka(error)) if error.is_passing() && Instant::now() < deadline => {
                 tokio::time::sleep(PAUSE_BEFORE_ASKING_AGAIN).await;

@@ -31,9 +31,6 @@ pub(super) struct FetchQuery {
     pub bytes_max: usize,
 }
 
-/// The former name, which `coordinator` still uses.
-pub(super) type Wanted = FetchQuery;
-
 /// What a broker sent of one partition.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Fetched {

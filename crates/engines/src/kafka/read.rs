@@ -12,14 +12,15 @@ use whimbrel_model::{PartitionId, StoredRecord, TopicNumber};
 use super::fetch::{FetchError, FetchQuery, Fetched, Fetcher};
 use super::hanging::Hanging;
 use super::known::{KnownTopic, KnownTopics};
-use super::mend;
+use super::marker_record;
 use super::queries::{End, Queries, Question};
 use super::tail::Tails;
 use super::window::Window;
 
 /// Bytes that one fetch asks for: what the reader wants, within these bounds. The rest of the last batch is kept for the next read.
 const FETCH_BYTES: std::ops::RangeInclusive<usize> = 64 << 10..=2 << 20;
-/// Fetched records that wait for the next read of their reader: pieces and bytes, of all readers together.
+/// Fetched records that wait for the next read of their reader: pieces, and bytes of the answers that they are parts of, of all readers
+/// together.
 const AHEAD_PIECES_MAX: usize = 64;
 const AHEAD_BYTES_MAX: usize = 64 << 20;
 
@@ -102,7 +103,7 @@ impl Reader {
             };
             let error = match self.queries.ask(topic, partition, question).await? {
                 Ok(mut fetched) => {
-                    fetched.records.retain(|stored| !mend::is_only_an_end(&stored.record));
+                    fetched.records.retain(|stored| !marker_record::is_marker_record(&stored.record));
                     return Ok(fetched);
                 }
                 Err(FetchError::Damaged(damage)) => {
@@ -145,25 +146,32 @@ impl Reader {
 
 /// Records that were fetched with others and not read yet.
 #[derive(Default)]
-pub(super) struct ReadAhead(Mutex<VecDeque<(PartitionId, Window)>>);
+pub(super) struct ReadAhead(Mutex<VecDeque<Piece>>);
+
+struct Piece {
+    partition: PartitionId,
+    window: Window,
+    /// What the whole answer takes in memory: its records share its bytes, so the last one of them keeps all.
+    answer_bytes: usize,
+}
 
 impl ReadAhead {
     fn read(&self, partition: PartitionId, from: u64, limits: &ReadLimits) -> Option<ReadBatch> {
         let mut pieces = self.pieces();
-        let at = pieces
-            .iter()
-            .position(|(each, window)| *each == partition && window.covers(from) && from < window.next())?;
-        let (_, mut window) = pieces.remove(at)?;
-        let batch = window.read(from, limits).ok()?;
-        if batch.next < window.next() {
-            pieces.push_back((partition, window));
+        let at = pieces.iter().position(|piece| {
+            piece.partition == partition && piece.window.covers(from) && from < piece.window.next()
+        })?;
+        let mut piece = pieces.remove(at)?;
+        let batch = piece.window.read(from, limits).ok()?;
+        if batch.next < piece.window.next() {
+            pieces.push_back(piece);
         }
         Some(batch)
     }
 
     /// The part of what was fetched that the limits allow; the rest is kept.
     fn take(&self, partition: PartitionId, from: u64, fetched: Fetched, limits: &ReadLimits) -> ReadBatch {
-        let Fetched { mut records, next, .. } = fetched;
+        let Fetched { mut records, next, bytes: answer_bytes, .. } = fetched;
         let mut bytes = 0;
         let within = |stored: &&StoredRecord| {
             bytes += stored.record.size();
@@ -179,20 +187,48 @@ impl ReadAhead {
         rest.into_iter().for_each(|stored| window.push(stored));
         window.pass_to(next);
         let mut pieces = self.pieces();
-        pieces.push_back((partition, window));
-        let mut kept: usize = pieces.iter().map(|(_, window)| window.bytes()).sum();
-        while pieces.len() > AHEAD_PIECES_MAX || kept > AHEAD_BYTES_MAX {
-            let Some((_, oldest)) = pieces.pop_front() else { break };
-            kept -= oldest.bytes();
+        pieces.push_back(Piece { partition, window, answer_bytes });
+        let mut kept: usize = pieces.iter().map(|piece| piece.answer_bytes).sum();
+        // The newest stays whatever its size: it would be fetched and decompressed again for every few of its records.
+        while pieces.len() > AHEAD_PIECES_MAX || (kept > AHEAD_BYTES_MAX && pieces.len() > 1) {
+            let Some(oldest) = pieces.pop_front() else { break };
+            kept -= oldest.answer_bytes;
         }
         ReadBatch { records, next: resume_at }
     }
 
     fn forget(&self, is_over: impl Fn(PartitionId, &Window) -> bool) {
-        self.pieces().retain(|(partition, window)| !is_over(*partition, window));
+        self.pieces().retain(|piece| !is_over(piece.partition, &piece.window));
     }
 
-    fn pieces(&self) -> MutexGuard<'_, VecDeque<(PartitionId, Window)>> {
+    fn pieces(&self) -> MutexGuard<'_, VecDeque<Piece>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_model::{Headers, Record, Timestamp};
+
+    #[test]
+    fn what_is_kept_ahead_counts_the_answers_that_it_keeps_in_memory() {
+        let ahead = ReadAhead::default();
+        let one = ReadLimits { max_records: 1, max_bytes: 1000, wait: Duration::ZERO };
+        let partition = |index| PartitionId::new(TopicNumber(1), index);
+        let take = |index, bytes| {
+            let timestamp = Timestamp::from_millis(1);
+            let record = Record { key: None, value: "x".into(), headers: Headers::EMPTY, timestamp };
+            let records = (0..3).map(|offset| StoredRecord { offset, record: record.clone() }).collect();
+            let fetched = Fetched { records, next: 3, visible_end: 3, written_end: 3, bytes };
+            ahead.take(partition(index), 0, fetched, &one)
+        };
+        let is_kept = |index| ahead.read(partition(index), 1, &one).is_some();
+        take(0, AHEAD_BYTES_MAX / 2);
+        take(1, AHEAD_BYTES_MAX / 2);
+        assert_eq!(take(2, AHEAD_BYTES_MAX / 2).next, 1);
+        assert_eq!([0, 1, 2].map(is_kept), [false, true, true]);
+        take(3, AHEAD_BYTES_MAX * 2);
+        assert_eq!([1, 2, 3].map(is_kept), [false, false, true], "the newest is kept whatever its size");
     }
 }

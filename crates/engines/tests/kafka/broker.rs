@@ -3,6 +3,7 @@
 //! Files of a broker are read and changed only through the methods here.
 
 use std::net::TcpListener;
+use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -119,6 +120,18 @@ impl OwnBroker {
         assert!(last.attributes & IS_CONTROL != 0, "the last batch, at {}, is not a transaction marker", last.at);
         let segment = std::fs::OpenOptions::new().write(true).open(last.segment);
         segment.and_then(|segment| segment.set_len(last.at as u64)).expect("the segment can be cut");
+    }
+
+    /// Flips bits of the last byte of a partition's batch, counted from zero. The broker may run: it sends its files as they are.
+    pub fn damage_batch(&self, topic: &str, index: u32, number: usize) {
+        let batches = self.batches(topic, index);
+        let batch = batches.get(number).expect("the partition has the batch");
+        let mut bytes = std::fs::read(&batch.segment).expect("the segment can be read");
+        let next = batches.get(number + 1).filter(|next| next.segment == batch.segment);
+        let last = next.expect("a batch follows in the same segment").at - 1;
+        bytes[last] ^= 0xff;
+        let segment = std::fs::OpenOptions::new().write(true).open(&batch.segment).expect("the segment can be opened");
+        segment.write_all_at(&bytes[last..=last], last as u64).expect("the segment can be written");
     }
 
     /// The compression of each batch in a partition, by its number in Kafka's protocol.

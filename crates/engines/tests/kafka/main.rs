@@ -12,6 +12,7 @@ mod hanging;
 mod interoperability;
 mod outage;
 mod programs;
+mod reading;
 mod refusal;
 mod security;
 mod start;

@@ -6,7 +6,7 @@ use whimbrel_model::Record;
 const END_MARK: &str = "whimbrel-transaction-end";
 
 /// Whether it is such a record, and nobody's message.
-pub(super) fn is_only_an_end(record: &Record) -> bool {
+pub(super) fn is_marker_record(record: &Record) -> bool {
     record.value.is_empty()
         && record.key.as_deref() == Some(END_MARK.as_bytes())
         && record.headers.get(END_MARK).is_some()
@@ -23,9 +23,9 @@ mod tests {
         headers.push(END_MARK, b"");
         let (key, value) = (Some(END_MARK.as_bytes().into()), Default::default());
         let end = Record { key, value, headers: headers.take(), timestamp: Timestamp::from_millis(1) };
-        assert!(is_only_an_end(&end));
-        assert!(!is_only_an_end(&Record { headers: Headers::EMPTY, ..end.clone() }));
-        assert!(!is_only_an_end(&Record { key: None, ..end.clone() }));
-        assert!(!is_only_an_end(&Record { value: "x".into(), ..end }));
+        assert!(is_marker_record(&end));
+        assert!(!is_marker_record(&Record { headers: Headers::EMPTY, ..end.clone() }));
+        assert!(!is_marker_record(&Record { key: None, ..end.clone() }));
+        assert!(!is_marker_record(&Record { value: "x".into(), ..end }));
     }
 }
