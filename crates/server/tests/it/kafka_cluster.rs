@@ -1,7 +1,8 @@
 //! A Kafka cluster of one or three nodes on loopback ports of its own, ended with the test.
 //!
 //! Every node is broker and controller, so that any node can fail. A node can be killed, stopped, frozen, started again and stripped of its
-//! disk; leaders can be moved. The cluster is ready when every node lists all nodes and a leader for every partition.
+//! disk; leaders can be moved. The cluster is ready when every node lists all nodes, and for every partition a leader and enough replicas in
+//! sync to accept a write.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -13,7 +14,7 @@ use rustix::process::Signal;
 use serde::Deserialize;
 use tempfile::TempDir;
 
-use super::kafka_admin::{PartitionReplicas, elect_preferred_leaders, set_replicas};
+use super::kafka_admin::{PartitionReplicas, elect_preferred_leaders, set_replicas, topic_setting};
 use super::random::Random;
 use super::services::{Outage, Process, free_address, silent, wait_until};
 
@@ -30,6 +31,9 @@ const SHORT_SESSION_TIMEOUT: Duration = Duration::from_secs(2);
 /// Partitions of the log of the transaction coordinators.
 const COORDINATOR_PARTITIONS: i32 = 4;
 const COORDINATOR_TOPIC: &str = "__transaction_state";
+/// Copies of a message that a cluster of several nodes requires before it acknowledges the message.
+const MIN_INSYNC: usize = 2;
+const MIN_INSYNC_SETTING: &str = "min.insync.replicas";
 /// The cluster counts as ready when every check of this time found it ready: a broker that was frozen first answers from old metadata.
 const READY_STREAK: Duration = Duration::from_millis(400);
 const READY_POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -105,12 +109,30 @@ impl ClusterListing {
         self.topics.iter().flat_map(|topic| &topic.partitions)
     }
 
-    fn has_leaders(&self, nodes: usize) -> bool {
-        self.brokers.len() == nodes && self.partitions().all(|each| each.leader > 0)
+    /// Whether all nodes are listed and every partition accepts writes.
+    fn is_ready(&self, nodes: usize) -> bool {
+        self.brokers.len() == nodes
+            && self.partitions().all(|each| each.leader > 0 && each.isrs.len() >= nodes.min(MIN_INSYNC))
+    }
+
+    /// Whether a failed node is no longer listed, and every partition accepts writes without it.
+    fn has_failed_over(&self, failed: i32) -> bool {
+        let others = |ids: &[ListedId]| ids.iter().filter(|replica| replica.id != failed).count();
+        let is_led =
+            |each: &ListedPartition| each.leader > 0 && each.leader != failed && others(&each.isrs) >= MIN_INSYNC;
+        self.brokers.iter().all(|broker| broker.id != failed) && self.partitions().all(is_led)
     }
 
     fn is_in_sync(&self) -> bool {
         self.partitions().all(|each| each.isrs.len() == each.replicas.len())
+    }
+
+    /// Whether every replica but those of a failed node is in sync.
+    fn is_in_sync_without(&self, failed: i32) -> bool {
+        let ids_without = |ids: &[ListedId]| ids.iter().filter(|replica| replica.id != failed).count();
+        self.partitions().all(|each| {
+            each.isrs.iter().all(|replica| replica.id != failed) && each.isrs.len() == ids_without(&each.replicas)
+        })
     }
 
     fn leader_of(&self, topic: &str, partition: i32) -> Option<i32> {
@@ -158,7 +180,7 @@ impl KafkaCluster {
         let node = self.node(id);
         let voters: Vec<String> = self.nodes.iter().map(|each| format!("{}@{}", each.id, each.controller)).collect();
         let replicas = self.nodes.len();
-        let min_insync = replicas.min(2);
+        let min_insync = replicas.min(MIN_INSYNC);
         [
             "process.roles=broker,controller".to_owned(),
             format!("node.id={id}"),
@@ -172,7 +194,7 @@ impl KafkaCluster {
             format!("broker.session.timeout.ms={}", session_timeout.as_millis()),
             "broker.heartbeat.interval.ms=500".to_owned(),
             format!("default.replication.factor={replicas}"),
-            format!("min.insync.replicas={min_insync}"),
+            format!("{MIN_INSYNC_SETTING}={min_insync}"),
             format!("offsets.topic.replication.factor={replicas}"),
             "offsets.topic.num.partitions=1".to_owned(),
             format!("transaction.state.log.replication.factor={replicas}"),
@@ -226,13 +248,9 @@ impl KafkaCluster {
         addresses.join(",")
     }
 
-    /// The settings of a server that has its log there.
+    /// The settings of a server that has its log there. Replicas and in-sync replicas of topics are the brokers' defaults.
     pub fn settings(&self) -> Vec<String> {
-        let mut settings = vec!["log.engine=kafka".to_owned(), format!("kafka.bootstrap={}", self.bootstrap())];
-        if self.nodes.len() > 1 {
-            settings.extend(["topics.replicas=3", "topics.min_insync=2"].map(str::to_owned));
-        }
-        settings
+        vec!["log.engine=kafka".to_owned(), format!("kafka.bootstrap={}", self.bootstrap())]
     }
 
     /// SIGKILL.
@@ -307,15 +325,29 @@ impl KafkaCluster {
 
     /// Waits until the cluster is ready, and gives the moment at which it became so.
     pub fn wait_ready(&self) -> Instant {
+        self.wait_for_listings(&self.ids(), |listing| listing.is_ready(self.nodes.len()))
+    }
+
+    /// Waits until the other nodes have taken over from a failed one, and gives the moment at which each of them listed a leader for
+    /// every partition.
+    pub fn wait_failed_over(&self, failed: i32) -> Instant {
+        self.wait_for_listings(&self.ids_without(failed), |listing| listing.has_failed_over(failed))
+    }
+
+    fn ids_without(&self, failed: i32) -> Vec<i32> {
+        self.ids().into_iter().filter(|id| *id != failed).collect()
+    }
+
+    /// Waits until the listings of all these nodes satisfy a condition for [`READY_STREAK`], and gives the beginning of that time.
+    fn wait_for_listings(&self, ids: &[i32], is_satisfied: impl Fn(&ClusterListing) -> bool) -> Instant {
         let began = Instant::now();
-        let mut ready_since = None;
+        let mut satisfied_since = None;
         loop {
             let checked = Instant::now();
-            let lists_leaders = |listing: ClusterListing| listing.has_leaders(self.nodes.len());
-            let is_ready = self.nodes.iter().all(|node| self.listing_of(node.id).is_some_and(lists_leaders));
-            match ready_since {
-                _ if !is_ready => ready_since = None,
-                None => ready_since = Some(checked),
+            let is_ready = ids.iter().all(|id| self.listing_of(*id).is_some_and(|listing| is_satisfied(&listing)));
+            match satisfied_since {
+                _ if !is_ready => satisfied_since = None,
+                None => satisfied_since = Some(checked),
                 Some(since) if checked.duration_since(since) >= READY_STREAK => return since,
                 Some(_) => {}
             }
@@ -326,15 +358,38 @@ impl KafkaCluster {
 
     /// Waits until every replica is in sync, and gives the listing that shows it.
     pub fn wait_in_sync(&self) -> ClusterListing {
+        self.wait_for_listing(1, |listing| listing.is_ready(self.nodes.len()) && listing.is_in_sync())
+    }
+
+    /// Waits until the other nodes have taken over from a failed one, and their replicas are in sync.
+    pub fn wait_in_sync_without(&self, failed: i32) {
+        let witness = self.ids_without(failed)[0];
+        self.wait_for_listing(witness, |listing| listing.has_failed_over(failed) && listing.is_in_sync_without(failed));
+    }
+
+    fn wait_for_listing(&self, id: i32, is_satisfied: impl Fn(&ClusterListing) -> bool) -> ClusterListing {
         let began = Instant::now();
         loop {
-            let listing = self.listing_of(1).filter(|listing| listing.has_leaders(self.nodes.len()));
-            if let Some(listing) = listing.filter(ClusterListing::is_in_sync) {
+            if let Some(listing) = self.listing_of(id).filter(&is_satisfied) {
                 return listing;
             }
             assert!(began.elapsed() < READY_MAX, "the replicas are not in sync after {READY_MAX:?}");
             std::thread::sleep(READY_POLL_INTERVAL);
         }
+    }
+
+    /// Checks, for a cluster of several nodes, that a broker requires two copies of every message of every topic: the number of topics.
+    pub fn check_min_insync(&self) -> usize {
+        if self.nodes.len() < MIN_INSYNC {
+            return 0;
+        }
+        let topics: Vec<String> = self.wait_in_sync().topics.into_iter().map(|topic| topic.topic).collect();
+        let settings = topic_setting(&self.nodes[0].address, &topics, MIN_INSYNC_SETTING);
+        assert_eq!(settings.len(), topics.len(), "the broker described {settings:?}");
+        for (topic, value) in settings {
+            assert_eq!(value, Some(MIN_INSYNC.to_string()), "{MIN_INSYNC_SETTING} of {topic}");
+        }
+        topics.len()
     }
 
     /// The cluster as this node lists it, where it answers.
