@@ -1,6 +1,7 @@
 //! A Kafka cluster of one or three nodes on loopback ports of its own, ended with the test.
 //!
-//! Every node is broker and controller, so that any node can fail. A node can be killed, stopped, frozen, started again and stripped of its
+//! Every node is broker and controller, so that any node can fail; or the controller is a process of its own, so that the brokers have one
+//! although two of them fail. A node can be killed, stopped, frozen, started again and stripped of its
 //! disk; leaders can be moved. The cluster is ready when every node lists all nodes, and for every partition a leader and enough replicas in
 //! sync to accept a write.
 
@@ -47,6 +48,8 @@ const LAST_LINES: usize = 15;
 pub struct KafkaCluster {
     libraries: String,
     nodes: Vec<Node>,
+    /// The only controller, where it is apart from the brokers.
+    controller: Option<Node>,
     folder: TempDir,
     _permit: BrokerPermit,
 }
@@ -144,15 +147,20 @@ impl ClusterListing {
 impl KafkaCluster {
     /// One node, for tests in which the broker itself is not under test.
     pub fn single() -> Self {
-        Self::with_sessions(1, SESSION_TIMEOUT)
+        Self::with_sessions(1, false, SESSION_TIMEOUT)
     }
 
     /// So many nodes, for tests in which brokers fail: three have three replicas of everything, of which two must be in sync.
     pub fn start(nodes: usize) -> Self {
-        Self::with_sessions(nodes, SHORT_SESSION_TIMEOUT)
+        Self::with_sessions(nodes, false, SHORT_SESSION_TIMEOUT)
     }
 
-    fn with_sessions(nodes: usize, session_timeout: Duration) -> Self {
+    /// The same with a controller of its own, which does not fail: all brokers but one can be lost, and the controller notices.
+    pub fn start_with_controller(nodes: usize) -> Self {
+        Self::with_sessions(nodes, true, SHORT_SESSION_TIMEOUT)
+    }
+
+    fn with_sessions(nodes: usize, has_controller: bool, session_timeout: Duration) -> Self {
         let permit = BrokerPermit::wait_for(nodes);
         let libraries =
             std::env::var("WHIMBREL_TEST_KAFKA_LIBS").expect("scripts/services sets where Kafka's jars are");
@@ -161,9 +169,10 @@ impl KafkaCluster {
             let (address, controller) = (free_address(), free_address());
             Node { id, address, controller, process: Process::none() }
         };
+        let controller = has_controller.then(|| node(nodes as i32 + 1));
         let nodes: Vec<Node> = (1..=nodes as i32).map(node).collect();
-        let mut cluster = Self { libraries, nodes, folder, _permit: permit };
-        let ids = cluster.ids();
+        let mut cluster = Self { libraries, nodes, controller, folder, _permit: permit };
+        let ids: Vec<i32> = cluster.ids().into_iter().chain(cluster.controller.as_ref().map(|node| node.id)).collect();
         for id in &ids {
             std::fs::write(cluster.properties(*id), cluster.properties_text(*id, session_timeout)).unwrap();
         }
@@ -178,13 +187,20 @@ impl KafkaCluster {
 
     fn properties_text(&self, id: i32, session_timeout: Duration) -> String {
         let node = self.node(id);
-        let voters: Vec<String> = self.nodes.iter().map(|each| format!("{}@{}", each.id, each.controller)).collect();
+        let (broker, controller) =
+            (format!("PLAINTEXT://{}", node.address), format!("CONTROLLER://{}", node.controller));
+        let (roles, listeners, voters) = match &self.controller {
+            None => ("broker,controller", format!("{broker},{controller}"), self.nodes.iter().collect()),
+            Some(only) if only.id == id => ("controller", controller, vec![only]),
+            Some(only) => ("broker", broker, vec![only]),
+        };
+        let voters: Vec<String> = voters.iter().map(|each| format!("{}@{}", each.id, each.controller)).collect();
         let replicas = self.nodes.len();
         let min_insync = replicas.min(MIN_INSYNC);
         [
-            "process.roles=broker,controller".to_owned(),
+            format!("process.roles={roles}"),
             format!("node.id={id}"),
-            format!("listeners=PLAINTEXT://{},CONTROLLER://{}", node.address, node.controller),
+            format!("listeners={listeners}"),
             // Voters without directory ids: a node that lost its disk comes back as the same voter.
             format!("controller.quorum.voters={}", voters.join(",")),
             format!("log.dirs={}", self.data(id).display()),
@@ -231,14 +247,14 @@ impl KafkaCluster {
     }
 
     fn node(&self, id: i32) -> &Node {
-        &self.nodes[id as usize - 1]
+        self.nodes.get(id as usize - 1).or(self.controller.as_ref()).expect("the node exists")
     }
 
     fn node_mut(&mut self, id: i32) -> &mut Node {
-        &mut self.nodes[id as usize - 1]
+        self.nodes.get_mut(id as usize - 1).or(self.controller.as_mut()).expect("the node exists")
     }
 
-    /// The node ids: 1 and on.
+    /// The ids of the brokers: 1 and on.
     pub fn ids(&self) -> Vec<i32> {
         self.nodes.iter().map(|node| node.id).collect()
     }
@@ -367,13 +383,19 @@ impl KafkaCluster {
         self.wait_for_listing(witness, |listing| listing.has_failed_over(failed) && listing.is_in_sync_without(failed));
     }
 
+    /// Waits until a single broker of several has every partition, and is the only one in sync.
+    pub fn wait_only_in_sync(&self, remaining: i32) {
+        let is_alone = |each: &ListedPartition| each.leader == remaining && each.isrs.len() == 1;
+        self.wait_for_listing(remaining, |listing| listing.brokers.len() == 1 && listing.partitions().all(is_alone));
+    }
+
     fn wait_for_listing(&self, id: i32, is_satisfied: impl Fn(&ClusterListing) -> bool) -> ClusterListing {
         let began = Instant::now();
         loop {
             if let Some(listing) = self.listing_of(id).filter(&is_satisfied) {
                 return listing;
             }
-            assert!(began.elapsed() < READY_MAX, "the replicas are not in sync after {READY_MAX:?}");
+            assert!(began.elapsed() < READY_MAX, "the replicas are not as expected after {READY_MAX:?}");
             std::thread::sleep(READY_POLL_INTERVAL);
         }
     }

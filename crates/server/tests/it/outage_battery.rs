@@ -131,7 +131,9 @@ impl Round {
 
     fn start(plan: Plan) -> Self {
         let began = Instant::now();
-        let cluster = KafkaCluster::start(plan.brokers);
+        let loses_two_brokers = plan.faults.iter().any(|fault| fault.kind == FaultKind::TwoBrokers);
+        let start = if loses_two_brokers { KafkaCluster::start_with_controller } else { KafkaCluster::start };
+        let cluster = start(plan.brokers);
         let folder = tempfile::tempdir().unwrap();
         let mut settings = cluster.settings();
         settings.extend([format!("holds.shards={HOLD_SHARDS}"), format!("push.partitions={PUSH_PARTITIONS}")]);
@@ -254,15 +256,18 @@ impl Round {
     }
 
     /// Kills a broker, freezes another one as soon as the remaining two are in sync, and brings both back. While both are lost, no
-    /// message can have two copies, and none may be acknowledged.
+    /// message can have two copies, and none may be acknowledged: neither while the remaining broker waits for the frozen one, nor when it
+    /// is the only one in sync.
     fn lose_two_brokers(&mut self, killed: i32, down: Duration, probe: &Probe) {
-        let frozen = killed % self.plan.brokers as i32 + 1;
+        let [frozen, remaining] = [1, 2].map(|step| (killed - 1 + step) % self.plan.brokers as i32 + 1);
         self.cluster.kill_9(killed);
         self.cluster.wait_in_sync_without(killed);
         self.cluster.freeze(frozen);
         let began = Instant::now();
         std::thread::sleep(FREEZE_MARGIN);
         let from = Instant::now();
+        self.runtime.block_on(probe.check_refused());
+        self.cluster.wait_only_in_sync(remaining);
         self.runtime.block_on(probe.check_refused());
         std::thread::sleep(down.saturating_sub(began.elapsed()));
         self.without_copies.push((from, Instant::now()));

@@ -32,8 +32,8 @@ pub enum FaultKind {
     DiskLoss,
     /// SIGKILL of the broker that coordinates the transactions of a shard, while that shard commits; then a start.
     CoordinatorKill,
-    /// SIGKILL of a broker; when the other two are in sync, SIGSTOP of one of them. A message then has one copy where two are required. At
-    /// the end both return. The fault does not wait until the replicas are in sync.
+    /// SIGKILL of a broker; when the other two are in sync, SIGSTOP of one of them, until the third one is the only one in sync. A message
+    /// then has one copy where two are required. At the end both return. The fault does not wait until all three are in sync.
     TwoBrokers,
 }
 
@@ -69,7 +69,7 @@ impl fmt::Display for Fault {
             FaultKind::LeaderMove => write!(f, "leaders"),
             FaultKind::DiskLoss => write!(f, "disk-{node}"),
             FaultKind::CoordinatorKill => write!(f, "coordinator"),
-            FaultKind::TwoBrokers => write!(f, "two-{node}-{down_ms}ms"),
+            FaultKind::TwoBrokers => write!(f, "two-{node}"),
         }
     }
 }

@@ -64,16 +64,39 @@ pub struct ProbeState {
     fired: RefCell<Vec<(String, i64)>>,
 }
 
-/// A step of the probe: its name, the part of the server, and the time from the ready brokers to its success.
-type Step = (&'static str, String, Duration);
+/// A step of the probe that succeeded.
+struct Step {
+    name: &'static str,
+    /// The part of the server.
+    part: String,
+    /// The time from the ready brokers to the success.
+    time: Duration,
+    /// The time that the step itself took.
+    duration: Duration,
+    last_error: Option<String>,
+}
 
-#[derive(Default)]
 pub struct Recovery {
     pub time: Duration,
-    /// The step and part that took longest.
+    /// The part that took longest, after the longest step in it, with that step's last error.
     slowest: String,
     /// The longest time of each step.
     by_step: BTreeMap<&'static str, Duration>,
+}
+
+impl Recovery {
+    fn of(steps: &[Step]) -> Self {
+        let mut by_step: BTreeMap<&'static str, Duration> = BTreeMap::new();
+        for step in steps {
+            let longest = by_step.entry(step.name).or_default();
+            *longest = step.time.max(*longest);
+        }
+        let last = steps.iter().max_by_key(|step| step.time).expect("the probe has steps");
+        let of_part = steps.iter().filter(|step| step.part == last.part);
+        let longest = of_part.max_by_key(|step| step.duration).unwrap_or(last);
+        let error = longest.last_error.as_ref().map(|error| format!(" ({error})")).unwrap_or_default();
+        Self { time: last.time, slowest: format!("{} {}{error}", longest.name, last.part), by_step }
+    }
 }
 
 impl fmt::Display for Recovery {
@@ -112,15 +135,7 @@ impl Probe {
         }
         let stuck: Vec<String> = join_all(parts).await.into_iter().filter_map(Result::err).collect();
         assert!(stuck.is_empty(), "stuck for {RECOVERY_MAX:?} after the brokers were ready:\n  {}", stuck.join("\n  "));
-        let mut recovery = Recovery::default();
-        for (step, part, time) in call.steps.take() {
-            let longest = recovery.by_step.entry(step).or_default();
-            *longest = time.max(*longest);
-            if time >= recovery.time {
-                (recovery.time, recovery.slowest) = (time, format!("{step} {part}"));
-            }
-        }
-        recovery
+        Recovery::of(&call.steps.take())
     }
 
     /// Publishes, holds and pushes everywhere once, while the brokers cannot make the required copies: checks that nothing is acknowledged.
@@ -182,19 +197,24 @@ impl Call<'_> {
     /// Repeats a request until it succeeds, and records the time.
     async fn step<T>(
         &self,
-        step: &'static str,
+        name: &'static str,
         part: &str,
         mut request: impl AsyncFnMut() -> Result<T, String>,
     ) -> Result<T, String> {
+        let began = Instant::now();
+        let mut last_error = None;
         loop {
             match request().await {
                 Ok(result) => {
-                    self.steps.borrow_mut().push((step, part.to_owned(), self.ready.elapsed()));
+                    let (part, time) = (part.to_owned(), self.ready.elapsed());
+                    let step = Step { name, part, time, duration: began.elapsed(), last_error };
+                    self.steps.borrow_mut().push(step);
                     return Ok(result);
                 }
-                Err(error) if self.ready.elapsed() > RECOVERY_MAX => return Err(format!("{step} {part}: {error}")),
-                Err(_) => tokio::time::sleep(REPEAT_PAUSE).await,
+                Err(error) if self.ready.elapsed() > RECOVERY_MAX => return Err(format!("{name} {part}: {error}")),
+                Err(error) => last_error = Some(error),
             }
+            tokio::time::sleep(REPEAT_PAUSE).await;
         }
     }
 
