@@ -225,7 +225,7 @@ impl Round {
         // The leaders of a broker that stops cleanly move before it exits.
         let is_long = down >= FAILOVER_DOWN_MIN || fault.kind == FaultKind::Restart;
         if has_failover {
-            if self.plan.brokers > 1 && self.plan.recovery_max.is_none() && is_long {
+            if self.plan.brokers > 1 && is_long {
                 let failed_over = self.cluster.wait_failed_over(node);
                 self.measure("failover", fault, probe, failed_over);
             }

@@ -112,7 +112,8 @@ impl Plan {
     pub fn settings(&self) -> Vec<String> {
         let short = ["kafka.message_timeout=2s", "kafka.transaction_timeout=3s", "kafka.request_timeout=2s"];
         // A frozen broker writes a request after it is thawed, when the server has stopped waiting for it. A repeat under the same key
-        // must look for the message after that: the lease is longer than the message timeout and the longest freeze together.
+        // must look for the message after that: the lease is longer than the message timeout and the longest freeze together. With three
+        // brokers a freeze can last longer, until the failover is measured; the frozen broker then leads nothing, and Kafka drops its write.
         let short = short.into_iter().chain(["receipts.lease=10s"]);
         short.filter(|_| self.has_short_timeouts).map(str::to_owned).collect()
     }
