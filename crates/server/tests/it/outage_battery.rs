@@ -207,7 +207,6 @@ impl Round {
 
     /// Injects a fault and ends it. Measures the failover to the other brokers, where the fault is long enough for one.
     fn inject(&mut self, at: usize, fault: Fault, probe: &Probe) -> Injected {
-        let began = Instant::now();
         let down = Duration::from_millis(fault.down_ms);
         let (mut node, mut withdrawals) = (fault.node, None);
         match fault.kind {
@@ -221,6 +220,7 @@ impl Round {
             FaultKind::LeaderMove => self.cluster.move_leaders(&mut self.plan.random),
             FaultKind::TwoBrokers => self.lose_two_brokers(node, down, probe),
         }
+        let failed = Instant::now();
         let has_failover = !matches!(fault.kind, FaultKind::LeaderMove | FaultKind::TwoBrokers);
         // The leaders of a broker that stops cleanly move before it exits.
         let is_long = down >= FAILOVER_DOWN_MIN || fault.kind == FaultKind::Restart;
@@ -229,7 +229,7 @@ impl Round {
                 let failed_over = self.cluster.wait_failed_over(node);
                 self.measure("failover", fault, probe, failed_over);
             }
-            std::thread::sleep(down.saturating_sub(began.elapsed()));
+            std::thread::sleep(down.saturating_sub(failed.elapsed()));
         }
         match fault.kind {
             FaultKind::Freeze => self.cluster.thaw(node),
