@@ -1,4 +1,4 @@
-//! Two administrative requests in Kafka's own protocol, for leader moves: the replica order of a partition, and a preferred leader election.
+//! Administrative requests in Kafka's own protocol: the replica order of a partition, a preferred leader election, and topic settings.
 //!
 //! Kafka's command classes are not among the jars of the tests, and a Java process per request would take seconds. Each request opens a
 //! connection of its own and fails the test where the broker answers with an error.
@@ -9,6 +9,9 @@ use std::time::Duration;
 
 const ALTER_PARTITION_REASSIGNMENTS: (i16, i16) = (45, 0);
 const ELECT_LEADERS: (i16, i16) = (43, 2);
+const DESCRIBE_CONFIGS: (i16, i16) = (32, 4);
+/// The resource type of a topic in a request for settings.
+const TOPIC_RESOURCE: i8 = 2;
 const PREFERRED_ELECTION: i8 = 0;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// The largest reply that is read, in bytes.
@@ -41,7 +44,7 @@ pub fn set_replicas(broker: &str, partitions: &[PartitionReplicas]) {
         body.no_tags();
     }
     body.no_tags();
-    let error = request(broker, ALTER_PARTITION_REASSIGNMENTS, &body.0);
+    let error = request(broker, ALTER_PARTITION_REASSIGNMENTS, &body.0).i16();
     assert_eq!(error, NO_ERROR, "{broker} rejected the replica assignment");
 }
 
@@ -58,8 +61,27 @@ pub fn elect_preferred_leaders(broker: &str, partitions: &[PartitionReplicas]) {
     }
     body.i32(timeout_ms());
     body.no_tags();
-    let error = request(broker, ELECT_LEADERS, &body.0);
+    let error = request(broker, ELECT_LEADERS, &body.0).i16();
     assert!([NO_ERROR, ELECTION_NOT_NEEDED].contains(&error), "{broker} rejected the election: error {error}");
+}
+
+/// The value of one setting in force for each of these topics, with its topic. An unset setting has no value.
+pub fn topic_setting(broker: &str, topics: &[String], setting: &str) -> Vec<(String, Option<String>)> {
+    let mut body = Body::default();
+    body.length(topics.len());
+    for topic in topics {
+        body.0.push(TOPIC_RESOURCE as u8);
+        body.text(topic);
+        body.length(1);
+        body.text(setting);
+        body.no_tags();
+    }
+    // Neither synonyms nor documentation.
+    body.0.extend([0, 0]);
+    body.no_tags();
+    let mut reply = request(broker, DESCRIBE_CONFIGS, &body.0);
+    let count = reply.length().unwrap_or(0);
+    (0..count).map(|_| reply.described_topic()).collect()
 }
 
 fn timeout_ms() -> i32 {
@@ -95,11 +117,81 @@ impl Body {
     }
 }
 
-/// Sends a request and gives the top-level error of its reply.
-fn request(broker: &str, (key, version): (i16, i16), body: &[u8]) -> i16 {
+/// The fields of a reply of a flexible version, read one after the other. A reply that is too short fails the test.
+struct Reply {
+    bytes: Vec<u8>,
+    at: usize,
+}
+
+impl Reply {
+    fn take(&mut self, count: usize) -> &[u8] {
+        let from = self.at;
+        self.at += count;
+        &self.bytes[from..self.at]
+    }
+
+    fn u8(&mut self) -> u8 {
+        self.take(1)[0]
+    }
+
+    fn i16(&mut self) -> i16 {
+        i16::from_be_bytes(self.take(2).try_into().unwrap())
+    }
+
+    fn varint(&mut self) -> usize {
+        let mut value = 0;
+        for shift in (0..u32::BITS).step_by(7) {
+            let byte = self.u8();
+            value |= usize::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                break;
+            }
+        }
+        value
+    }
+
+    /// The length of a compact array or string; none where it is null.
+    fn length(&mut self) -> Option<usize> {
+        self.varint().checked_sub(1)
+    }
+
+    fn text(&mut self) -> Option<String> {
+        let length = self.length()?;
+        Some(String::from_utf8_lossy(self.take(length)).into_owned())
+    }
+
+    fn tags(&mut self) {
+        for _ in 0..self.varint() {
+            let (_tag, length) = (self.varint(), self.varint());
+            self.take(length);
+        }
+    }
+
+    /// A topic, and the value of the only setting that was asked for.
+    fn described_topic(&mut self) -> (String, Option<String>) {
+        let (error, message) = (self.i16(), self.text());
+        let _resource_type = self.u8();
+        let topic = self.text().unwrap_or_default();
+        assert_eq!(error, NO_ERROR, "the settings of {topic} cannot be read: {message:?}");
+        let mut found = None;
+        for _ in 0..self.length().unwrap_or(0) {
+            let _name = self.text();
+            found = self.text();
+            let (_read_only, _source, _sensitive) = (self.u8(), self.u8(), self.u8());
+            assert_eq!(self.length().unwrap_or(0), 0, "synonyms were not asked for");
+            let (_type, _documentation) = (self.u8(), self.text());
+            self.tags();
+        }
+        self.tags();
+        (topic, found)
+    }
+}
+
+/// Sends a request and gives its reply, from the field behind the throttle time on: the top-level error, where there is one.
+fn request(broker: &str, (key, version): (i16, i16), body: &[u8]) -> Reply {
     const CLIENT: &str = "outage-battery";
     /// Correlation id, tags, throttle time.
-    const ERROR_AT: usize = 4 + 1 + 4;
+    const FIELDS_AT: usize = 4 + 1 + 4;
     let mut frame = Vec::new();
     frame.extend(key.to_be_bytes());
     frame.extend(version.to_be_bytes());
@@ -115,8 +207,8 @@ fn request(broker: &str, (key, version): (i16, i16), body: &[u8]) -> i16 {
     let mut length = [0; 4];
     stream.read_exact(&mut length).unwrap();
     let length = u32::from_be_bytes(length) as usize;
-    assert!((ERROR_AT + 2..=REPLY_BYTES_MAX).contains(&length), "{broker} sent a reply of {length} bytes");
-    let mut reply = vec![0; length];
-    stream.read_exact(&mut reply).unwrap();
-    i16::from_be_bytes([reply[ERROR_AT], reply[ERROR_AT + 1]])
+    assert!((FIELDS_AT + 2..=REPLY_BYTES_MAX).contains(&length), "{broker} sent a reply of {length} bytes");
+    let mut bytes = vec![0; length];
+    stream.read_exact(&mut bytes).unwrap();
+    Reply { bytes, at: FIELDS_AT }
 }

@@ -1,7 +1,9 @@
 //! A Kafka cluster of one or three nodes on loopback ports of its own, ended with the test.
 //!
-//! Every node is broker and controller, so that any node can fail. A node can be killed, stopped, frozen, started again and stripped of its
-//! disk; leaders can be moved. The cluster is ready when every node lists all nodes and a leader for every partition.
+//! Every node is broker and controller, so that any node can fail; or the controller is a process of its own, so that the brokers have one
+//! although two of them fail. A node can be killed, stopped, frozen, started again and stripped of its
+//! disk; leaders can be moved. The cluster is ready when every node lists all nodes, and for every partition a leader and enough replicas in
+//! sync to accept a write.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -13,7 +15,7 @@ use rustix::process::Signal;
 use serde::Deserialize;
 use tempfile::TempDir;
 
-use super::kafka_admin::{PartitionReplicas, elect_preferred_leaders, set_replicas};
+use super::kafka_admin::{PartitionReplicas, elect_preferred_leaders, set_replicas, topic_setting};
 use super::random::Random;
 use super::services::{Outage, Process, free_address, silent, wait_until};
 
@@ -30,6 +32,9 @@ const SHORT_SESSION_TIMEOUT: Duration = Duration::from_secs(2);
 /// Partitions of the log of the transaction coordinators.
 const COORDINATOR_PARTITIONS: i32 = 4;
 const COORDINATOR_TOPIC: &str = "__transaction_state";
+/// Copies of a message that a cluster of several nodes requires before it acknowledges the message.
+const MIN_INSYNC: usize = 2;
+const MIN_INSYNC_SETTING: &str = "min.insync.replicas";
 /// The cluster counts as ready when every check of this time found it ready: a broker that was frozen first answers from old metadata.
 const READY_STREAK: Duration = Duration::from_millis(400);
 const READY_POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -43,6 +48,8 @@ const LAST_LINES: usize = 15;
 pub struct KafkaCluster {
     libraries: String,
     nodes: Vec<Node>,
+    /// The only controller, where it is apart from the brokers.
+    controller: Option<Node>,
     folder: TempDir,
     _permit: BrokerPermit,
 }
@@ -105,12 +112,30 @@ impl ClusterListing {
         self.topics.iter().flat_map(|topic| &topic.partitions)
     }
 
-    fn has_leaders(&self, nodes: usize) -> bool {
-        self.brokers.len() == nodes && self.partitions().all(|each| each.leader > 0)
+    /// Whether all nodes are listed and every partition accepts writes.
+    fn is_ready(&self, nodes: usize) -> bool {
+        self.brokers.len() == nodes
+            && self.partitions().all(|each| each.leader > 0 && each.isrs.len() >= nodes.min(MIN_INSYNC))
+    }
+
+    /// Whether a failed node is no longer listed, and every partition accepts writes without it.
+    fn has_failed_over(&self, failed: i32) -> bool {
+        let others = |ids: &[ListedId]| ids.iter().filter(|replica| replica.id != failed).count();
+        let is_led =
+            |each: &ListedPartition| each.leader > 0 && each.leader != failed && others(&each.isrs) >= MIN_INSYNC;
+        self.brokers.iter().all(|broker| broker.id != failed) && self.partitions().all(is_led)
     }
 
     fn is_in_sync(&self) -> bool {
         self.partitions().all(|each| each.isrs.len() == each.replicas.len())
+    }
+
+    /// Whether every replica but those of a failed node is in sync.
+    fn is_in_sync_without(&self, failed: i32) -> bool {
+        let ids_without = |ids: &[ListedId]| ids.iter().filter(|replica| replica.id != failed).count();
+        self.partitions().all(|each| {
+            each.isrs.iter().all(|replica| replica.id != failed) && each.isrs.len() == ids_without(&each.replicas)
+        })
     }
 
     fn leader_of(&self, topic: &str, partition: i32) -> Option<i32> {
@@ -122,15 +147,20 @@ impl ClusterListing {
 impl KafkaCluster {
     /// One node, for tests in which the broker itself is not under test.
     pub fn single() -> Self {
-        Self::with_sessions(1, SESSION_TIMEOUT)
+        Self::with_sessions(1, false, SESSION_TIMEOUT)
     }
 
     /// So many nodes, for tests in which brokers fail: three have three replicas of everything, of which two must be in sync.
     pub fn start(nodes: usize) -> Self {
-        Self::with_sessions(nodes, SHORT_SESSION_TIMEOUT)
+        Self::with_sessions(nodes, false, SHORT_SESSION_TIMEOUT)
     }
 
-    fn with_sessions(nodes: usize, session_timeout: Duration) -> Self {
+    /// The same with a controller of its own, which does not fail: all brokers but one can be lost, and the controller notices.
+    pub fn start_with_controller(nodes: usize) -> Self {
+        Self::with_sessions(nodes, true, SHORT_SESSION_TIMEOUT)
+    }
+
+    fn with_sessions(nodes: usize, has_controller: bool, session_timeout: Duration) -> Self {
         let permit = BrokerPermit::wait_for(nodes);
         let libraries =
             std::env::var("WHIMBREL_TEST_KAFKA_LIBS").expect("scripts/services sets where Kafka's jars are");
@@ -139,9 +169,10 @@ impl KafkaCluster {
             let (address, controller) = (free_address(), free_address());
             Node { id, address, controller, process: Process::none() }
         };
+        let controller = has_controller.then(|| node(nodes as i32 + 1));
         let nodes: Vec<Node> = (1..=nodes as i32).map(node).collect();
-        let mut cluster = Self { libraries, nodes, folder, _permit: permit };
-        let ids = cluster.ids();
+        let mut cluster = Self { libraries, nodes, controller, folder, _permit: permit };
+        let ids: Vec<i32> = cluster.ids().into_iter().chain(cluster.controller.as_ref().map(|node| node.id)).collect();
         for id in &ids {
             std::fs::write(cluster.properties(*id), cluster.properties_text(*id, session_timeout)).unwrap();
         }
@@ -156,13 +187,20 @@ impl KafkaCluster {
 
     fn properties_text(&self, id: i32, session_timeout: Duration) -> String {
         let node = self.node(id);
-        let voters: Vec<String> = self.nodes.iter().map(|each| format!("{}@{}", each.id, each.controller)).collect();
+        let (broker, controller) =
+            (format!("PLAINTEXT://{}", node.address), format!("CONTROLLER://{}", node.controller));
+        let (roles, listeners, voters) = match &self.controller {
+            None => ("broker,controller", format!("{broker},{controller}"), self.nodes.iter().collect()),
+            Some(only) if only.id == id => ("controller", controller, vec![only]),
+            Some(only) => ("broker", broker, vec![only]),
+        };
+        let voters: Vec<String> = voters.iter().map(|each| format!("{}@{}", each.id, each.controller)).collect();
         let replicas = self.nodes.len();
-        let min_insync = replicas.min(2);
+        let min_insync = replicas.min(MIN_INSYNC);
         [
-            "process.roles=broker,controller".to_owned(),
+            format!("process.roles={roles}"),
             format!("node.id={id}"),
-            format!("listeners=PLAINTEXT://{},CONTROLLER://{}", node.address, node.controller),
+            format!("listeners={listeners}"),
             // Voters without directory ids: a node that lost its disk comes back as the same voter.
             format!("controller.quorum.voters={}", voters.join(",")),
             format!("log.dirs={}", self.data(id).display()),
@@ -172,7 +210,7 @@ impl KafkaCluster {
             format!("broker.session.timeout.ms={}", session_timeout.as_millis()),
             "broker.heartbeat.interval.ms=500".to_owned(),
             format!("default.replication.factor={replicas}"),
-            format!("min.insync.replicas={min_insync}"),
+            format!("{MIN_INSYNC_SETTING}={min_insync}"),
             format!("offsets.topic.replication.factor={replicas}"),
             "offsets.topic.num.partitions=1".to_owned(),
             format!("transaction.state.log.replication.factor={replicas}"),
@@ -209,14 +247,14 @@ impl KafkaCluster {
     }
 
     fn node(&self, id: i32) -> &Node {
-        &self.nodes[id as usize - 1]
+        self.nodes.get(id as usize - 1).or(self.controller.as_ref()).expect("the node exists")
     }
 
     fn node_mut(&mut self, id: i32) -> &mut Node {
-        &mut self.nodes[id as usize - 1]
+        self.nodes.get_mut(id as usize - 1).or(self.controller.as_mut()).expect("the node exists")
     }
 
-    /// The node ids: 1 and on.
+    /// The ids of the brokers: 1 and on.
     pub fn ids(&self) -> Vec<i32> {
         self.nodes.iter().map(|node| node.id).collect()
     }
@@ -226,13 +264,9 @@ impl KafkaCluster {
         addresses.join(",")
     }
 
-    /// The settings of a server that has its log there.
+    /// The settings of a server that has its log there. Replicas and in-sync replicas of topics are the brokers' defaults.
     pub fn settings(&self) -> Vec<String> {
-        let mut settings = vec!["log.engine=kafka".to_owned(), format!("kafka.bootstrap={}", self.bootstrap())];
-        if self.nodes.len() > 1 {
-            settings.extend(["topics.replicas=3", "topics.min_insync=2"].map(str::to_owned));
-        }
-        settings
+        vec!["log.engine=kafka".to_owned(), format!("kafka.bootstrap={}", self.bootstrap())]
     }
 
     /// SIGKILL.
@@ -307,15 +341,29 @@ impl KafkaCluster {
 
     /// Waits until the cluster is ready, and gives the moment at which it became so.
     pub fn wait_ready(&self) -> Instant {
+        self.wait_for_listings(&self.ids(), |listing| listing.is_ready(self.nodes.len()))
+    }
+
+    /// Waits until the other nodes have taken over from a failed one, and gives the moment at which each of them listed a leader for
+    /// every partition.
+    pub fn wait_failed_over(&self, failed: i32) -> Instant {
+        self.wait_for_listings(&self.ids_without(failed), |listing| listing.has_failed_over(failed))
+    }
+
+    fn ids_without(&self, failed: i32) -> Vec<i32> {
+        self.ids().into_iter().filter(|id| *id != failed).collect()
+    }
+
+    /// Waits until the listings of all these nodes satisfy a condition for [`READY_STREAK`], and gives the beginning of that time.
+    fn wait_for_listings(&self, ids: &[i32], is_satisfied: impl Fn(&ClusterListing) -> bool) -> Instant {
         let began = Instant::now();
-        let mut ready_since = None;
+        let mut satisfied_since = None;
         loop {
             let checked = Instant::now();
-            let lists_leaders = |listing: ClusterListing| listing.has_leaders(self.nodes.len());
-            let is_ready = self.nodes.iter().all(|node| self.listing_of(node.id).is_some_and(lists_leaders));
-            match ready_since {
-                _ if !is_ready => ready_since = None,
-                None => ready_since = Some(checked),
+            let is_ready = ids.iter().all(|id| self.listing_of(*id).is_some_and(|listing| is_satisfied(&listing)));
+            match satisfied_since {
+                _ if !is_ready => satisfied_since = None,
+                None => satisfied_since = Some(checked),
                 Some(since) if checked.duration_since(since) >= READY_STREAK => return since,
                 Some(_) => {}
             }
@@ -326,15 +374,44 @@ impl KafkaCluster {
 
     /// Waits until every replica is in sync, and gives the listing that shows it.
     pub fn wait_in_sync(&self) -> ClusterListing {
+        self.wait_for_listing(1, |listing| listing.is_ready(self.nodes.len()) && listing.is_in_sync())
+    }
+
+    /// Waits until the other nodes have taken over from a failed one, and their replicas are in sync.
+    pub fn wait_in_sync_without(&self, failed: i32) {
+        let witness = self.ids_without(failed)[0];
+        self.wait_for_listing(witness, |listing| listing.has_failed_over(failed) && listing.is_in_sync_without(failed));
+    }
+
+    /// Waits until a single broker of several has every partition, and is the only one in sync.
+    pub fn wait_only_in_sync(&self, remaining: i32) {
+        let is_alone = |each: &ListedPartition| each.leader == remaining && each.isrs.len() == 1;
+        self.wait_for_listing(remaining, |listing| listing.brokers.len() == 1 && listing.partitions().all(is_alone));
+    }
+
+    fn wait_for_listing(&self, id: i32, is_satisfied: impl Fn(&ClusterListing) -> bool) -> ClusterListing {
         let began = Instant::now();
         loop {
-            let listing = self.listing_of(1).filter(|listing| listing.has_leaders(self.nodes.len()));
-            if let Some(listing) = listing.filter(ClusterListing::is_in_sync) {
+            if let Some(listing) = self.listing_of(id).filter(&is_satisfied) {
                 return listing;
             }
-            assert!(began.elapsed() < READY_MAX, "the replicas are not in sync after {READY_MAX:?}");
+            assert!(began.elapsed() < READY_MAX, "the replicas are not as expected after {READY_MAX:?}");
             std::thread::sleep(READY_POLL_INTERVAL);
         }
+    }
+
+    /// Checks, for a cluster of several nodes, that a broker requires two copies of every message of every topic: the number of topics.
+    pub fn check_min_insync(&self) -> usize {
+        if self.nodes.len() < MIN_INSYNC {
+            return 0;
+        }
+        let topics: Vec<String> = self.wait_in_sync().topics.into_iter().map(|topic| topic.topic).collect();
+        let settings = topic_setting(&self.nodes[0].address, &topics, MIN_INSYNC_SETTING);
+        assert_eq!(settings.len(), topics.len(), "the broker described {settings:?}");
+        for (topic, value) in settings {
+            assert_eq!(value, Some(MIN_INSYNC.to_string()), "{MIN_INSYNC_SETTING} of {topic}");
+        }
+        topics.len()
     }
 
     /// The cluster as this node lists it, where it answers.

@@ -65,6 +65,11 @@ impl Burst {
         self
     }
 
+    /// The holds with their due times in milliseconds since 1970.
+    pub fn dues(&self) -> impl Iterator<Item = (&str, i64)> {
+        self.holds.iter().map(|hold| (hold.id.as_str(), hold.due_ms))
+    }
+
     /// Checks that each hold ended as it was answered, and is in its topic once where it fired, never where it was withdrawn.
     pub async fn check(&self, client: &Client, records: &[CommittedRecord]) {
         for BurstHold { id, due_ms, withdrawal } in &self.holds {

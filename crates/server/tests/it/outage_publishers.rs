@@ -30,7 +30,13 @@ const ACKNOWLEDGED_MAX: Duration = Duration::from_secs(120);
 
 #[derive(Debug, Clone)]
 enum Outcome {
-    Acknowledged(Published),
+    Acknowledged {
+        place: Published,
+        /// When the acknowledged request was sent and answered.
+        between: (Instant, Instant),
+        /// Whether it was the first request of its message. A repeat may be acknowledged from the record of an earlier one.
+        is_first: bool,
+    },
     /// The server reported that nothing was written.
     NotWritten,
     Unknown,
@@ -106,11 +112,13 @@ async fn publish_numbers(
 
 async fn repeat_until_acknowledged(client: &Client, message: &NewMessage, operations: &AtomicU64) -> Outcome {
     let began = Instant::now();
+    let mut is_repeat = false;
     loop {
         let outcome = publish_once(client, message, operations).await;
-        if matches!(outcome, Outcome::Acknowledged(_)) {
-            return outcome;
+        if let Outcome::Acknowledged { place, between, .. } = outcome {
+            return Outcome::Acknowledged { place, between, is_first: !is_repeat };
         }
+        is_repeat = true;
         assert!(began.elapsed() < ACKNOWLEDGED_MAX, "{message:?} is not acknowledged: {outcome:?}");
         tokio::time::sleep(REPEAT_PAUSE).await;
     }
@@ -118,8 +126,11 @@ async fn repeat_until_acknowledged(client: &Client, message: &NewMessage, operat
 
 async fn publish_once(client: &Client, message: &NewMessage, operations: &AtomicU64) -> Outcome {
     operations.fetch_add(1, Ordering::Relaxed);
+    let sent = Instant::now();
     match client.publish(ORDERS_TOPIC.0, message).await {
-        Ok(Accepted::Published(place)) => Outcome::Acknowledged(place),
+        Ok(Accepted::Published(place)) => {
+            Outcome::Acknowledged { place, between: (sent, Instant::now()), is_first: true }
+        }
         Ok(Accepted::Held(held)) => panic!("{held:?} is held, but was published without a delay"),
         Err(error) => match Heard::<()>::of(error) {
             Heard::NotDone(_) => Outcome::NotWritten,
@@ -132,6 +143,17 @@ async fn publish_once(client: &Client, message: &NewMessage, operations: &Atomic
 pub struct PublishLog(Vec<Publish>);
 
 impl PublishLog {
+    /// Checks that nothing was sent and acknowledged within these times, in which the brokers could not make the required copies.
+    pub fn check_none_acknowledged(&self, without_copies: &[(Instant, Instant)]) {
+        for Publish { publisher, number, outcome } in &self.0 {
+            let Outcome::Acknowledged { place, between: (sent, answered), is_first: true } = outcome else { continue };
+            let is_within = |(from, to): &(Instant, Instant)| from <= sent && answered <= to;
+            let payload = payload_of(*publisher, *number);
+            let is_false = without_copies.iter().any(is_within);
+            assert!(!is_false, "`{payload}` was acknowledged without the required copies: {place:?}");
+        }
+    }
+
     /// Checks the outcomes against the messages that an independent reader found.
     pub fn check(&self, records: &[CommittedRecord]) -> String {
         let mut by_payload: HashMap<&str, Vec<&CommittedRecord>> = HashMap::new();
@@ -145,7 +167,7 @@ impl PublishLog {
             let found = by_payload.remove(payload.as_str()).unwrap_or_default();
             assert!(found.len() <= 1, "`{payload}` ({outcome:?}) is stored {} times: {found:?}", found.len());
             match outcome {
-                Outcome::Acknowledged(place) => {
+                Outcome::Acknowledged { place, .. } => {
                     counts[0] += 1;
                     let record = found.first().unwrap_or_else(|| panic!("`{payload}` is lost: {place:?}"));
                     assert_eq!((record.partition, record.offset), (place.partition, place.offset), "`{payload}`");

@@ -31,8 +31,8 @@ use crate::kafka::coordinator::TransactionOutcome;
 use crate::kafka::known::KnownTopic;
 use crate::kafka::outcome;
 
-/// The pause before the coordinator is asked again while it finishes the previous transaction: the first, and the longest.
-const PREVIOUS_TRANSACTION_PAUSE: Duration = Duration::from_micros(500);
+/// The pause before the coordinator is asked again while it finishes the previous transaction.
+const PREVIOUS_TRANSACTION_PAUSE_MIN: Duration = Duration::from_micros(500);
 const PREVIOUS_TRANSACTION_PAUSE_MAX: Duration = Duration::from_millis(20);
 /// How long a leader or coordinator that is moving is given before it is asked again.
 pub(super) const MOVING_PAUSE: Duration = Duration::from_millis(20);
@@ -435,7 +435,7 @@ impl FencedProducer {
         deadline: Instant,
     ) -> Result<R::Response, Refusal> {
         let mut is_certain = true;
-        let mut finishing_pause = PREVIOUS_TRANSACTION_PAUSE;
+        let began = Instant::now();
         let mut slow = SlowStep::begin("the coordinator");
         loop {
             slow.log(&self.context.transactional_id);
@@ -444,8 +444,9 @@ impl FencedProducer {
                 Ok(answer) => match Code::try_from_code(code_of(&answer)) {
                     None => return Ok(answer),
                     Some(Code::ConcurrentTransactions) => {
-                        let pause = finishing_pause;
-                        finishing_pause = (pause * 2).min(PREVIOUS_TRANSACTION_PAUSE_MAX);
+                        // The pause grows with the time waited, so that little of it is wasted.
+                        let pause = began.elapsed() / 8;
+                        let pause = pause.clamp(PREVIOUS_TRANSACTION_PAUSE_MIN, PREVIOUS_TRANSACTION_PAUSE_MAX);
                         (Code::ConcurrentTransactions.to_string(), pause)
                     }
                     Some(code) if outcome::is_passing(code) => {
