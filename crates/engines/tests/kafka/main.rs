@@ -6,6 +6,7 @@
 
 #![cfg(feature = "kafka")]
 
+mod access;
 mod broker;
 mod compression;
 mod hanging;

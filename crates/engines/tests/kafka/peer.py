@@ -6,11 +6,23 @@ the end of its input.
 """
 
 import json
+import re
 import sys
 import time
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ConfigSource
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ConfigSource,
+    ResourcePatternType,
+    ResourceType,
+)
 
 TIMEOUT_S = 60
 TRANSACTION_LOG = "__transaction_state"
@@ -25,6 +37,11 @@ def to_bytes(text):
 
 def to_text(data):
     return None if data is None else data.decode("latin-1")
+
+
+def snake_case(operation):
+    """`DescribeConfigs` as `DESCRIBE_CONFIGS`."""
+    return re.sub("(?<=[a-z])(?=[A-Z])", "_", operation).upper()
 
 
 class Peer:
@@ -145,8 +162,30 @@ class Peer:
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
         self.admin.incremental_alter_configs([resource])[resource].result(TIMEOUT_S)
 
+    def allow(self, user, resource, name, is_prefix, operations):
+        """Gives a user rights to a resource, as `kafka-acls.sh` does."""
+        pattern = ResourcePatternType.PREFIXED if is_prefix else ResourcePatternType.LITERAL
+        kind, principal = ResourceType[resource], f"User:{user}"
+        bindings = [
+            AclBinding(kind, name, pattern, principal, "*", AclOperation[snake_case(each)], AclPermissionType.ALLOW)
+            for each in operations
+        ]
+        for created in self.admin.create_acls(bindings).values():
+            created.result(TIMEOUT_S)
 
-COMMANDS = ("produce", "begin", "write", "commit", "abort", "consume", "wait_until_complete", "configs", "set_config")
+
+COMMANDS = (
+    "produce",
+    "begin",
+    "write",
+    "commit",
+    "abort",
+    "consume",
+    "wait_until_complete",
+    "configs",
+    "set_config",
+    "allow",
+)
 
 
 def main():

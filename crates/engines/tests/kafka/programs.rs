@@ -333,6 +333,13 @@ impl Peer {
         self.ask(json!({"do": "set_config", "topic": topic, "name": name, "value": value}));
     }
 
+    /// Gives a user rights to a resource, as an operator would.
+    pub fn allow(&mut self, user: &str, (resource, name, is_prefix): (&str, &str, bool), operations: &[String]) {
+        self.ask(json!({
+            "do": "allow", "user": user, "resource": resource, "name": name, "is_prefix": is_prefix, "operations": operations
+        }));
+    }
+
     fn ask(&mut self, command: Value) -> Value {
         tokio::task::block_in_place(|| {
             writeln!(self.commands, "{command}").expect("confluent-kafka's process runs");
