@@ -10,7 +10,7 @@ use kafka_protocol::protocol::StrBytes;
 use whimbrel_model::{Clock as _, StoredRecord, SystemClock};
 
 use super::fetch::{FetchError, FetchQuery, Fetcher};
-use super::outcome::KafkaError;
+use super::outcome::{self, KafkaError};
 use super::queries::{End, PAUSE_BEFORE_ASKING_AGAIN, Queries};
 
 const COORDINATOR_TOPIC: &str = "__transaction_state";
@@ -69,7 +69,9 @@ pub(super) async fn look_up(
     };
     let metadata = queries.metadata(Some(COORDINATOR_TOPIC)).await;
     let metadata = metadata.map_err(|error| KafkaError::Malformed(error.to_string()))?;
-    let count = metadata.topics.first().map_or(0, |topic| topic.partitions.len());
+    let found = metadata.topics.first();
+    found.map_or(Ok(()), |topic| outcome::check(topic.error_code)).map_err(KafkaError::Code)?;
+    let count = found.map_or(0, |topic| topic.partitions.len());
     if count == 0 {
         return Err(KafkaError::NoLeader.into());
     }

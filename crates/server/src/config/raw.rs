@@ -5,7 +5,7 @@ use std::fmt;
 
 use toml::de::{DeTable, DeValue};
 
-use super::setting::Setting;
+use super::setting::{Setting, variable_of};
 use super::settings::{SETTINGS, sections};
 use super::value::{Kind, Value};
 
@@ -13,6 +13,11 @@ use super::value::{Kind, Value};
 const OTHER_VARIABLES: [&str; 4] = ["WHIMBREL_SERVER", "WHIMBREL_KEY", "WHIMBREL_TOKEN", "WHIMBREL_CONFIG"];
 /// Prefixes of variables that the project's own tests use.
 const TEST_VARIABLES: [&str; 2] = ["WHIMBREL_TEST_", "WHIMBREL_CRASH_"];
+/// Settings that were removed, with what replaces them. Each is refused wherever it is given: ignoring it would drop what it did.
+const REMOVED: [(&str, &str); 1] = [(
+    "kafka.options",
+    "use the named settings `kafka.tls…`, `kafka.sasl…`, `kafka.compression` and `kafka.client_id`",
+)];
 /// How alike two names must be for one to be suggested for the other.
 const LIKENESS_MIN: f64 = 0.6;
 
@@ -75,6 +80,8 @@ pub fn from_variables(variables: impl IntoIterator<Item = (String, String)>, fin
                 Ok(value) => given.push(Given { setting: index, value, source: Source::Variable(name) }),
                 Err(why) => findings.problems.push(format!("{name}: {why}")),
             }
+        } else if let Some((path, instead)) = REMOVED.iter().find(|(path, _)| variable_of(path) == name) {
+            findings.problems.push(format!("{name}: `{path}` was removed: {instead}"));
         } else if !OTHER_VARIABLES.contains(&name.as_str()) && !TEST_VARIABLES.iter().any(|test| name.starts_with(test))
         {
             let known: Vec<String> = SETTINGS.iter().map(Setting::variable).collect();
@@ -93,7 +100,10 @@ pub fn from_flags<'a>(
     let mut given = Vec::new();
     for (path, text, flag) in flags {
         let Some(index) = SETTINGS.iter().position(|setting| setting.path == path) else {
-            findings.problems.push(format!("{flag}: unknown key `{path}`{}", did_you_mean(suggestion_for(path))));
+            findings.problems.push(match removed(path) {
+                Some(instead) => format!("{flag}: `{path}` was removed: {instead}"),
+                None => format!("{flag}: unknown key `{path}`{}", did_you_mean(suggestion_for(path))),
+            });
             continue;
         };
         match SETTINGS[index].kind.read_text(text) {
@@ -117,6 +127,11 @@ impl FileReader<'_> {
             let line = line_of(self.text, key.span().start);
             let path =
                 if section.is_empty() { key.get_ref().to_string() } else { format!("{section}.{}", key.get_ref()) };
+            if let Some(instead) = removed(&path) {
+                let problem = format!("{}: `{path}` at line {line} was removed: {instead}", self.name);
+                self.findings.problems.push(problem);
+                continue;
+            }
             let setting = SETTINGS.iter().position(|setting| setting.path == path);
             match (setting, value.get_ref()) {
                 (Some(index), value) => self.read_value(index, value, line),
@@ -146,6 +161,10 @@ impl FileReader<'_> {
         let text = format!("{}: unknown {what} `{path}` at line {line}{}", self.name, did_you_mean(suggestion));
         self.findings.problems.push(text);
     }
+}
+
+fn removed(path: &str) -> Option<&'static str> {
+    REMOVED.iter().find(|(removed, _)| *removed == path).map(|(_, instead)| *instead)
 }
 
 /// Whether a table of that name is a section, or has sections in it: `horn` has `horn.apns`.
@@ -192,6 +211,25 @@ mod tests {
         let mut findings = Findings::default();
         from_file("w.toml", text, &mut findings);
         findings.problems
+    }
+
+    #[test]
+    fn a_removed_setting_is_refused_wherever_it_is_given() {
+        let instead = "use the named settings `kafka.tls…`, `kafka.sasl…`, `kafka.compression` and `kafka.client_id`";
+        for text in
+            ["[kafka]\noptions = \"a=b\"\n", "[kafka]\noptions = { a = \"b\" }\n", "[kafka.options]\na = \"b\"\n"]
+        {
+            let problems = problems_of(text);
+            assert_eq!(problems.len(), 1, "{problems:?}");
+            assert!(problems[0].starts_with("w.toml: `kafka.options` at line "), "{problems:?}");
+            assert!(problems[0].ends_with(&format!(" was removed: {instead}")), "{problems:?}");
+        }
+        let mut findings = Findings::default();
+        from_variables([("WHIMBREL_KAFKA_OPTIONS".to_owned(), "a=b".to_owned())], &mut findings);
+        from_flags([("kafka.options", "a=b", "--set kafka.options".to_owned())], &mut findings);
+        let expected = ["WHIMBREL_KAFKA_OPTIONS: `kafka.options`", "--set kafka.options: `kafka.options`"];
+        assert_eq!(findings.problems, expected.map(|begin| format!("{begin} was removed: {instead}")));
+        assert!(findings.warnings.is_empty());
     }
 
     #[test]

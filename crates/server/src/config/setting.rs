@@ -54,8 +54,12 @@ impl Setting {
         self.path.rsplit_once('.').unwrap_or(("", self.path))
     }
 
-    /// `WHIMBREL_LOG_ENGINE` for `log.engine`.
     pub fn variable(&self) -> String {
-        format!("WHIMBREL_{}", self.path.replace('.', "_").to_uppercase())
+        variable_of(self.path)
     }
+}
+
+/// `WHIMBREL_LOG_ENGINE` for `log.engine`.
+pub fn variable_of(path: &str) -> String {
+    format!("WHIMBREL_{}", path.replace('.', "_").to_uppercase())
 }
