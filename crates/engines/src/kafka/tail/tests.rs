@@ -1,3 +1,5 @@
+//! Tests of the tails: starved partitions, the bound of all windows together.
+
 use super::*;
 use crate::kafka::client::batch::{self, BatchIdentity};
 use crate::kafka::settings::Compression;

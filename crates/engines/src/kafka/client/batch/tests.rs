@@ -1,3 +1,5 @@
+//! Tests of the codec of record batches: round trips, damage, bounds.
+
 use super::*;
 use proptest::prelude::*;
 
