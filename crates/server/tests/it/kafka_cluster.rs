@@ -209,6 +209,9 @@ impl KafkaCluster {
             "auto.create.topics.enable=false".to_owned(),
             format!("broker.session.timeout.ms={}", session_timeout.as_millis()),
             "broker.heartbeat.interval.ms=500".to_owned(),
+            // A coordinator waits this long for a broker that does not answer before it writes a transaction marker elsewhere: 30 s by
+            // default, which no client can shorten.
+            format!("request.timeout.ms={}", session_timeout.as_millis()),
             format!("default.replication.factor={replicas}"),
             format!("{MIN_INSYNC_SETTING}={min_insync}"),
             format!("offsets.topic.replication.factor={replicas}"),
