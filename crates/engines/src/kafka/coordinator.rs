@@ -24,14 +24,6 @@ pub(super) enum TransactionOutcome {
     Aborted,
 }
 
-/// A transaction that the coordinator takes for finished.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Decision {
-    pub outcome: TransactionOutcome,
-    /// Names of topics and indexes of partitions that it wrote to.
-    pub partitions: Vec<(String, u32)>,
-}
-
 /// What is known of the last transaction of an id that wrote to a partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Finding {
@@ -39,7 +31,7 @@ pub(super) enum Finding {
     Nothing,
     /// The coordinator is not done with it.
     UnderWay,
-    Finished(Decision),
+    Finished(TransactionOutcome),
 }
 
 /// What became of the last transaction of `id` that wrote to the partition, if it did since the record at `at` was written.
@@ -188,7 +180,7 @@ impl State {
 struct History<'a> {
     partition: (&'a str, u32),
     /// What was decided and is not finished.
-    decided: Option<Decision>,
+    decided: Option<TransactionOutcome>,
     finding: Finding,
 }
 
@@ -202,13 +194,13 @@ impl<'a> History<'a> {
         match state.phase {
             Phase::Begun if concerns => (self.decided, self.finding) = (None, Finding::UnderWay),
             Phase::Decided(outcome) if concerns => {
-                self.decided = Some(Decision { outcome, partitions: state.partitions });
+                self.decided = Some(outcome);
                 self.finding = Finding::UnderWay;
             }
             // What comes after it says that it is over.
             Phase::Begun | Phase::Decided(_) | Phase::Finished => {
-                if let Some(decision) = self.decided.take() {
-                    self.finding = Finding::Finished(decision);
+                if let Some(outcome) = self.decided.take() {
+                    self.finding = Finding::Finished(outcome);
                 }
             }
         }
@@ -286,7 +278,7 @@ mod tests {
 
     fn finished(states: Vec<State>) -> Option<TransactionOutcome> {
         match finding(states) {
-            Finding::Finished(decision) => Some(decision.outcome),
+            Finding::Finished(outcome) => Some(outcome),
             Finding::Nothing | Finding::UnderWay => None,
         }
     }

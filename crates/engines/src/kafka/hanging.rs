@@ -10,6 +10,9 @@ use whimbrel_model::{Event, EventSink, PartitionId};
 /// How late Kafka aborts a transaction whose time is over: it checks every 10 s. 2 s of margin.
 const KAFKA_ABORT_DELAY_MAX: Duration = Duration::from_secs(12);
 
+/// How long a look at a partition counts. One that nobody reads any more is not known to be stalled.
+const SEEN_FOR: Duration = Duration::from_secs(5);
+
 pub(super) struct Hanging {
     events: EventSink,
     /// How long a transaction may take.
@@ -78,8 +81,10 @@ impl Hanging {
     /// Partitions that were seen stalled for at least `patience`, each with its visible end.
     pub fn overdue(&self, patience: Duration) -> Vec<(PartitionId, u64)> {
         let all = self.stalled();
-        let is_overdue =
-            |stalled: &StalledPartition| stalled.seen_at.saturating_duration_since(stalled.since) >= patience;
+        let is_overdue = |stalled: &StalledPartition| {
+            let stalled_for = stalled.seen_at.saturating_duration_since(stalled.since);
+            stalled_for >= patience && stalled.seen_at.elapsed() < SEEN_FOR
+        };
         let overdue = all.iter().filter(|(_, stalled)| is_overdue(stalled));
         overdue.map(|(partition, stalled)| (*partition, stalled.visible_end)).collect()
     }

@@ -90,10 +90,6 @@ impl KnownTopics {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
     }
 
-    pub fn by_name(&self, name: &str) -> Option<Arc<KnownTopic>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).values().find(|topic| topic.name() == name).cloned()
-    }
-
     /// The topic of a partition, where both are known.
     pub fn of(&self, partition: PartitionId) -> Result<Arc<KnownTopic>, LogError> {
         let topic = self.get(partition.topic).filter(|topic| topic.has(partition.index));

@@ -140,14 +140,15 @@ impl Topics {
     pub async fn delete(&self, number: TopicNumber) -> Result<(), LogError> {
         let Some(topic) = self.known.get(number) else { return Ok(()) };
         // By id: a request that a broker executes late must not delete a topic that has the name by then.
-        if let Some(found) = self.look(topic.name(), |_| true).await? {
-            self.delete_by_id(found.by_id, topic.name()).await?;
+        match self.look(topic.name(), |_| true).await? {
+            Some(found) => self.delete_by_id(found.by_id, topic.name()).await?,
+            None if self.queries.is_gone(topic.name(), 0).await? => {}
+            None => {
+                return Err(LogError::Unavailable(format!("not every broker knows of topic `{}` yet", topic.name())));
+            }
         }
-        self.known.remove(number);
-        self.retire(&[number]);
-        self.cluster.forget(topic.name());
         let began = Instant::now();
-        while self.look(topic.name(), |_| true).await?.is_some() {
+        while !self.queries.is_gone(topic.name(), 0).await? {
             if began.elapsed() > self.settings.request_timeout {
                 return Err(LogError::Unavailable(format!(
                     "topic `{}` still exists after it was deleted",
@@ -156,6 +157,9 @@ impl Topics {
             }
             tokio::time::sleep(METADATA_POLL_INTERVAL).await;
         }
+        self.known.remove(number);
+        self.retire(&[number]);
+        self.cluster.forget(topic.name());
         Ok(())
     }
 

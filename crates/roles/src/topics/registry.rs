@@ -497,6 +497,11 @@ impl Registry {
         }
         // An engine that has only names learns here which topic the number means.
         self.hide(name);
+        // The node that deletes it may be done by now, and the name may be another topic's: this list of entries may be old.
+        let current = self.ports.catalogue.get(key).await?;
+        if current.is_none_or(|current| current.version != found.version) {
+            return Ok(None);
+        }
         self.ports.log_topics.create(&stored.spec(name)).await?;
         self.finish_deleting(name, &stored, found.version, changing).await?;
         Ok(None)

@@ -228,7 +228,7 @@ impl Cluster {
     }
 
     /// Lets the broker behind the one that answered last be asked first.
-    fn rotate(&self) {
+    pub fn prefer_another(&self) {
         let mut state = self.state();
         let known: Vec<&String> = state.brokers.values().collect();
         let at = known.iter().position(|address| Some(*address) == state.preferred.as_ref());
@@ -236,14 +236,21 @@ impl Cluster {
         state.preferred = next.or_else(|| state.preferred.take());
     }
 
-    /// The metadata of one topic as each broker has it. Fails where none answers.
+    /// The metadata of one topic as each broker has it. Fails where no majority of the brokers answers.
     pub async fn metadata_of_each(&self, topic: &str, timeout: Duration) -> Result<Vec<MetadataResponse>, CallError> {
         let request = metadata_request(Some(&[topic]));
-        let addresses = self.addresses();
+        let mut addresses: Vec<String> = self.state().brokers.values().cloned().collect();
+        if addresses.is_empty() {
+            addresses.clone_from(&self.bootstrap);
+        }
         let asked = addresses.iter().map(|address| self.ask(address, &request, timeout));
         let asked = futures_util::future::join_all(asked).await;
         let answers: Vec<MetadataResponse> = asked.into_iter().flatten().flatten().collect();
-        if answers.is_empty() { Err(CallError::NotSent("no broker answers".to_owned())) } else { Ok(answers) }
+        if answers.len() * 2 > addresses.len() {
+            Ok(answers)
+        } else {
+            Err(CallError::NotSent(format!("{} of {} brokers answer", answers.len(), addresses.len())))
+        }
     }
 
     /// The topics as the brokers describe them now: all, or those that are named. A topic that is not there is in the answer with an
@@ -270,7 +277,7 @@ impl Cluster {
         if let Some(last) = *last {
             tokio::time::sleep_until((last + REFRESH_INTERVAL).into()).await;
         }
-        self.rotate();
+        self.prefer_another();
         let names: Vec<String> = {
             let mut state = self.state();
             let wanted = std::mem::take(&mut state.wanted);

@@ -9,7 +9,7 @@ use kafka_protocol::messages::describe_producers_request::TopicRequest;
 use kafka_protocol::messages::{DescribeProducersRequest, DescribeProducersResponse};
 use whimbrel_model::PartitionId;
 
-use super::transaction::{FencedProducer, MOVING_PAUSE, UNKNOWN_MAX, WriteError, not_now};
+use super::transaction::{FencedProducer, MOVING_PAUSE, UNKNOWN_MAX, WriteError, not_now, refused};
 use crate::kafka::client::cluster::ANSWER_MAX;
 use crate::kafka::client::connection::CallError;
 use crate::kafka::known::KnownTopic;
@@ -18,61 +18,86 @@ use crate::kafka::outcome;
 /// A partition with its topic.
 pub(super) type Place = (Arc<KnownTopic>, PartitionId);
 
+/// The answers of leaders.
+pub(super) struct Asked {
+    /// Partitions in which this producer has a transaction open, each with its first offset.
+    pub open: HashMap<PartitionId, u64>,
+    /// Partitions whose leader has not answered.
+    pub waiting: Vec<Place>,
+    /// A partition that this client may not read, and Kafka's answer.
+    refused: Option<(Place, Code)>,
+    /// Why a leader has not answered.
+    pub why: String,
+}
+
 impl FencedProducer {
     /// The partitions in which this producer has a transaction open, each with its first offset. Asks again until every leader has
-    /// answered.
+    /// answered. A topic that was deleted has nothing open; writing to it reports that it does not exist.
     pub(super) async fn open_transactions(
         &mut self,
         places: &[Place],
         deadline: Instant,
     ) -> Result<HashMap<PartitionId, u64>, WriteError> {
-        let mut open = HashMap::new();
-        let mut waiting: Vec<&Place> = places.iter().collect();
-        let mut unknown_since: Option<Instant> = None;
-        while !waiting.is_empty() {
-            let mut why = "the partition has no leader".to_owned();
-            let mut by_leader: HashMap<i32, Vec<&Place>> = HashMap::new();
-            for place in &waiting {
-                if let Some(leader) = self.context.cluster.leader(place.0.name(), place.1.index) {
-                    by_leader.entry(leader).or_default().push(place);
-                }
+        let began = Instant::now();
+        let mut asked = self.ask_leaders(places, deadline).await;
+        loop {
+            if let Some((place, code)) = &asked.refused {
+                let index = places.iter().position(|each| each.1 == place.1).unwrap_or(0);
+                return Err(refused(place, index, *code, 0));
             }
-            let asked = by_leader.iter().map(|(leader, places)| self.describe_producers(*leader, places, deadline));
-            let answers = futures_util::future::join_all(asked).await;
-            for ((_, places), answer) in by_leader.iter().zip(answers) {
-                let answer = match answer {
-                    Ok(answer) => answer,
-                    Err(error) => {
-                        why = error.to_string();
-                        continue;
-                    }
-                };
-                for place in places {
-                    match open_in(&answer, place, self.producer_id()) {
-                        Ok(found) => {
-                            open.extend(found.map(|at| (place.1, at)));
-                            waiting.retain(|each| each.1 != place.1);
-                        }
-                        Err(code) => why = code.to_string(),
+            let is_late = Instant::now() >= deadline;
+            if is_late || began.elapsed() >= UNKNOWN_MAX {
+                let mut there = Vec::new();
+                for (topic, partition) in asked.waiting {
+                    if !self.context.queries.is_gone(topic.name(), partition.index).await.unwrap_or(false) {
+                        there.push((topic, partition));
                     }
                 }
+                asked.waiting = there;
             }
-            let Some((topic, partition)) = waiting.first() else { break };
-            // A topic that was deleted has nothing open. Writing to it reports that it does not exist.
-            if unknown_since.get_or_insert_with(Instant::now).elapsed() >= UNKNOWN_MAX {
-                unknown_since = None;
-                if self.context.queries.is_gone(topic.name(), partition.index).await.unwrap_or(false) {
-                    waiting.remove(0);
-                    continue;
-                }
-            }
-            if Instant::now() >= deadline {
-                return Err(not_now(0, why));
+            let Some((topic, _)) = asked.waiting.first() else { return Ok(asked.open) };
+            if is_late {
+                return Err(not_now(0, asked.why));
             }
             tokio::time::sleep(MOVING_PAUSE).await;
             self.context.cluster.refresh(topic.name()).await;
+            let again = self.ask_leaders(&asked.waiting, deadline).await;
+            asked.open.extend(again.open);
+            asked = Asked { open: asked.open, ..again };
         }
-        Ok(open)
+    }
+
+    /// Asks the leaders once.
+    pub(super) async fn ask_leaders(&self, places: &[Place], deadline: Instant) -> Asked {
+        let why = "the partition has no leader".to_owned();
+        let mut asked = Asked { open: HashMap::new(), waiting: Vec::new(), refused: None, why };
+        let mut by_leader: HashMap<i32, Vec<&Place>> = HashMap::new();
+        for place in places {
+            match self.context.cluster.leader(place.0.name(), place.1.index) {
+                Some(leader) => by_leader.entry(leader).or_default().push(place),
+                None => asked.waiting.push(place.clone()),
+            }
+        }
+        let requests = by_leader.iter().map(|(leader, places)| self.describe_producers(*leader, places, deadline));
+        let answers = futures_util::future::join_all(requests).await;
+        for ((_, places), answer) in by_leader.iter().zip(answers) {
+            let found = |place: &Place| match &answer {
+                Ok(answer) => open_in(answer, place, self.producer_id()).map_err(|code| (Some(code), code.to_string())),
+                Err(error) => Err((None, error.to_string())),
+            };
+            for place in places {
+                match found(place) {
+                    Ok(start) => asked.open.extend(start.map(|start| (place.1, start))),
+                    Err((code, why)) => {
+                        let refusal = code.filter(|code| outcome::is_refused_for_good(*code));
+                        asked.refused = asked.refused.or(refusal.map(|code| ((*place).clone(), code)));
+                        asked.waiting.push((*place).clone());
+                        asked.why = why;
+                    }
+                }
+            }
+        }
+        asked
     }
 
     fn describe_producers(
@@ -93,7 +118,12 @@ impl FencedProducer {
         let request = DescribeProducersRequest::default().with_topics(topics);
         let left = deadline.saturating_duration_since(Instant::now()).clamp(Duration::from_millis(20), ANSWER_MAX);
         let (links, cluster) = (self.links.clone(), self.context.cluster.clone());
-        async move { links.to(&cluster, leader).await?.call(&request, left).await }
+        async move {
+            let called = async { links.to(&cluster, leader).await?.call(&request, left).await };
+            let late =
+                || CallError::NotSent(format!("no connection to broker {leader} within {} ms", left.as_millis()));
+            tokio::time::timeout(left, called).await.unwrap_or_else(|_| Err(late()))
+        }
     }
 }
 

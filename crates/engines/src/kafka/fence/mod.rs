@@ -93,7 +93,11 @@ impl FencedProducer {
             let until_check = check_at.saturating_duration_since(Instant::now());
             let commit = match tokio::time::timeout(until_check, waiting.recv()).await {
                 Ok(Some(commit)) => Some(commit),
-                Ok(None) => return,
+                Ok(None) => {
+                    // The next fence would abort it, and with it a commit whose marker is missing.
+                    let _ = self.end_open().await;
+                    return;
+                }
                 Err(_) => None,
             };
             let mut is_void = false;

@@ -7,7 +7,7 @@
 //! committed loses records, committing what was aborted exposes them. For the same reason a fence writes nothing to a partition until
 //! its leader has confirmed that no earlier transaction of the fence is open there.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use whimbrel_model::ports::Entry;
@@ -15,14 +15,16 @@ use whimbrel_model::{Event, PartitionId};
 
 use super::inspect::Place;
 use super::transaction::{FencedProducer, WriteError, not_now};
-use crate::kafka::coordinator::{self, Decision, Finding, TransactionOutcome};
+use crate::kafka::coordinator::{self, Finding, TransactionOutcome};
 
-/// How long a partition must be stalled before a fence asks whether its own transaction is the cause.
+/// How long a partition must be stalled, or a commit unconfirmed, before a fence asks whether its own transaction is the cause.
 const STALLED_FOR: Duration = Duration::from_secs(1);
-/// How long the leader of a stalled partition may take to answer that.
-const STALLED_ANSWER_MAX: Duration = Duration::from_secs(1);
-/// How long a stalled partition is left alone in which this fence has nothing open.
+/// How long the leaders of such partitions may take to answer.
+const CHECK_ANSWER_MAX: Duration = Duration::from_secs(1);
+/// How long a stalled partition is left alone in which this fence has nothing open, or whose transaction it could not close.
 const EXAMINE_AGAIN_AFTER: Duration = Duration::from_secs(5);
+/// How long a transaction is left alone whose outcome is not in the coordinator's log.
+const LOOK_UP_AGAIN_AFTER: Duration = Duration::from_secs(60);
 /// How long reading a decision and closing one transaction may take.
 const REPAIR_MAX: Duration = Duration::from_secs(10);
 /// How long a commit waits for a coordinator that is still finishing the transaction before it.
@@ -34,15 +36,18 @@ const FINISHING_PAUSE: Duration = Duration::from_millis(50);
 pub(super) struct Repairs {
     /// The fence's last transaction in a partition. One that is not here may be a predecessor's or was aborted.
     last: HashMap<PartitionId, Last>,
-    /// Stalled places in which this fence has nothing open, and when that was found.
+    /// Stalled places that this fence could do nothing about, and when that was found.
     examined: HashMap<(PartitionId, u64), Instant>,
+    /// Open transactions whose outcome is not in the coordinator's log, and when that was found.
+    undecided: HashMap<(PartitionId, u64), Instant>,
+    reported: HashSet<(PartitionId, u64)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Last {
     /// Committed up to this offset. The marker may be missing.
-    Committed(u64),
-    /// The leader has nothing open.
+    Committed { last: u64, at: Instant },
+    /// The leader has confirmed that nothing is open.
     Closed,
 }
 
@@ -58,49 +63,69 @@ impl Repairs {
         self.last.clear();
     }
 
+    fn committed(&mut self, partition: PartitionId, offset: u64, now: Instant) {
+        let last = match self.last.get(&partition) {
+            Some(Last::Committed { last, .. }) => offset.max(*last),
+            _ => offset,
+        };
+        self.last.insert(partition, Last::Committed { last, at: now });
+    }
+
     fn closed(&mut self, partition: PartitionId) {
         self.last.insert(partition, Last::Closed);
     }
 
     fn is_committed(&self, partition: PartitionId) -> bool {
-        matches!(self.last.get(&partition), Some(Last::Committed(_)))
+        matches!(self.last.get(&partition), Some(Last::Committed { .. }))
     }
 
     /// Whether the fence has committed the transaction that is open from `start` on.
     fn has_committed(&self, partition: PartitionId, start: u64) -> bool {
-        matches!(self.last.get(&partition), Some(Last::Committed(last)) if start <= *last)
+        matches!(self.last.get(&partition), Some(Last::Committed { last, .. }) if start <= *last)
+    }
+
+    /// Partitions whose last commit is old enough to have its marker, and is not confirmed.
+    fn unconfirmed(&self, now: Instant) -> Vec<PartitionId> {
+        let is_old = |last: &Last| matches!(last, Last::Committed { at, .. } if now.saturating_duration_since(*at) >= STALLED_FOR);
+        self.last.iter().filter(|(_, last)| is_old(last)).map(|(partition, _)| *partition).collect()
     }
 }
 
 impl FencedProducer {
     pub(super) fn remember_committed(&mut self, entries: &[Entry], offsets: &[u64]) {
+        let now = Instant::now();
         for (entry, offset) in entries.iter().zip(offsets) {
-            let last = self.repairs.last.entry(entry.partition).or_insert(Last::Committed(*offset));
-            if let Last::Committed(last) = last {
-                *last = (*last).max(*offset);
-            }
+            self.repairs.committed(entry.partition, *offset, now);
         }
     }
 
     /// Begins a transaction in these partitions, in which no earlier one of this fence is open.
     pub(super) async fn begin(&mut self, places: &[Place], deadline: Instant) -> Result<(), WriteError> {
+        let mut closed: HashMap<PartitionId, u64> = HashMap::new();
         loop {
             self.settle(deadline).await?;
             self.examine_unknown(places, deadline).await?;
             self.add_partitions(places, TransactionOutcome::Committed, deadline).await?;
             let committed = places.iter().filter(|(_, partition)| self.repairs.is_committed(*partition));
             let committed: Vec<Place> = committed.cloned().collect();
-            let hanging = self.open_transactions(&committed, deadline).await?;
-            if hanging.is_empty() {
+            // Asked once: were this process to end now, the transaction would be aborted, and with it a commit whose marker is missing.
+            let asked = self.ask_leaders(&committed, Instant::now() + CHECK_ANSWER_MAX).await;
+            if asked.waiting.is_empty() && asked.open.is_empty() {
+                for (topic, partition) in &committed {
+                    if let Some(at) = closed.get(partition) {
+                        self.report_closed(topic.name(), *partition, *at, TransactionOutcome::Committed);
+                    }
+                }
                 return Ok(());
             }
+            closed.extend(asked.open);
+            // The marker of this empty transaction closes what hangs. The next round asks whether it was written.
             self.end_open().await?;
-            for (topic, partition) in &committed {
-                if let Some(at) = hanging.get(partition) {
-                    self.report_closed(topic.name(), *partition, *at, TransactionOutcome::Committed);
-                    self.repairs.closed(*partition);
-                }
+            if Instant::now() >= deadline {
+                return Err(not_now(0, format!("an earlier transaction is open: {}", asked.why)));
             }
+            // Leaders that did not answer are waited for while no transaction is open.
+            self.open_transactions(&asked.waiting, deadline).await?;
         }
     }
 
@@ -121,56 +146,55 @@ impl FencedProducer {
         Ok(())
     }
 
-    /// Closes transactions of this fence behind which readers have found a partition stalled.
+    /// Confirms commits whose partitions were not written since, and closes transactions of this fence behind which readers have found
+    /// a partition stalled.
     pub(super) async fn repair_stalled(&mut self) -> Result<(), WriteError> {
-        let settled = self.settle(Instant::now() + STALLED_ANSWER_MAX).await;
+        self.settle(Instant::now() + CHECK_ANSWER_MAX).await?;
         let stalled = self.context.hanging.overdue(STALLED_FOR);
-        let is_current = |place: &(PartitionId, u64), at: &mut Instant| {
-            at.elapsed() < EXAMINE_AGAIN_AFTER && stalled.contains(place)
-        };
+        let is_current = |_: &(PartitionId, u64), at: &mut Instant| at.elapsed() < EXAMINE_AGAIN_AFTER;
         self.repairs.examined.retain(is_current);
-        settled?;
-        for (partition, at) in stalled {
-            let Some(topic) = self.context.known.get(partition.topic) else { continue };
-            if self.repairs.examined.contains_key(&(partition, at)) {
-                continue;
-            }
-            let place = (topic, partition);
-            let deadline = Instant::now() + STALLED_ANSWER_MAX;
-            let repaired = match self.open_transactions(std::slice::from_ref(&place), deadline).await {
-                Ok(open) => match open.get(&partition) {
-                    Some(start) => self.repair(&place, *start, Instant::now() + REPAIR_MAX).await,
-                    None => {
-                        self.repairs.examined.insert((partition, at), Instant::now());
-                        Ok(())
+        let unexamined = stalled.iter().filter(|place| !self.repairs.examined.contains_key(place));
+        let mut suspects: HashSet<PartitionId> = unexamined.map(|(partition, _)| *partition).collect();
+        suspects.extend(self.repairs.unconfirmed(Instant::now()));
+        if suspects.is_empty() {
+            return Ok(());
+        }
+        let place = |partition: PartitionId| Some((self.context.known.get(partition.topic)?, partition));
+        let places: Vec<Place> = suspects.into_iter().filter_map(place).collect();
+        let asked = self.ask_leaders(&places, Instant::now() + CHECK_ANSWER_MAX).await;
+        for place in &places {
+            let (_, partition) = place;
+            if let Some(start) = asked.open.get(partition) {
+                match self.repair(place, *start, Instant::now() + REPAIR_MAX).await {
+                    Ok(()) => continue,
+                    Err(WriteError::Fenced) => return Err(WriteError::Fenced),
+                    Err(WriteError::Entry { error, .. }) => {
+                        tracing::debug!(id = self.context.transactional_id, %partition, %error, "a stalled partition cannot be repaired yet");
                     }
-                },
-                Err(error) => Err(error),
-            };
-            match repaired {
-                Ok(()) => {}
-                Err(WriteError::Fenced) => return Err(WriteError::Fenced),
-                Err(WriteError::Entry { error, .. }) => {
-                    tracing::debug!(id = self.context.transactional_id, %partition, at, %error, "a stalled partition cannot be repaired yet");
                 }
+            } else if !asked.waiting.iter().any(|(_, waiting)| waiting == partition) {
+                self.repairs.closed(*partition);
             }
+            let examined = stalled.iter().filter(|(stalled, _)| stalled == partition);
+            self.repairs.examined.extend(examined.map(|each| (*each, Instant::now())));
         }
         Ok(())
     }
 
-    /// Closes the transaction that is open from `start` on as the coordinator has decided it, here and in its other partitions.
+    /// Closes the transaction that is open in the partition from `start` on as the coordinator has decided it. The transaction's other
+    /// partitions are not touched: what is open there may be another one.
     async fn repair(&mut self, place: &Place, start: u64, deadline: Instant) -> Result<(), WriteError> {
         let began = Instant::now();
         let (topic, partition) = place;
-        let decision = loop {
+        let outcome = loop {
             match self.decision(place, start, deadline).await? {
-                Finding::Finished(decision) => break decision,
+                Finding::Finished(outcome) => break outcome,
                 Finding::Nothing => {
-                    self.context.hanging.report(topic.name(), partition.index, start);
-                    return Err(not_now(
-                        0,
-                        "a transaction of this fence hangs, and the coordinator's decision is not in its log",
-                    ));
+                    if self.repairs.reported.insert((*partition, start)) {
+                        self.context.hanging.report(topic.name(), partition.index, start);
+                    }
+                    let why = "a transaction of this fence hangs, and the coordinator's decision is not in its log";
+                    return Err(not_now(0, why));
                 }
                 Finding::UnderWay if began.elapsed() >= FINISHING_MAX => {
                     return Err(not_now(0, "the coordinator has not finished the previous transaction"));
@@ -182,62 +206,62 @@ impl FencedProducer {
                 return Ok(());
             }
         };
-        let known = &self.context.known;
-        let others = decision.partitions.iter().filter_map(|(name, index)| {
-            let topic = known.by_name(name)?;
-            let partition = PartitionId::new(topic.number, *index);
-            Some((topic, partition))
-        });
-        let mut places: Vec<Place> = others.filter(|(_, other)| other != partition).collect();
-        places.push(place.clone());
-        let open = self.open_transactions(&places, deadline).await?;
-        places.retain(|(_, partition)| open.contains_key(partition));
-        let closed = self.close(decision.outcome, &places, deadline).await;
+        let closed = self.close(outcome, place, start, deadline).await;
         // Its entries are not those of the commit that waits.
         closed.map_err(|error| match error {
             WriteError::Fenced => WriteError::Fenced,
             WriteError::Entry { error, .. } => not_now(0, error),
-        })?;
-        self.repairs.closed(*partition);
-        Ok(())
+        })
     }
 
-    async fn decision(&self, place: &Place, start: u64, deadline: Instant) -> Result<Finding, WriteError> {
+    async fn decision(&mut self, place: &Place, start: u64, deadline: Instant) -> Result<Finding, WriteError> {
         let (topic, partition) = place;
-        let at = (topic.name(), partition.index);
         if self.repairs.has_committed(*partition, start) {
-            let partitions = vec![(topic.name().to_owned(), partition.index)];
-            return Ok(Finding::Finished(Decision { outcome: TransactionOutcome::Committed, partitions }));
+            return Ok(Finding::Finished(TransactionOutcome::Committed));
+        }
+        self.repairs.undecided.retain(|_, at| at.elapsed() < LOOK_UP_AGAIN_AFTER);
+        if self.repairs.undecided.contains_key(&(*partition, start)) {
+            return Ok(Finding::Nothing);
         }
         let FencedProducer { context, .. } = self;
+        let at = (topic.name(), partition.index);
         let found =
             coordinator::look_up(&context.queries, &context.fetcher, &context.transactional_id, at, start, deadline);
-        found
-            .await
-            .map_err(|error| not_now(0, format!("cannot read the decision about a hanging transaction: {error}")))
+        let found = found.await;
+        let found = found
+            .map_err(|error| not_now(0, format!("cannot read the decision about a hanging transaction: {error}")))?;
+        if found == Finding::Nothing {
+            self.repairs.undecided.insert((*partition, start), Instant::now());
+        }
+        Ok(found)
     }
 
-    /// Ends an empty transaction in the partitions.
+    /// Ends an empty transaction in the partition, and asks the leader whether that has closed the one that was open.
     async fn close(
         &mut self,
         outcome: TransactionOutcome,
-        places: &[Place],
+        place: &Place,
+        start: u64,
         deadline: Instant,
     ) -> Result<(), WriteError> {
-        if places.is_empty() {
-            return Ok(());
-        }
+        let (topic, partition) = place;
+        let places = std::slice::from_ref(place);
         self.settle(deadline).await?;
         self.add_partitions(places, outcome, deadline).await?;
-        // The coordinator has finished every earlier transaction now: what is still open hangs.
-        let hanging = self.open_transactions(places, deadline).await?;
         self.end_open().await?;
-        for (topic, partition) in places {
-            if let Some(at) = hanging.get(partition) {
-                self.report_closed(topic.name(), *partition, *at, outcome);
+        // The coordinator may not have written this marker either.
+        self.repairs.forget(places);
+        loop {
+            if self.open_transactions(places, deadline).await?.is_empty() {
+                break;
             }
-            self.repairs.closed(*partition);
+            if Instant::now() >= deadline {
+                return Err(not_now(0, "a hanging transaction is still open"));
+            }
+            tokio::time::sleep(FINISHING_PAUSE).await;
         }
+        self.repairs.closed(*partition);
+        self.report_closed(topic.name(), *partition, start, outcome);
         Ok(())
     }
 
@@ -269,9 +293,14 @@ mod tests {
         let partition = PartitionId::new(TopicNumber(1), 0);
         let mut repairs = Repairs::default();
         assert!(!repairs.has_committed(partition, 0), "a predecessor's transaction");
-        repairs.last.insert(partition, Last::Committed(9));
+        let now = Instant::now();
+        repairs.committed(partition, 9, now);
+        repairs.committed(partition, 8, now);
         assert!(repairs.has_committed(partition, 9) && !repairs.has_committed(partition, 10));
+        assert!(repairs.unconfirmed(now).is_empty());
+        assert_eq!(repairs.unconfirmed(now + STALLED_FOR), [partition]);
         repairs.closed(partition);
         assert!(!repairs.has_committed(partition, 9) && !repairs.is_committed(partition));
+        assert!(repairs.unconfirmed(now + STALLED_FOR).is_empty());
     }
 }

@@ -6,7 +6,7 @@
 //! its next transaction, so that a request which arrives late has a stale epoch and is rejected.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kafka_protocol::ResponseError as Code;
@@ -186,10 +186,16 @@ impl FencedProducer {
             .with_v3_and_below_producer_id(ProducerId(self.producer_id))
             .with_v3_and_below_producer_epoch(self.epoch)
             .with_v3_and_below_topics(topics);
+        let culprit: Mutex<Option<(String, i32)>> = Mutex::new(None);
+        let code_of = |answer: &AddPartitionsToTxnResponse| {
+            let Some((topic, index, code)) = culprit_of(answer) else { return 0 };
+            *culprit.lock().unwrap_or_else(PoisonError::into_inner) = Some((topic.to_owned(), index));
+            code
+        };
         let mut unknown_since = None;
         loop {
             self.open = Some(Open::Empty(ends_as));
-            let refusal = match self.coordinate(&request, worst_of, deadline).await {
+            let refusal = match self.coordinate(&request, code_of, deadline).await {
                 Ok(_) => return Ok(()),
                 Err(refusal) => refusal,
             };
@@ -201,17 +207,25 @@ impl FencedProducer {
                 return Err(WriteError::Fenced);
             }
             if !outcome::is_unknown_partition(code) {
-                return Err(refused(&places[0], 0, code, 0));
+                let culprit = culprit.into_inner().unwrap_or_else(PoisonError::into_inner);
+                let is_it = |(topic, partition): &Place| {
+                    culprit
+                        .as_ref()
+                        .is_some_and(|(name, index)| topic.name() == name && partition.index as i32 == *index)
+                };
+                let at = places.iter().position(is_it).unwrap_or(0);
+                return Err(refused(&places[at], at, code, 0));
             }
             // A broker that has just started knows no topic yet.
-            if unknown_since.get_or_insert_with(Instant::now).elapsed() >= UNKNOWN_MAX {
+            let is_late = Instant::now() >= deadline;
+            if is_late || unknown_since.get_or_insert_with(Instant::now).elapsed() >= UNKNOWN_MAX {
                 for (at, (topic, partition)) in places.iter().enumerate() {
                     if self.context.queries.is_gone(topic.name(), partition.index).await.unwrap_or(false) {
                         return Err(refused(&places[at], at, code, 0));
                     }
                 }
             }
-            if Instant::now() >= deadline {
+            if is_late {
                 return Err(not_now(0, code));
             }
             tokio::time::sleep(MOVING_PAUSE).await;
@@ -431,7 +445,7 @@ impl FencedProducer {
     async fn coordinate<R: Request>(
         &mut self,
         request: &R,
-        code_of: fn(&R::Response) -> i16,
+        code_of: impl Fn(&R::Response) -> i16,
         deadline: Instant,
     ) -> Result<R::Response, Refusal> {
         let mut is_certain = true;
@@ -490,6 +504,8 @@ impl FencedProducer {
         let request = FindCoordinatorRequest::default()
             .with_key(StrBytes::from_string(self.context.transactional_id.clone()))
             .with_key_type(TRANSACTION_KEY);
+        // Another broker than last time: one that is cut off from the controllers names a coordinator of old.
+        self.context.cluster.prefer_another();
         let answer = self.context.cluster.ask_any(&request, timeout).await;
         // This request changes nothing at the broker.
         let answer = answer.map_err(|error| CallError::NotSent(error.to_string()))?;
@@ -525,19 +541,16 @@ impl SlowStep {
     }
 }
 
-/// The most telling error of an answer: one that names a cause rather than a partition that was not tried.
-fn worst_of(answer: &AddPartitionsToTxnResponse) -> i16 {
+/// The partition that made the coordinator refuse a request, with its error: one that names a cause rather than a partition that was
+/// not tried.
+fn culprit_of(answer: &AddPartitionsToTxnResponse) -> Option<(&str, i32, i16)> {
     let topics = answer.results_by_topic_v3_and_below.iter();
-    let codes = topics.flat_map(|topic| &topic.results_by_partition).map(|each| each.partition_error_code);
-    let not_tried = Code::OperationNotAttempted.code();
-    let (mut worst, mut any) = (0, 0);
-    for code in codes.filter(|code| *code != 0) {
-        any = code;
-        if code != not_tried {
-            worst = code;
-        }
-    }
-    if worst != 0 { worst } else { any }
+    let results = topics.flat_map(|topic| {
+        let name = topic.name.as_str();
+        topic.results_by_partition.iter().map(move |each| (name, each.partition_index, each.partition_error_code))
+    });
+    let failed = results.filter(|(_, _, code)| *code != 0);
+    failed.min_by_key(|(_, _, code)| *code == Code::OperationNotAttempted.code())
 }
 
 pub(super) fn not_now(index: usize, why: impl std::fmt::Display) -> WriteError {
