@@ -28,6 +28,8 @@ use super::settings::Compression;
 
 /// Commits of one fence that wait for their turn; beyond, a commit is `NotNow`.
 const COMMITS_WAITING_MAX: usize = 64;
+/// How long a failed commit is given to end its transaction. The next check tries again.
+const CLEAN_UP_MAX: Duration = Duration::from_millis(500);
 /// How often a fence checks for transactions that hang.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -55,6 +57,7 @@ pub(super) struct FenceHandle {
 
 struct Commit {
     entries: Vec<Entry>,
+    put_at: Instant,
     answer: oneshot::Sender<CommitOutcome>,
 }
 
@@ -70,7 +73,7 @@ impl FenceHandle {
     /// Takes its place in the order of commits when it is called, not when it is polled.
     pub fn commit(&self, entries: Vec<Entry>) -> impl Future<Output = CommitOutcome> + Send + use<> {
         let (answer, answered) = oneshot::channel();
-        let sent = self.commits.try_send(Commit { entries, answer });
+        let sent = self.commits.try_send(Commit { entries, put_at: Instant::now(), answer });
         async move {
             match sent {
                 Ok(()) => answered
@@ -95,18 +98,19 @@ impl FencedProducer {
                 Ok(Some(commit)) => Some(commit),
                 Ok(None) => {
                     // The next fence would abort it, and with it a commit whose marker is missing.
-                    let _ = self.end_open().await;
+                    let _ = self.end_open(Instant::now() + self.context.timeout).await;
                     return;
                 }
                 Err(_) => None,
             };
             let mut is_void = false;
             if Instant::now() >= check_at {
-                check_at = Instant::now() + CHECK_INTERVAL;
                 is_void = matches!(self.repair_stalled().await, Err(WriteError::Fenced));
+                check_at = Instant::now() + CHECK_INTERVAL;
             }
             if let Some(commit) = commit {
-                let outcome = if is_void { CommitOutcome::Fenced } else { self.commit(&commit.entries).await };
+                let outcome =
+                    if is_void { CommitOutcome::Fenced } else { self.commit(&commit.entries, commit.put_at).await };
                 if !matches!(outcome, CommitOutcome::Done(_)) {
                     tracing::debug!(id = self.context.transactional_id, ?outcome, "a commit failed");
                 }
@@ -125,9 +129,15 @@ impl FencedProducer {
         }
     }
 
-    async fn commit(&mut self, entries: &[Entry]) -> CommitOutcome {
+    /// The time that a commit may take begins when it was put, so that commits which wait for the same broker give up together.
+    async fn commit(&mut self, entries: &[Entry], put_at: Instant) -> CommitOutcome {
         if entries.is_empty() {
             return CommitOutcome::Done(Vec::new());
+        }
+        let (deadline, write_deadline) = (put_at + self.context.timeout, put_at + self.context.write_timeout);
+        if Instant::now() >= write_deadline {
+            let why = "the commits before it took all of its time".to_owned();
+            return CommitOutcome::NotNow(LogError::Unavailable(why));
         }
         let mut topics = Vec::with_capacity(entries.len());
         for (index, entry) in entries.iter().enumerate() {
@@ -136,8 +146,6 @@ impl FencedProducer {
                 Err(error) => return CommitOutcome::Refused { index, error },
             }
         }
-        let began = Instant::now();
-        let (deadline, write_deadline) = (began + self.context.timeout, began + self.context.write_timeout);
         match self.begin_and_write(&topics, entries, write_deadline).await {
             Ok(offsets) => {
                 let outcome = self.end(offsets, deadline).await;
@@ -148,7 +156,7 @@ impl FencedProducer {
             }
             Err(WriteError::Fenced) => CommitOutcome::Fenced,
             Err(WriteError::Entry { index, error }) => {
-                if matches!(self.end_open().await, Err(WriteError::Fenced)) {
+                if matches!(self.end_open(Instant::now() + CLEAN_UP_MAX).await, Err(WriteError::Fenced)) {
                     return CommitOutcome::Fenced;
                 }
                 match error {

@@ -120,7 +120,7 @@ impl FencedProducer {
             }
             closed.extend(asked.open);
             // The marker of this empty transaction closes what hangs. The next round asks whether it was written.
-            self.end_open().await?;
+            self.end_open(deadline).await?;
             if Instant::now() >= deadline {
                 return Err(not_now(0, format!("an earlier transaction is open: {}", asked.why)));
             }
@@ -248,7 +248,7 @@ impl FencedProducer {
         let places = std::slice::from_ref(place);
         self.settle(deadline).await?;
         self.add_partitions(places, outcome, deadline).await?;
-        self.end_open().await?;
+        self.end_open(deadline).await?;
         // The coordinator may not have written this marker either.
         self.repairs.forget(places);
         loop {

@@ -138,7 +138,7 @@ impl FencedProducer {
 
     /// Ends what is open, and takes a new epoch where a request of this one may arrive late.
     pub(super) async fn settle(&mut self, deadline: Instant) -> Result<(), WriteError> {
-        self.end_open().await?;
+        self.end_open(deadline).await?;
         if !self.needs_new_epoch {
             return Ok(());
         }
@@ -389,12 +389,14 @@ impl FencedProducer {
     pub(super) async fn end(&mut self, offsets: Vec<u64>, deadline: Instant) -> CommitOutcome {
         match self.end_as(TransactionOutcome::Committed, deadline).await {
             Ok(()) => CommitOutcome::Done(offsets),
-            Err(Refusal::Code { code: Code::TransactionAbortable, is_certain: true }) => match self.end_open().await {
-                Ok(()) | Err(WriteError::Entry { .. }) => {
-                    CommitOutcome::NotNow(LogError::Unavailable("Kafka aborted the transaction".to_owned()))
+            Err(Refusal::Code { code: Code::TransactionAbortable, is_certain: true }) => {
+                match self.end_open(deadline).await {
+                    Ok(()) | Err(WriteError::Entry { .. }) => {
+                        CommitOutcome::NotNow(LogError::Unavailable("Kafka aborted the transaction".to_owned()))
+                    }
+                    Err(WriteError::Fenced) => CommitOutcome::Fenced,
                 }
-                Err(WriteError::Fenced) => CommitOutcome::Fenced,
-            },
+            }
             Err(Refusal::Code { code, is_certain: true }) if outcome::is_fenced(code) => CommitOutcome::Fenced,
             Err(Refusal::Code { code, .. }) => CommitOutcome::Unknown(format!("Kafka: {code}")),
             // The coordinator has not received it. The transaction is aborted before the next one begins.
@@ -407,13 +409,13 @@ impl FencedProducer {
 
     /// Ends the open transaction: one with records is aborted. Where the coordinator cannot be reached in time, it stays open, and
     /// nothing else is begun.
-    pub(super) async fn end_open(&mut self) -> Result<(), WriteError> {
+    pub(super) async fn end_open(&mut self, deadline: Instant) -> Result<(), WriteError> {
         let ends_as = match self.open {
             None => return Ok(()),
             Some(Open::Empty(outcome)) => outcome,
             Some(Open::WithRecords) => TransactionOutcome::Aborted,
         };
-        match self.end_as(ends_as, Instant::now() + ENDING_MAX).await {
+        match self.end_as(ends_as, deadline.min(Instant::now() + ENDING_MAX)).await {
             Ok(()) => Ok(()),
             // No transaction was open.
             Err(Refusal::Code { code: Code::InvalidTxnState, .. }) => {
