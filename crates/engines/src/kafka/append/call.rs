@@ -55,7 +55,9 @@ impl Call {
 
 impl CallState {
     pub(super) fn take_outcome(&mut self) -> AppendOutcome {
-        let unknown = || Err(LogError::Unknown("Kafka did not acknowledge the record in time; it may have been written".to_owned()));
+        let unknown = || {
+            Err(LogError::Unknown("Kafka did not acknowledge the record in time; it may have been written".to_owned()))
+        };
         std::mem::take(&mut self.outcome).into_iter().map(|settled| settled.unwrap_or_else(unknown)).collect()
     }
 }
