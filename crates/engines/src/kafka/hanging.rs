@@ -10,7 +10,7 @@ use whimbrel_model::{Event, EventSink, PartitionId};
 /// How late Kafka aborts a transaction whose time is over: it checks every 10 s. 2 s of margin.
 const KAFKA_ABORT_DELAY_MAX: Duration = Duration::from_secs(12);
 
-/// How long a look at a partition counts. One that nobody reads any more is not known to be stalled.
+/// How long an observation counts. A partition without readers is not observed, and not known to be stalled.
 const SEEN_FOR: Duration = Duration::from_secs(5);
 
 pub(super) struct Hanging {

@@ -5,7 +5,7 @@ use whimbrel_model::Record;
 /// The key of such a record, and the name of its header.
 const END_MARK: &str = "whimbrel-transaction-end";
 
-/// Whether it is such a record, and nobody's message.
+/// Whether the record only carries a marker, and is not a message.
 pub(super) fn is_marker_record(record: &Record) -> bool {
     record.value.is_empty()
         && record.key.as_deref() == Some(END_MARK.as_bytes())

@@ -33,7 +33,7 @@ use super::window::Window;
 
 /// How long a fetch waits at the broker. A partition that joins while all connections wait is fetched after this time at most.
 const FETCH_WAIT: Duration = Duration::from_millis(100);
-/// Connections to one broker that wait for news.
+/// Concurrent long-polling fetches per broker.
 const FETCHES_PER_BROKER: usize = 3;
 /// Bytes of one partition in one answer.
 const PARTITION_BYTES: usize = 512 << 10;
@@ -152,7 +152,7 @@ impl Tails {
         self.retire(|_, tail| std::ptr::eq(tail, Arc::as_ptr(lost)));
     }
 
-    /// Forgets what was read where all windows together have too many bytes. Answers whether what is unread is still too much.
+    /// Forgets what was read where all windows together have too many bytes. Returns whether the unread records alone are still too many.
     fn make_room(&self, all: &[Arc<Tail>]) -> bool {
         let bytes = || all.iter().map(|tail| tail.state().window.bytes()).sum::<usize>();
         let mut is_full = bytes() > self.bytes_max;
@@ -181,10 +181,10 @@ impl State {
         }
     }
 
-    /// Takes in what the answer of that number had for a query. Answers whether readers have more to read.
+    /// Adds the records of one answer to the window. Returns whether readers have more to read.
     fn take_in(&mut self, query: &FetchQuery, fetched: fetch::Fetched, answer: u64) -> bool {
         // A trim may have moved the window on meanwhile.
-        let has_news = fetched.next > self.window.next();
+        let has_more = fetched.next > self.window.next();
         if fetched.next > query.from {
             self.served_in = answer;
         }
@@ -194,7 +194,7 @@ impl State {
             self.window.push(StoredRecord { offset: stored.offset, record: stored.record.compact() });
         }
         self.window.pass_to(fetched.next);
-        has_news
+        has_more
     }
 }
 
@@ -264,7 +264,7 @@ impl Follower {
         }
     }
 
-    /// Sends a fetch to every broker that leads partitions which are in none. Answers when to look again.
+    /// Sends a fetch to every broker that leads partitions which are in none. Returns when to check again.
     fn dispatch(&mut self) -> Instant {
         let now = Instant::now();
         let mut wake_at = now + IDLE_LOOK;
@@ -363,10 +363,10 @@ impl Follower {
                     bytes_left = bytes_left.saturating_sub(fetched.bytes);
                     let visible_end = fetched.visible_end.max(fetched.next);
                     let written_end = fetched.written_end;
-                    let has_news = state.take_in(&query, fetched, self.answers);
+                    let has_more = state.take_in(&query, fetched, self.answers);
                     drop(state);
                     self.hanging.observe(tail.topic.name(), tail.partition, visible_end, written_end);
-                    if has_news {
+                    if has_more {
                         tail.arrived.notify_waiters();
                     }
                 }

@@ -65,24 +65,30 @@ async fn the_documented_rights_suffice_for_every_operation() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_missing_right_is_named() {
+async fn a_missing_right_is_named_with_the_entry_that_lacks_it() {
     needs_kafka!();
     let (broker, address) = start_broker();
-    let spec = new_spec(1);
+    let (readable, unreadable) = (new_spec(1), new_spec(1));
     let mut peer = Peer::start(&broker.address);
     for (resource, operations) in documented_rights() {
-        let (kind, name, is_prefix) = resource_of(&resource, &spec.name);
-        let operations: Vec<String> = operations.into_iter().filter(|operation| operation != "Read").collect();
-        if !operations.is_empty() {
-            peer.allow(USER, (kind, &name, is_prefix), &operations);
+        for spec in [&readable, &unreadable] {
+            let (kind, name, is_prefix) = resource_of(&resource, &spec.name);
+            let mut operations = operations.clone();
+            operations.retain(|operation| operation != "Read" || spec.name == readable.name);
+            if !operations.is_empty() {
+                peer.allow(USER, (kind, &name, is_prefix), &operations);
+            }
         }
     }
     let log = connect(&address, Arc::new(|_| {})).await;
-    log.create(&spec).await.expect("a topic can be created");
-    let partition = PartitionId::new(spec.number, 0);
-    let fence = log.fence(&spec.name, 1).await.expect("a fence can be opened");
-    match log.commit(&fence, vec![entry(partition, "committed")]).await {
-        CommitOutcome::Refused { index: 0, error: LogError::Unsupported(why) } => {
+    let [first, second] = [&readable, &unreadable].map(|spec| PartitionId::new(spec.number, 0));
+    log.create(&readable).await.expect("a topic can be created");
+    log.create(&unreadable).await.expect("a topic can be created");
+    let fence = log.fence(&readable.name, 1).await.expect("a fence can be opened");
+    let done = log.commit(&fence, vec![entry(first, "committed")]).await;
+    assert!(matches!(done, CommitOutcome::Done(_)), "{done:?}");
+    match log.commit(&fence, vec![entry(first, "allowed"), entry(second, "not allowed")]).await {
+        CommitOutcome::Refused { index: 1, error: LogError::Unsupported(why) } => {
             assert!(why.contains("TopicAuthorizationFailed"), "{why}");
         }
         outcome => panic!("{outcome:?}"),

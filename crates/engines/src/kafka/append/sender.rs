@@ -115,7 +115,7 @@ impl Sender {
         }
     }
 
-    /// Answers what waits for topics that no longer exist. A topic of the same name begins with another producer id: with the old one
+    /// Fails the records that wait for topics that no longer exist. A topic of the same name begins with another producer id: with the old one
     /// its first batch could look like a repeat.
     fn end_partitions_of(&mut self, topics: &[TopicNumber], shared: &Arc<Shared>) {
         self.identity = None;

@@ -325,7 +325,7 @@ impl Batch {
         key.get(2..4).and_then(|kind| kind.first_chunk::<2>()).map(|kind| i16::from_be_bytes(*kind))
     }
 
-    /// Adds the batch's records from offset `from` on. Answers with the bytes of its body, decompressed.
+    /// Adds the batch's records from offset `from` on. Returns the size of its body, decompressed.
     fn read_into(&self, from: u64, records: &mut Vec<StoredRecord>) -> Result<usize, String> {
         if self.count > BATCH_RECORDS_MAX as i32 {
             return Err(format!("{} records (the limit is {BATCH_RECORDS_MAX})", self.count));

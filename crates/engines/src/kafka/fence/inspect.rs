@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::describe_producers_request::TopicRequest;
@@ -116,13 +116,13 @@ impl FencedProducer {
             }
         }
         let request = DescribeProducersRequest::default().with_topics(topics);
-        let left = deadline.saturating_duration_since(Instant::now()).clamp(Duration::from_millis(20), ANSWER_MAX);
+        let left = deadline.saturating_duration_since(Instant::now()).clamp(MOVING_PAUSE, ANSWER_MAX);
         let (links, cluster) = (self.links.clone(), self.context.cluster.clone());
         async move {
-            let called = async { links.to(&cluster, leader).await?.call(&request, left).await };
             let late =
-                || CallError::NotSent(format!("no connection to broker {leader} within {} ms", left.as_millis()));
-            tokio::time::timeout(left, called).await.unwrap_or_else(|_| Err(late()))
+                |_| CallError::NotSent(format!("no connection to broker {leader} within {} ms", left.as_millis()));
+            let connection = tokio::time::timeout(left, links.to(&cluster, leader)).await.map_err(late)??;
+            connection.call(&request, left).await
         }
     }
 }

@@ -33,7 +33,7 @@ const CLEAN_UP_MAX: Duration = Duration::from_millis(500);
 /// How often a fence checks for transactions that hang.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// What a fence works with.
+/// The parts of the engine that a fence uses, and its settings.
 #[derive(Clone)]
 pub(super) struct FenceContext {
     pub cluster: Arc<Cluster>,

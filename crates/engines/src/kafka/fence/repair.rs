@@ -23,7 +23,7 @@ const STALLED_FOR: Duration = Duration::from_secs(1);
 const CHECK_ANSWER_MAX: Duration = Duration::from_secs(1);
 /// How long a stalled partition is left alone in which this fence has nothing open, or whose transaction it could not close.
 const EXAMINE_AGAIN_AFTER: Duration = Duration::from_secs(5);
-/// How long a transaction is left alone whose outcome is not in the coordinator's log.
+/// How often a transaction whose outcome is not in the coordinator's log is looked up and reported.
 const LOOK_UP_AGAIN_AFTER: Duration = Duration::from_secs(60);
 /// How long reading a decision and closing one transaction may take.
 const REPAIR_MAX: Duration = Duration::from_secs(10);
@@ -31,7 +31,7 @@ const REPAIR_MAX: Duration = Duration::from_secs(10);
 const FINISHING_MAX: Duration = Duration::from_secs(1);
 const FINISHING_PAUSE: Duration = Duration::from_millis(50);
 
-/// What a fence knows of its last transactions.
+/// The last transactions of a fence, and its attempts at repairs.
 #[derive(Default)]
 pub(super) struct Repairs {
     /// The fence's last transaction in a partition. One that is not here may be a predecessor's or was aborted.
@@ -40,7 +40,6 @@ pub(super) struct Repairs {
     examined: HashMap<(PartitionId, u64), Instant>,
     /// Open transactions whose outcome is not in the coordinator's log, and when that was found.
     undecided: HashMap<(PartitionId, u64), Instant>,
-    reported: HashSet<(PartitionId, u64)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,7 +124,8 @@ impl FencedProducer {
                 return Err(not_now(0, format!("an earlier transaction is open: {}", asked.why)));
             }
             // Leaders that did not answer are waited for while no transaction is open.
-            self.open_transactions(&asked.waiting, deadline).await?;
+            let waited_for = self.open_transactions(&asked.waiting, deadline).await;
+            waited_for.map_err(|error| error.blamed_in(&asked.waiting, places))?;
         }
     }
 
@@ -136,7 +136,8 @@ impl FencedProducer {
         if unknown.is_empty() {
             return Ok(());
         }
-        let open = self.open_transactions(&unknown, deadline).await?;
+        let open = self.open_transactions(&unknown, deadline).await;
+        let open = open.map_err(|error| error.blamed_in(&unknown, places))?;
         for place in &unknown {
             match open.get(&place.1) {
                 Some(start) => self.repair(place, *start, deadline).await?,
@@ -151,8 +152,7 @@ impl FencedProducer {
     pub(super) async fn repair_stalled(&mut self) -> Result<(), WriteError> {
         self.settle(Instant::now() + CHECK_ANSWER_MAX).await?;
         let stalled = self.context.hanging.overdue(STALLED_FOR);
-        let is_current = |_: &(PartitionId, u64), at: &mut Instant| at.elapsed() < EXAMINE_AGAIN_AFTER;
-        self.repairs.examined.retain(is_current);
+        self.repairs.examined.retain(|_, at| at.elapsed() < EXAMINE_AGAIN_AFTER);
         let unexamined = stalled.iter().filter(|place| !self.repairs.examined.contains_key(place));
         let mut suspects: HashSet<PartitionId> = unexamined.map(|(partition, _)| *partition).collect();
         suspects.extend(self.repairs.unconfirmed(Instant::now()));
@@ -185,14 +185,11 @@ impl FencedProducer {
     /// partitions are not touched: what is open there may be another one.
     async fn repair(&mut self, place: &Place, start: u64, deadline: Instant) -> Result<(), WriteError> {
         let began = Instant::now();
-        let (topic, partition) = place;
+        let (_, partition) = place;
         let outcome = loop {
             match self.decision(place, start, deadline).await? {
                 Finding::Finished(outcome) => break outcome,
                 Finding::Nothing => {
-                    if self.repairs.reported.insert((*partition, start)) {
-                        self.context.hanging.report(topic.name(), partition.index, start);
-                    }
                     let why = "a transaction of this fence hangs, and the coordinator's decision is not in its log";
                     return Err(not_now(0, why));
                 }
@@ -232,6 +229,7 @@ impl FencedProducer {
             .map_err(|error| not_now(0, format!("cannot read the decision about a hanging transaction: {error}")))?;
         if found == Finding::Nothing {
             self.repairs.undecided.insert((*partition, start), Instant::now());
+            self.context.hanging.report(topic.name(), partition.index, start);
         }
         Ok(found)
     }

@@ -64,6 +64,20 @@ pub(super) enum WriteError {
     },
 }
 
+impl WriteError {
+    /// The same error about the entries of `places`, where it is about those of `some` of them.
+    pub(super) fn blamed_in(self, some: &[Place], places: &[Place]) -> Self {
+        match self {
+            Self::Entry { index, error } => {
+                let blamed = some.get(index).map(|(_, partition)| *partition);
+                let index = places.iter().position(|(_, partition)| Some(*partition) == blamed).unwrap_or(0);
+                Self::Entry { index, error }
+            }
+            Self::Fenced => Self::Fenced,
+        }
+    }
+}
+
 /// A transaction that Kafka may have open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Open {
@@ -131,7 +145,7 @@ impl FencedProducer {
         self.open = Some(Open::WithRecords);
         self.repairs.forget(&places);
         self.write(&mut parts, entries, deadline).await.inspect_err(|_| {
-            // What the broker has of this producer may not be what is known here: a new epoch begins at zero everywhere.
+            // The broker's sequence numbers of this producer may not be those known here: a new epoch begins at zero everywhere.
             self.needs_new_epoch = true;
         })
     }
@@ -338,7 +352,7 @@ impl FencedProducer {
         }
     }
 
-    /// Takes in the answer about one partition. Returns why it has to be sent again, where it has.
+    /// Handles the answer about one partition. Returns why it has to be sent again, where it has.
     async fn take_answer(
         &mut self,
         part: &mut Part,
