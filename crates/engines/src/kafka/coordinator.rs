@@ -24,7 +24,7 @@ pub(super) enum TransactionOutcome {
     Aborted,
 }
 
-/// What is known of the last transaction of an id that wrote to a partition.
+/// The state of the last transaction of an id that wrote to a partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Finding {
     /// There is none.
@@ -34,7 +34,7 @@ pub(super) enum Finding {
     Finished(TransactionOutcome),
 }
 
-/// What became of the last transaction of `id` that wrote to the partition, if it did since the record at `at` was written.
+/// Finds the outcome of the last transaction of `id` that wrote to the partition after the record at `at`.
 pub(super) async fn look_up(
     queries: &Queries,
     fetcher: &Fetcher,
@@ -136,7 +136,7 @@ enum Phase {
     Finished,
 }
 
-/// What one record of the coordinator's log says of a transaction.
+/// The state of a transaction in one record of the coordinator's log.
 #[derive(Debug, PartialEq, Eq)]
 struct State {
     phase: Phase,
@@ -179,7 +179,7 @@ impl State {
 /// History of the transactions of one transactional id in one partition, in the order of the coordinator's log.
 struct History<'a> {
     partition: (&'a str, u32),
-    /// What was decided and is not finished.
+    /// The outcome that is decided and not finished.
     decided: Option<TransactionOutcome>,
     finding: Finding,
 }
@@ -197,7 +197,7 @@ impl<'a> History<'a> {
                 self.decided = Some(outcome);
                 self.finding = Finding::UnderWay;
             }
-            // What comes after it says that it is over.
+            // Any later record means that the transaction before it is over.
             Phase::Begun | Phase::Decided(_) | Phase::Finished => {
                 if let Some(outcome) = self.decided.take() {
                     self.finding = Finding::Finished(outcome);

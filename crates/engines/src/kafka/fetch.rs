@@ -31,7 +31,7 @@ pub(super) struct FetchQuery {
     pub bytes_max: usize,
 }
 
-/// What a broker sent of one partition.
+/// One partition's part of a broker's answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Fetched {
     pub records: Vec<StoredRecord>,
@@ -41,7 +41,7 @@ pub(super) struct Fetched {
     pub visible_end: u64,
     /// Behind the last record that is written.
     pub written_end: u64,
-    /// What the records take in memory.
+    /// The memory of the records.
     pub bytes: usize,
 }
 

@@ -28,7 +28,7 @@ struct StalledPartition {
     is_reported: bool,
 }
 
-/// What a look at a partition has found.
+/// The result of a look at a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Look {
     Fine,

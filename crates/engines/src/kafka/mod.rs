@@ -2,7 +2,7 @@
 //!
 //! In reading order: [`settings`], `log` (the engine and its ports), `client` (connections, leaders, record batches), `known` (which
 //! topics have which numbers), `topics` (creating and changing them), `append` (the idempotent producer), `fence` (transactions, and the
-//! repair of those that Kafka has left open, with `hanging` and `coordinator`), `queries` (bounds and times), `read` with `fetch`, `tail`
+//! repair of those that Kafka has left open, with `hanging` and `coordinator`), `queries` (bounds and times), `requests` (shared requests), `read` with `fetch`, `tail`
 //! and `window` (reading), `outcome` (errors in the port's words).
 //!
 //! It must never join a consumer group, commit an offset to Kafka, block a thread of the async runtime, or wait without a timeout.
@@ -19,6 +19,7 @@ mod marker_record;
 mod outcome;
 mod queries;
 mod read;
+mod requests;
 pub mod settings;
 #[cfg(test)]
 mod stub_cluster;

@@ -1,4 +1,4 @@
-//! Questions to the brokers: where a partition begins and ends, which record a time leads to, which topics exist.
+//! Read-only requests: first and end offsets of partitions, offsets for times, and the list of topics.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,12 +14,12 @@ use super::client::cluster::{ANSWER_MAX, Cluster};
 use super::known::KnownTopic;
 use super::outcome::{self, KafkaError};
 
-/// How long leadership is given to settle before a question is asked again.
+/// The pause between two attempts, in which leadership can settle.
 pub(super) const PAUSE_BEFORE_ASKING_AGAIN: Duration = Duration::from_millis(20);
 /// How long a partition that is known here may be unknown to a broker: it may have been created a moment ago.
 const METADATA_PROPAGATION_MAX: Duration = Duration::from_secs(1);
 
-/// What `ListOffsets` takes for a time.
+/// The special times of `ListOffsets`.
 const LATEST: i64 = -1;
 const EARLIEST: i64 = -2;
 
@@ -41,8 +41,8 @@ impl End {
     }
 }
 
-/// One attempt at a question, within the time that it is given.
-pub(super) type Question<'a, T> = BoxFuture<'a, Result<T, KafkaError>>;
+/// One attempt at a request, within the time that it is given.
+pub(super) type Attempt<'a, T> = BoxFuture<'a, Result<T, KafkaError>>;
 
 pub(super) struct Queries {
     cluster: Arc<Cluster>,
@@ -56,7 +56,7 @@ impl Queries {
 
     /// The first kept offset, and the end.
     pub async fn bounds(&self, topic: &KnownTopic, partition: PartitionId, end: End) -> Result<Bounds, LogError> {
-        let question = |limit| -> Question<'_, (u64, u64)> {
+        let attempt = |limit| -> Attempt<'_, (u64, u64)> {
             Box::pin(async move {
                 let first = self.offset(topic.name(), partition.index, EARLIEST, End::Written, limit);
                 let next = self.offset(topic.name(), partition.index, LATEST, end, limit);
@@ -64,7 +64,7 @@ impl Queries {
                 Ok((first?.unwrap_or(0), next?.unwrap_or(0)))
             })
         };
-        let (first, next) = self.ask(topic, partition, question).await?;
+        let (first, next) = self.ask(topic, partition, attempt).await?;
         Ok(Bounds { first, next: next.max(first) })
     }
 
@@ -76,10 +76,10 @@ impl Queries {
         time: Timestamp,
     ) -> Result<Option<u64>, LogError> {
         let time = time.as_millis().max(0);
-        let question = |limit| -> Question<'_, Option<u64>> {
+        let attempt = |limit| -> Attempt<'_, Option<u64>> {
             Box::pin(self.offset(topic.name(), partition.index, time, End::Written, limit))
         };
-        self.ask(topic, partition, question).await
+        self.ask(topic, partition, attempt).await
     }
 
     /// One `ListOffsets` about one partition. `None` where no record is that late.
@@ -140,13 +140,13 @@ impl Queries {
         &self,
         topic: &KnownTopic,
         partition: PartitionId,
-        question: impl Fn(Duration) -> Question<'a, T>,
+        attempt: impl Fn(Duration) -> Attempt<'a, T>,
     ) -> Result<T, LogError> {
         let began = Instant::now();
         let mut check_at = began + METADATA_PROPAGATION_MAX.min(self.timeout);
         loop {
             let left = self.timeout.saturating_sub(began.elapsed());
-            let error = match question(left).await {
+            let error = match attempt(left).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };

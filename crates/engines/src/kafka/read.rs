@@ -13,7 +13,7 @@ use super::fetch::{FetchError, FetchQuery, Fetched, Fetcher};
 use super::hanging::Hanging;
 use super::known::{KnownTopic, KnownTopics};
 use super::marker_record;
-use super::queries::{End, Queries, Question};
+use super::queries::{Attempt, End, Queries};
 use super::tail::Tails;
 use super::window::Window;
 
@@ -92,7 +92,7 @@ impl Reader {
         };
         let began = Instant::now();
         loop {
-            let question = |left| -> Question<'_, Result<Fetched, FetchError>> {
+            let attempt = |left| -> Attempt<'_, Result<Fetched, FetchError>> {
                 let fetch = self.fetcher.fetch(&query, End::Visible, left);
                 Box::pin(async move {
                     match fetch.await {
@@ -101,7 +101,7 @@ impl Reader {
                     }
                 })
             };
-            let error = match self.queries.ask(topic, partition, question).await? {
+            let error = match self.queries.ask(topic, partition, attempt).await? {
                 Ok(mut fetched) => {
                     fetched.records.retain(|stored| !marker_record::is_marker_record(&stored.record));
                     return Ok(fetched);
@@ -151,7 +151,7 @@ pub(super) struct ReadAhead(Mutex<VecDeque<Piece>>);
 struct Piece {
     partition: PartitionId,
     window: Window,
-    /// What the whole answer takes in memory: its records share its bytes, so the last one of them keeps all.
+    /// The memory of the whole answer: its records share its bytes, so the last one of them keeps all.
     answer_bytes: usize,
 }
 

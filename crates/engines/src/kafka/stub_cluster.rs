@@ -25,7 +25,7 @@ use super::settings::KafkaSettings;
 pub(super) const TOPIC: &str = "orders";
 pub(super) const PARTITIONS: i32 = 8;
 
-/// What a broker answers to a fetch; `None` never answers.
+/// A broker's answer to a fetch; `None` never answers.
 type Respond = dyn Fn(i32, FetchRequest) -> Option<FetchResponse> + Send + Sync;
 
 pub(super) struct StubCluster {

@@ -204,7 +204,7 @@ impl Tail {
         self.arrived.notified()
     }
 
-    /// What is there for a reader at `from`; `None` where the window does not reach that place.
+    /// Reads the records from `from` on; `None` if the window does not cover that offset.
     pub fn read(&self, tails: &Tails, from: u64, limits: &ReadLimits) -> Option<ReadBatch> {
         let mut state = self.state();
         state.used_at = Instant::now();

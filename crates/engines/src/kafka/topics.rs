@@ -25,7 +25,7 @@ use super::client::cluster::Cluster;
 use super::client::connection::CallError;
 use super::known::{KnownTopic, KnownTopics};
 use super::outcome::{self, KafkaError};
-use super::queries::{Queries, Question};
+use super::queries::{Attempt, Queries};
 use super::read::Reader;
 use super::settings::KafkaSettings;
 
@@ -187,7 +187,7 @@ impl Topics {
         let records = DeleteRecordsTopic::default().with_name(topic.wire_name()).with_partitions(vec![records]);
         let request = DeleteRecordsRequest::default().with_topics(vec![records]).with_timeout_ms(self.timeout_ms());
         let request = &request;
-        let question = |left| -> Question<'_, ()> {
+        let attempt = |left| -> Attempt<'_, ()> {
             Box::pin(async move {
                 let leader = self.queries.leader(topic.name(), partition.index).await?;
                 let connection = self.cluster.admin_connection(leader).await.map_err(CallError::NotSent)?;
@@ -197,7 +197,7 @@ impl Topics {
                 outcome::check(code).map_err(KafkaError::Code)
             })
         };
-        self.queries.ask(topic, partition, question).await
+        self.queries.ask(topic, partition, attempt).await
     }
 
     /// Ends the reads of topics that no longer exist.
@@ -221,7 +221,7 @@ impl Topics {
         Ok(topics.map(|(name, topic)| (name.to_owned(), topic.partitions.len() as u32)).collect())
     }
 
-    /// Asks whether a topic has grown beyond what is known, where that is worth a question.
+    /// Asks whether a topic has grown, unless that was asked a moment ago.
     pub async fn look_for_growth(&self, topic: &KnownTopic) {
         if topic.may_look_up(Instant::now())
             && let Ok(Some(found)) = self.look(topic.name(), |_| true).await
@@ -266,7 +266,7 @@ impl Topics {
         }
     }
 
-    /// What is set on the topic and what it has by default.
+    /// The topic's own settings and its defaults.
     async fn configs(&self, name: &str) -> Result<BTreeMap<String, String>, LogError> {
         Ok(self.config_entries(name).await?.into_iter().map(|(key, (value, _))| (key, value)).collect())
     }
@@ -408,7 +408,7 @@ impl FoundTopic {
     }
 }
 
-/// What the engine must know of a topic's settings.
+/// The settings of a topic that the engine depends on.
 #[derive(Debug, PartialEq, Eq)]
 struct InForce {
     batch_bytes_max: usize,
@@ -434,7 +434,7 @@ fn is_weaker_than_it_looks(replicas: usize, min_insync: u32) -> bool {
     replicas > 1 && min_insync < 2
 }
 
-/// What is set on a topic that is made.
+/// The settings of a new topic.
 fn new_configs(spec: &TopicSpec, batch_bytes_max: usize) -> Vec<(&'static str, String)> {
     let mut configs = changeable_configs(spec);
     configs.push(("max.message.bytes", batch_bytes_max.to_string()));
@@ -442,7 +442,7 @@ fn new_configs(spec: &TopicSpec, batch_bytes_max: usize) -> Vec<(&'static str, S
     configs
 }
 
-/// What can be changed of a topic later.
+/// The settings of a topic that can be changed later.
 fn changeable_configs(spec: &TopicSpec) -> Vec<(&'static str, String)> {
     const WITHOUT_BOUND: &str = "-1";
     let time = spec.retention.time.map(|time| time.as_millis().to_string());

@@ -8,7 +8,7 @@ use whimbrel_model::ports::{ReadBatch, ReadLimits};
 
 /// How many bytes of records that were already read stay for readers behind.
 const KEPT_BYTES: usize = 512 << 10;
-/// What a record costs in memory beside its bytes, roughly.
+/// Approximate memory of a record beside its bytes.
 const RECORD_OVERHEAD_BYTES: usize = 128;
 
 /// The reader's place is not in the window: what is there was forgotten, or has not been reached.
@@ -71,7 +71,7 @@ impl Window {
         self.next = self.next.max(position);
     }
 
-    /// What a reader at `from` gets: as many records as its limits allow, and at least one where there is one.
+    /// Reads the records from `from` on: as many records as its limits allow, and at least one where there is one.
     pub fn read(&mut self, from: u64, limits: &ReadLimits) -> Result<ReadBatch, OutsideWindow> {
         if !self.covers(from) {
             return Err(OutsideWindow);
@@ -129,7 +129,7 @@ impl Window {
         self.assert_whole();
     }
 
-    /// What is here lies in `start..next`. A record that was forgotten while `start` stayed below it would be a gap that
+    /// All records lie in `start..next`. A record that was forgotten while `start` stayed below it would be a gap that
     /// readers pass without being told.
     fn assert_whole(&self) {
         let first = self.records.front().map_or(self.next, |stored| stored.offset);

@@ -38,7 +38,7 @@ pub(super) struct Appender {
     answer_timeout: Duration,
 }
 
-/// What callers and the sending task share.
+/// The state that callers and the sending task share.
 struct Shared {
     settings: KafkaSettings,
     queues: RwLock<HashMap<PartitionId, Arc<Queue>>>,

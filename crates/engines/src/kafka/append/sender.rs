@@ -8,7 +8,6 @@ use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use kafka_protocol::ResponseError as Code;
-use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
 use kafka_protocol::messages::{InitProducerIdRequest, ProduceRequest, ProducerId};
 use whimbrel_model::{PartitionId, TopicNumber};
 
@@ -19,6 +18,7 @@ use crate::kafka::client::cluster::{ANSWER_MAX, Cluster, Links};
 use crate::kafka::client::connection::CallError;
 use crate::kafka::outcome;
 use crate::kafka::queries::Queries;
+use crate::kafka::requests;
 use crate::kafka::settings::KafkaSettings;
 
 /// Requests under way to one broker. A broker works on one at a time; the second is there when the first is done.
@@ -303,17 +303,11 @@ impl Sender {
 }
 
 fn request_of(batches: &[Batch], timeout: Duration) -> ProduceRequest {
-    let mut topics: Vec<TopicProduceData> = Vec::new();
-    for batch in batches {
+    let batches = batches.iter().map(|batch| {
         let records = batch.encoded.as_ref().map(|(_, bytes)| bytes.clone());
-        let data = PartitionProduceData::default().with_index(batch.partition.index as i32).with_records(records);
-        let name = batch.topic.wire_name();
-        match topics.iter_mut().find(|topic| topic.name == name) {
-            Some(topic) => topic.partition_data.push(data),
-            None => topics.push(TopicProduceData::default().with_name(name).with_partition_data(vec![data])),
-        }
-    }
-    ProduceRequest::default().with_acks(-1).with_timeout_ms(outcome::broker_timeout_ms(timeout)).with_topic_data(topics)
+        (&*batch.topic, batch.partition, records)
+    });
+    requests::produce(batches, timeout)
 }
 
 async fn new_identity(cluster: &Cluster) -> Result<(i64, i16), String> {

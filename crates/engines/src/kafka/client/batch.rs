@@ -32,10 +32,10 @@ pub(crate) const DECODED_BYTES_MAX: usize = 64 << 20;
 /// Records of one batch that is read. Each takes about 100 bytes in memory beside its own, so that few bytes could fill it.
 const BATCH_RECORDS_MAX: usize = 2 << 20;
 
-/// What a record needs beyond [`Record::size`], at most: its lengths, deltas and the number of its headers as varints.
+/// The largest encoded size of a record beyond [`Record::size`]: its lengths, deltas and the number of its headers as varints.
 const RECORD_OVERHEAD_BYTES: usize = 40;
 
-/// Who writes a batch, and where it stands among the batches of its partition.
+/// The producer of a batch, and the sequence number that orders it among the batches of its partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BatchIdentity {
     pub producer_id: i64,
@@ -138,13 +138,13 @@ pub(crate) struct Aborted {
     pub first_offset: i64,
 }
 
-/// What an answer holds for a reader.
+/// The decoded records of an answer.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Decoded {
     pub records: Vec<StoredRecord>,
     /// The next offset to read: behind the last whole batch, or the first offset where there was none.
     pub next: u64,
-    /// What the records take in memory.
+    /// The memory of the records.
     pub bytes: usize,
 }
 

@@ -7,7 +7,7 @@ use crate::kafka::settings::Compression;
 
 /// Bytes that one batch may have when it is decompressed. `docs/operating/kafka.md` states it.
 const DECOMPRESSED_BYTES_MAX: usize = 128 << 20;
-/// What snappy-java writes before its blocks.
+/// The magic bytes that snappy-java writes before its blocks.
 const XERIAL_MAGIC: &[u8] = &[0x82, b'S', b'N', b'A', b'P', b'P', b'Y', 0];
 const XERIAL_HEADER_BYTES: usize = 16;
 const SNAPPY_BLOCK_BYTES: usize = 32 << 10;

@@ -14,6 +14,7 @@ use crate::kafka::client::cluster::ANSWER_MAX;
 use crate::kafka::client::connection::CallError;
 use crate::kafka::known::KnownTopic;
 use crate::kafka::outcome;
+use crate::kafka::requests::group_by_topic;
 
 /// A partition with its topic.
 pub(super) type Place = (Arc<KnownTopic>, PartitionId);
@@ -106,16 +107,11 @@ impl FencedProducer {
         places: &[&Place],
         deadline: Instant,
     ) -> impl Future<Output = Result<DescribeProducersResponse, CallError>> + Send + use<> {
-        let mut topics: Vec<TopicRequest> = Vec::new();
-        for (topic, partition) in places {
-            let index = partition.index as i32;
-            match topics.iter_mut().find(|each| each.name.as_str() == topic.name()) {
-                Some(topic) => topic.partition_indexes.push(index),
-                None => topics
-                    .push(TopicRequest::default().with_name(topic.wire_name()).with_partition_indexes(vec![index])),
-            }
-        }
-        let request = DescribeProducersRequest::default().with_topics(topics);
+        let partitions = places.iter().map(|(topic, partition)| (topic.wire_name(), partition.index as i32));
+        let topics = group_by_topic(partitions).into_iter();
+        let topics =
+            topics.map(|(name, indexes)| TopicRequest::default().with_name(name).with_partition_indexes(indexes));
+        let request = DescribeProducersRequest::default().with_topics(topics.collect());
         let left = deadline.saturating_duration_since(Instant::now()).clamp(MOVING_PAUSE, ANSWER_MAX);
         let (links, cluster) = (self.links.clone(), self.context.cluster.clone());
         async move {

@@ -11,10 +11,9 @@ use std::time::{Duration, Instant};
 
 use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::add_partitions_to_txn_request::AddPartitionsToTxnTopic;
-use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
 use kafka_protocol::messages::{
     AddPartitionsToTxnRequest, AddPartitionsToTxnResponse, EndTxnRequest, FindCoordinatorRequest,
-    InitProducerIdRequest, InitProducerIdResponse, ProduceRequest, ProduceResponse, ProducerId, TransactionalId,
+    InitProducerIdRequest, InitProducerIdResponse, ProduceResponse, ProducerId, TransactionalId,
 };
 use kafka_protocol::protocol::{Request, StrBytes};
 use whimbrel_model::PartitionId;
@@ -30,6 +29,7 @@ use crate::kafka::client::connection::CallError;
 use crate::kafka::coordinator::TransactionOutcome;
 use crate::kafka::known::KnownTopic;
 use crate::kafka::outcome;
+use crate::kafka::requests::{self, group_by_topic};
 
 /// The pause before the coordinator is asked again while it finishes the previous transaction.
 const PREVIOUS_TRANSACTION_PAUSE_MIN: Duration = Duration::from_micros(500);
@@ -187,19 +187,15 @@ impl FencedProducer {
         ends_as: TransactionOutcome,
         deadline: Instant,
     ) -> Result<(), WriteError> {
-        let mut topics: Vec<AddPartitionsToTxnTopic> = Vec::new();
-        for (topic, partition) in places {
-            let (name, index) = (topic.wire_name(), partition.index as i32);
-            match topics.iter_mut().find(|topic| topic.name == name) {
-                Some(topic) => topic.partitions.push(index),
-                None => topics.push(AddPartitionsToTxnTopic::default().with_name(name).with_partitions(vec![index])),
-            }
-        }
+        let partitions = places.iter().map(|(topic, partition)| (topic.wire_name(), partition.index as i32));
+        let topics = group_by_topic(partitions).into_iter();
+        let topics =
+            topics.map(|(name, indexes)| AddPartitionsToTxnTopic::default().with_name(name).with_partitions(indexes));
         let request = AddPartitionsToTxnRequest::default()
             .with_v3_and_below_transactional_id(self.transactional_id())
             .with_v3_and_below_producer_id(ProducerId(self.producer_id))
             .with_v3_and_below_producer_epoch(self.epoch)
-            .with_v3_and_below_topics(topics);
+            .with_v3_and_below_topics(topics.collect());
         let culprit: Mutex<Option<(String, i32)>> = Mutex::new(None);
         let code_of = |answer: &AddPartitionsToTxnResponse| {
             let Some((topic, index, code)) = culprit_of(answer) else { return 0 };
@@ -330,22 +326,11 @@ impl FencedProducer {
         deadline: Instant,
     ) -> impl Future<Output = Result<ProduceResponse, CallError>> + Send {
         let left = deadline.saturating_duration_since(Instant::now()).clamp(MOVING_PAUSE, ANSWER_MAX);
-        let mut topics: Vec<TopicProduceData> = Vec::new();
-        for part in parts {
-            let data = PartitionProduceData::default()
-                .with_index(part.partition.index as i32)
-                .with_records(part.prepared.as_ref().map(|(_, bytes)| bytes.clone()));
-            let name = part.topic.wire_name();
-            match topics.iter_mut().find(|topic| topic.name == name) {
-                Some(topic) => topic.partition_data.push(data),
-                None => topics.push(TopicProduceData::default().with_name(name).with_partition_data(vec![data])),
-            }
-        }
-        let request = ProduceRequest::default()
-            .with_transactional_id(Some(self.transactional_id()))
-            .with_acks(-1)
-            .with_timeout_ms(outcome::broker_timeout_ms(left))
-            .with_topic_data(topics);
+        let batches = parts.into_iter().map(|part| {
+            let records = part.prepared.as_ref().map(|(_, bytes)| bytes.clone());
+            (&*part.topic, part.partition, records)
+        });
+        let request = requests::produce(batches, left).with_transactional_id(Some(self.transactional_id()));
         async move {
             let connection = self.links.to(&self.context.cluster, leader).await?;
             connection.call(&request, left).await
