@@ -70,6 +70,7 @@ macro_rules! log_properties {
             concurrent: [
                 many_appenders_at_once_lose_nothing_and_share_no_offset,
                 appends_beside_commits_lose_nothing,
+                a_time_does_not_lead_past_a_record_that_is_being_appended,
                 readers_at_different_places_do_not_disturb_each_other,
                 waiting_readers_do_not_keep_others_from_reading,
                 many_waiting_readers_are_all_woken,

@@ -281,10 +281,7 @@ impl Log for KafkaLog {
         Box::pin(async move {
             let parts = &self.parts;
             let topic = parts.topic_of(partition).await?;
-            match parts.queries.offset_at(&topic, partition, time).await? {
-                Some(offset) => Ok(offset),
-                None => Ok(parts.queries.bounds(&topic, partition, End::Written).await?.next),
-            }
+            parts.queries.offset_at(&topic, partition, time).await
         })
     }
 

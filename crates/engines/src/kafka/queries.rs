@@ -68,16 +68,21 @@ impl Queries {
         Ok(Bounds { first, next: next.max(first) })
     }
 
-    /// The first record at or after a time; `None` where there is none.
+    /// The offset of the first record at or after a time; the end where there is none.
     pub async fn offset_at(
         &self,
         topic: &KnownTopic,
         partition: PartitionId,
         time: Timestamp,
-    ) -> Result<Option<u64>, LogError> {
+    ) -> Result<u64, LogError> {
         let time = time.as_millis().max(0);
-        let attempt = |limit| -> Attempt<'_, Option<u64>> {
-            Box::pin(self.offset(topic.name(), partition.index, time, End::Written, limit))
+        let attempt = |limit| -> Attempt<'_, u64> {
+            Box::pin(async move {
+                // The end is read first: a record that is appended between the two requests lies behind it.
+                let end = self.offset(topic.name(), partition.index, LATEST, End::Written, limit).await?;
+                let found = self.offset(topic.name(), partition.index, time, End::Written, limit).await?;
+                Ok(found.or(end).unwrap_or(0))
+            })
         };
         self.ask(topic, partition, attempt).await
     }

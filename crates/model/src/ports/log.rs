@@ -59,7 +59,8 @@ pub trait Log: Send + Sync {
     /// The first kept offset and the next one, where next counts everything acknowledged, also what is not yet visible.
     fn bounds(&self, partition: PartitionId) -> PortFuture<'_, Result<Bounds, LogError>>;
 
-    /// The offset of the first record at or after a time; the next offset where there is none.
+    /// The offset of the first record at or after a time; the next offset where there is none. The offset never lies behind a record of
+    /// that time which is appended during the search.
     fn offset_at(&self, partition: PartitionId, time: Timestamp) -> PortFuture<'_, Result<u64, LogError>>;
 
     /// The largest [`Record::size`] that the topic takes, where the engine knows: what is held now must fit when it fires.

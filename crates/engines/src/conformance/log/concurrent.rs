@@ -1,11 +1,13 @@
 //! Many at once: appenders, committers, readers.
 
 use std::collections::{BTreeSet, HashMap};
+use std::pin::pin;
 use std::time::Duration;
 
-use futures_util::future::{FutureExt as _, join_all};
-use whimbrel_model::PartitionId;
+use bytes::Bytes;
+use futures_util::future::{Either, FutureExt as _, join_all, select};
 use whimbrel_model::ports::{Entry, ReadLimits};
+use whimbrel_model::{PartitionId, Record, Timestamp};
 
 use super::Factory;
 use super::scene::{PATIENCE, Scene, assert_growing, entry, new_fence_name, record, text_of, wide};
@@ -64,6 +66,34 @@ pub async fn appends_beside_commits_lose_nothing(factory: &dyn Factory) {
         let of = |word: &str| texts.iter().filter(|text| text.starts_with(word)).cloned().collect::<Vec<_>>();
         assert_eq!(of("appended"), (0..ROUNDS * 4).map(|n| format!("appended {n}")).collect::<Vec<_>>());
         assert_eq!(of("committed"), (0..ROUNDS).map(|n| format!("committed {n}")).collect::<Vec<_>>());
+    }
+}
+
+/// A reader that starts at a time must get every record of that time, also one that is appended during the search.
+pub async fn a_time_does_not_lead_past_a_record_that_is_being_appended(factory: &dyn Factory) {
+    const ROUNDS: i64 = 100;
+    let (scene, topic) = Scene::with_topic(factory, 1).await;
+    let partition = PartitionId::new(topic, 0);
+    let base = super::scene::now().as_millis() - ROUNDS;
+    for round in 0..ROUNDS {
+        let time = Timestamp::from_millis(base + round);
+        let entry = Entry { partition, record: Record { timestamp: time, ..record(Bytes::from_static(b"x")) } };
+        let mut append = pin!(scene.append(vec![entry]));
+        let mut found = Vec::new();
+        let offset = loop {
+            let search = scene.open.log.offset_at(partition, time);
+            match select(append, search).await {
+                Either::Left((offsets, search)) => {
+                    found.push(search.await.unwrap());
+                    break offsets[0];
+                }
+                Either::Right((offset, still_appending)) => {
+                    found.push(offset.unwrap());
+                    append = still_appending;
+                }
+            }
+        };
+        assert!(found.iter().all(|found| *found <= offset), "round {round}: {found:?}, the record is at {offset}");
     }
 }
 
