@@ -1,7 +1,7 @@
 //! The decisions of Kafka's transaction coordinator, read from its own log, the topic `__transaction_state`.
 //!
-//! It is read only about a transaction that hangs: nothing else says afterwards whether such a transaction was committed or aborted,
-//! since opening a fence makes the coordinator forget. Records in an unknown format are skipped.
+//! It is read only for a hanging transaction. No request reports afterwards whether such a transaction was committed or aborted, since
+//! opening a fence overwrites the coordinator's state. Records in an unknown format are skipped.
 
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,7 @@ pub(super) enum TransactionOutcome {
 pub(super) enum Finding {
     /// There is none.
     Nothing,
-    /// The coordinator is not done with it.
+    /// The coordinator has not finished it.
     UnderWay,
     Finished(TransactionOutcome),
 }
@@ -55,7 +55,7 @@ pub(super) async fn look_up(
         false
     })
     .await?;
-    // The time of a record is its writer's, which may be long ago; it is not later than now.
+    // The time of a record is set by its writer, and may be long ago. A time in the future counts as now.
     let Some(since) = since.map(|since: i64| since.min(SystemClock.now().as_millis())) else {
         return Ok(Finding::Nothing);
     };
@@ -68,7 +68,7 @@ pub(super) async fn look_up(
         return Err(KafkaError::NoLeader.into());
     }
     let home = home_of(id, count as i32) as u32;
-    // The last minutes of the log have it, unless the clocks are further apart than that: then the whole log is read.
+    // The log is read from that time on, less the clock skew. If the clocks differ by more, the whole log is read.
     for begin in [(since - CLOCK_SKEW_MAX_MS).max(0), 0] {
         let left = deadline.saturating_duration_since(Instant::now());
         let Some(from) = queries.offset(COORDINATOR_TOPIC, home, begin, End::Written, left).await? else { continue };
@@ -89,18 +89,18 @@ pub(super) async fn look_up(
     Ok(Finding::Nothing)
 }
 
-/// Hands on the records of a partition, open transactions included, until its end or until `go_on` answers no.
+/// Passes the records of a partition to `keep_reading`, open transactions included, until its end or until `keep_reading` returns false.
 async fn read(
     fetcher: &Fetcher,
     mut query: FetchQuery,
     deadline: Instant,
-    mut go_on: impl FnMut(&StoredRecord) -> bool,
+    mut keep_reading: impl FnMut(&StoredRecord) -> bool,
 ) -> Result<(), FetchError> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         match fetcher.fetch(&query, End::Written, left.max(Duration::from_millis(1))).await {
             Ok(fetched) => {
-                if !fetched.records.iter().all(&mut go_on) || fetched.next >= fetched.written_end {
+                if !fetched.records.iter().all(&mut keep_reading) || fetched.next >= fetched.written_end {
                     return Ok(());
                 }
                 query.from = fetched.next;
@@ -113,7 +113,7 @@ async fn read(
     }
 }
 
-/// The partition of the coordinator's log that has a transactional id: Java's hash of the text, by the number of partitions.
+/// The partition of the coordinator's log that holds a transactional id: Java's hash of the text, by the number of partitions.
 fn home_of(id: &str, partitions: i32) -> i32 {
     let hash = id.encode_utf16().fold(0_i32, |hash, unit| hash.wrapping_mul(31).wrapping_add(i32::from(unit)));
     hash.checked_abs().unwrap_or(0) % partitions.max(1)
@@ -151,7 +151,7 @@ impl State {
             1 => true,
             _ => return None,
         };
-        // The producer's number and epoch, and the time that the transaction may take.
+        // Producer id, producer epoch and transaction timeout.
         bytes.take(8 + 2 + 4)?;
         let phase = match bytes.take(1)?[0] {
             1 => Phase::Begun,
@@ -169,7 +169,7 @@ impl State {
                 partitions.push((topic.to_owned(), u32::try_from(bytes.i32()?).ok()?));
             }
             if is_compact {
-                bytes.pass_tags()?;
+                bytes.skip_tags()?;
             }
         }
         Some(Self { phase, partitions })
@@ -237,12 +237,12 @@ impl<'a> Bytes<'a> {
         None
     }
 
-    /// How many follow. No list at all counts as an empty one.
+    /// The length of a list. A null list counts as empty.
     fn length(&mut self, is_compact: bool) -> Option<usize> {
         if is_compact { Some(self.unsigned()?.saturating_sub(1) as usize) } else { Some(self.i32()?.max(0) as usize) }
     }
 
-    fn pass_tags(&mut self) -> Option<()> {
+    fn skip_tags(&mut self) -> Option<()> {
         for _ in 0..self.unsigned()? {
             self.unsigned()?;
             let length = self.unsigned()? as usize;

@@ -1,4 +1,4 @@
-//! One fetch: a request for one or several partitions, and what its answer holds for each of them.
+//! One fetch: a request for one or several partitions, and the part of the answer for each of them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +11,7 @@ use kafka_protocol::messages::{BrokerId, FetchRequest, FetchResponse, TopicName}
 use tokio::sync::{Semaphore, SemaphorePermit};
 use whimbrel_model::StoredRecord;
 
-use super::client::batch::{self, Aborted, DECODED_BYTES_MAX, Malformed};
+use super::client::batch::{self, AbortedTransaction, DECODED_BYTES_MAX, Malformed};
 use super::client::cluster::{ANSWER_MAX, Cluster};
 use super::client::connection::{CallError, Connection};
 use super::outcome::{self, KafkaError};
@@ -59,8 +59,8 @@ impl From<CallError> for FetchError {
     }
 }
 
-/// A request that waits up to `wait` where nothing is there yet. It keeps the order of the queries: Kafka answers the first partition
-/// that has records with one batch at least, and the others within their bytes. A topic may thus occur several times.
+/// A request that the broker answers after `wait` if there are no records. It keeps the order of the queries: Kafka answers the first
+/// partition that has records with one batch at least, and the others within their bytes. A topic may thus occur several times.
 pub(super) fn request(queries: &[FetchQuery], end: End, wait: Duration) -> FetchRequest {
     let mut topics: Vec<FetchTopic> = Vec::new();
     for each in queries {
@@ -87,8 +87,8 @@ pub(super) fn request(queries: &[FetchQuery], end: End, wait: Duration) -> Fetch
         .with_topics(topics)
 }
 
-/// The partition's part of an answer. Records of aborted transactions are left out where the request was for what is visible.
-/// No more batches are decoded than one and those that `bytes_max` has room for.
+/// The partition's part of an answer. A request for visible records gets none of aborted transactions. Decodes at least one batch, and
+/// further ones until the records take `bytes_max` in memory.
 pub(super) fn part_of(answer: &FetchResponse, query: &FetchQuery, bytes_max: usize) -> Result<Fetched, FetchError> {
     outcome::check(answer.error_code).map_err(KafkaError::Code)?;
     let topics = answer.responses.iter().filter(|topic| topic.topic == query.topic);
@@ -100,14 +100,14 @@ pub(super) fn part_of(answer: &FetchResponse, query: &FetchQuery, bytes_max: usi
     read(part.ok_or_else(missing)?, query.from, bytes_max)
 }
 
-/// How long the broker refuses fetches of this client, where its quota is used up. It sends no partition then, and reads no request
-/// from the same connection before the time is over.
+/// How long the broker refuses fetches of this client because its quota is exceeded. It then sends no partition, and reads no request
+/// from the same connection until that time is over.
 fn throttle_of(answer: &FetchResponse) -> Option<Duration> {
     let throttle_ms = u64::try_from(answer.throttle_time_ms).ok().filter(|throttle_ms| *throttle_ms > 0)?;
     answer.responses.is_empty().then(|| Duration::from_millis(throttle_ms))
 }
 
-/// Waits until a broker that throttles takes fetches again, up to `wait_max`. The connection must not be used before.
+/// Waits until a broker that throttles accepts fetches again, up to `wait_max`. The connection must not be used before.
 pub(super) async fn wait_for_quota(answer: &FetchResponse, wait_max: Duration) {
     if let Some(throttle) = throttle_of(answer) {
         tokio::time::sleep(throttle.min(wait_max)).await;
@@ -117,8 +117,9 @@ pub(super) async fn wait_for_quota(answer: &FetchResponse, wait_max: Duration) {
 fn read(part: &PartitionData, from: u64, bytes_max: usize) -> Result<Fetched, FetchError> {
     outcome::check(part.error_code).map_err(KafkaError::Code)?;
     let aborted = part.aborted_transactions.iter().flatten();
-    let aborted: Vec<Aborted> =
-        aborted.map(|each| Aborted { producer_id: each.producer_id.0, first_offset: each.first_offset }).collect();
+    let aborted: Vec<AbortedTransaction> = aborted
+        .map(|each| AbortedTransaction { producer_id: each.producer_id.0, first_offset: each.first_offset })
+        .collect();
     let bytes = part.records.clone().unwrap_or_default();
     let written_end = u64::try_from(part.high_watermark).unwrap_or(0);
     // Without a last stable offset, the request may see everything.
@@ -127,7 +128,7 @@ fn read(part: &PartitionData, from: u64, bytes_max: usize) -> Result<Fetched, Fe
     Ok(Fetched { records: decoded.records, next: decoded.next, visible_end, written_end, bytes: decoded.bytes })
 }
 
-/// Fetches of one partition at once, without waiting: each on a connection of its own, of which every broker has a bounded number.
+/// Fetches of one partition that return at once. Each uses a connection of its own; the connections to one broker are bounded.
 pub(super) struct Fetcher {
     cluster: Arc<Cluster>,
     at_once_max: usize,
@@ -174,7 +175,8 @@ impl Fetcher {
         query: &FetchQuery,
         deadline: Instant,
     ) -> Result<Option<SemaphorePermit<'a>>, CallError> {
-        let in_use = || CallError::NotSent("all connections to the broker are in use".to_owned());
+        let in_use =
+            || CallError::NotSent(format!("all {} connections to broker {leader} are in use", self.at_once_max));
         let mut permit = std::pin::pin!(pool.permits.acquire());
         loop {
             let look_at = deadline.min(Instant::now() + LEADER_LOOK_INTERVAL);

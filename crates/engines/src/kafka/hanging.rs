@@ -1,5 +1,5 @@
-//! Stalled partitions: more is written than readers can see, for longer than a transaction may last. Pure: the time is passed in.
-//! `fence::repair` closes their transactions.
+//! Stalled partitions: the last stable offset stays behind the high watermark, because a transaction is open. Readers record what they
+//! observe here. `fence::repair` closes the transactions of this process's fences; a partition that stays stalled is reported as an event.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use whimbrel_model::{Event, EventSink, PartitionId};
 
-/// How late Kafka aborts a transaction whose time is over: it checks every 10 s. 2 s of margin.
+/// How long after its timeout Kafka aborts a transaction, at most: Kafka checks every 10 s, and 2 s are margin.
 const KAFKA_ABORT_DELAY_MAX: Duration = Duration::from_secs(12);
 
-/// How long an observation counts. A partition without readers is not observed, and not known to be stalled.
+/// How long an observation counts. A partition without readers is not observed, and so does not count as stalled.
 const SEEN_FOR: Duration = Duration::from_secs(5);
 
 pub(super) struct Hanging {
@@ -23,17 +23,17 @@ pub(super) struct Hanging {
 struct StalledPartition {
     visible_end: u64,
     since: Instant,
-    /// When it was last seen to be so: while Kafka is away nothing is known, and time alone makes nothing hang.
+    /// When a reader last observed it. Without a recent observation, as while Kafka is unreachable, it does not count as stalled.
     seen_at: Instant,
     is_reported: bool,
 }
 
-/// The result of a look at a partition.
+/// The result of an observation of a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Look {
+pub(super) enum Observation {
     Fine,
-    /// It must be reported, once for each place.
-    HangsSinceLong,
+    /// It is stalled for longer than a transaction may last: report it, once per offset.
+    MustReport,
 }
 
 impl Hanging {
@@ -41,13 +41,15 @@ impl Hanging {
         Self { events, patience: transaction_timeout, stalled: Mutex::default() }
     }
 
-    /// Records where a reader has found the partition's ends, and reports a partition that hangs for long, once for each place.
+    /// Records the ends of a partition as a reader found them. Reports a partition that is stalled for longer than a transaction may
+    /// last, once per offset.
     pub fn observe(&self, topic: &str, partition: PartitionId, visible_end: u64, written_end: u64) {
-        if self.found(partition, visible_end, written_end, Instant::now()) == Look::HangsSinceLong {
+        if self.found(partition, visible_end, written_end, Instant::now()) == Observation::MustReport {
             self.report(topic, partition.index, visible_end);
         }
     }
 
+    /// Emits the event `transaction_hanging`.
     pub fn report(&self, topic: &str, index: u32, offset: u64) {
         let detail = format!(
             "partition {index} of `{topic}`: the last stable offset is stuck at {offset} behind an open transaction; `read_committed` \
@@ -58,11 +60,11 @@ impl Hanging {
     }
 
     /// Records where the partition ends for readers and for writers.
-    pub fn found(&self, partition: PartitionId, visible_end: u64, written_end: u64, now: Instant) -> Look {
+    pub fn found(&self, partition: PartitionId, visible_end: u64, written_end: u64, now: Instant) -> Observation {
         let mut all = self.stalled();
         if visible_end >= written_end {
             all.remove(&partition);
-            return Look::Fine;
+            return Observation::Fine;
         }
         let fresh = || StalledPartition { visible_end, since: now, seen_at: now, is_reported: false };
         let stalled = all.entry(partition).or_insert_with(fresh);
@@ -70,12 +72,12 @@ impl Hanging {
             *stalled = fresh();
         }
         stalled.seen_at = now;
-        let stands_long = now.saturating_duration_since(stalled.since) >= self.patience + KAFKA_ABORT_DELAY_MAX;
-        if !stands_long || stalled.is_reported {
-            return Look::Fine;
+        let is_overdue = now.saturating_duration_since(stalled.since) >= self.patience + KAFKA_ABORT_DELAY_MAX;
+        if !is_overdue || stalled.is_reported {
+            return Observation::Fine;
         }
         stalled.is_reported = true;
-        Look::HangsSinceLong
+        Observation::MustReport
     }
 
     /// Partitions that were seen stalled for at least `patience`, each with its visible end.
@@ -131,9 +133,9 @@ mod tests {
     fn a_hanging_transaction_is_reported_once_per_offset_and_only_when_kafka_would_have_aborted_it() {
         let (hanging, now) = (Hanging::new(PATIENCE, Arc::new(|_| {})), Instant::now());
         let late = now + PATIENCE + KAFKA_ABORT_DELAY_MAX;
-        assert_eq!(hanging.found(partition(), 5, 9, now), Look::Fine);
-        assert_eq!(hanging.found(partition(), 5, 9, now + PATIENCE), Look::Fine);
-        assert_eq!(hanging.found(partition(), 5, 9, late), Look::HangsSinceLong);
-        assert_eq!(hanging.found(partition(), 5, 9, late), Look::Fine);
+        assert_eq!(hanging.found(partition(), 5, 9, now), Observation::Fine);
+        assert_eq!(hanging.found(partition(), 5, 9, now + PATIENCE), Observation::Fine);
+        assert_eq!(hanging.found(partition(), 5, 9, late), Observation::MustReport);
+        assert_eq!(hanging.found(partition(), 5, 9, late), Observation::Fine);
     }
 }

@@ -1,5 +1,5 @@
-//! Which topics have which numbers. Kafka has names only: callers of `create` give the numbers, and the mapping lasts as long as the
-//! process.
+//! The topics of Kafka that this process knows, by their numbers. Kafka has names only: callers of `create` give the numbers, and the
+//! mapping lasts as long as the process.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -43,12 +43,12 @@ const START_PAUSE: Duration = Duration::from_millis(100);
 /// - Consumers of other applications must use `isolation.level=read_committed`, or they see records of aborted transactions.
 /// - `acks=all` with `min.insync.replicas=1` on a replicated topic acknowledges a record that only one broker has. It is allowed;
 ///   the engine logs a warning and emits `acknowledged_not_durable` whenever such a topic is made known.
-/// - A topic's retention, copies and limits are Kafka's. A topic that others made with a `max.message.bytes` below ours
-///   has that as its limit.
+/// - A topic's retention, replicas and limits are Kafka's. If another application created it with a `max.message.bytes` below ours,
+///   that is its limit.
 /// - A fence uses one task, and one connection to each broker that is its coordinator or leads one of its partitions.
-/// - Times before 1970-01-01T00:00:00.001Z cannot be kept.
-/// - While Kafka is unreachable, calls return `Unavailable` or `Unknown` within `message_timeout` (appends), `transaction_timeout`
-///   (commits) or `request_timeout` (all others). They succeed again after the brokers are back, without a restart.
+/// - Records with a time before 1970-01-01T00:00:00.001Z are refused.
+/// - While Kafka is unreachable, calls return `Unavailable` or `Unknown` within `message_timeout` plus 5 s (appends),
+///   `transaction_timeout` (commits) or `request_timeout` (all others). They succeed again after the brokers are back, without a restart.
 pub struct KafkaLog {
     parts: Parts,
 }
@@ -97,7 +97,7 @@ impl Drop for ClientRuntime {
 }
 
 impl KafkaLog {
-    /// Reaches Kafka and starts the engine. Waits no longer than `request_timeout`.
+    /// Connects to Kafka and starts the engine. Waits no longer than `request_timeout`.
     pub async fn connect(settings: KafkaSettings, events: EventSink) -> Result<Arc<Self>, KafkaStartError> {
         settings.check()?;
         let runtime = ClientRuntime::start()?;

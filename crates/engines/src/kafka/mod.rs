@@ -1,9 +1,9 @@
 //! The Kafka engine: the `Log` and `LogTopics` ports on Apache Kafka, with a client of its own.
 //!
-//! In reading order: [`settings`], `log` (the engine and its ports), `client` (connections, leaders, record batches), `known` (which
-//! topics have which numbers), `topics` (creating and changing them), `append` (the idempotent producer), `fence` (transactions, and the
-//! repair of those that Kafka has left open, with `hanging` and `coordinator`), `queries` (bounds and times), `requests` (shared requests), `read` with `fetch`, `tail`
-//! and `window` (reading), `outcome` (errors in the port's words).
+//! In reading order: [`settings`], `log` (the engine and its ports), `client` (connections, leaders, record batches), `known` (topics by
+//! number), `topics` (creating and changing topics), `append` (the idempotent producer), `fence` (transactions, and the repair of those
+//! that Kafka has left open, with `hanging` and `coordinator`), `queries` (bounds and times), `requests` (shared requests), `read` with
+//! `fetch`, `tail`, `window` and `marker_record` (reading), `outcome` (mapping of errors).
 //!
 //! It must never join a consumer group, commit an offset to Kafka, block a thread of the async runtime, or wait without a timeout.
 

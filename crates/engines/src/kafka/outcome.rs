@@ -1,4 +1,4 @@
-//! Kafka's error codes in the port's words. Pure: a code goes in, an error comes out.
+//! Maps Kafka's error codes to the errors of the port. Pure functions.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use whimbrel_model::ports::LogError;
 
 use super::client::connection::CallError;
 
-/// Why a question to the brokers has no answer.
+/// Why a request to the brokers failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum KafkaError {
     #[error("{0}")]
@@ -30,7 +30,7 @@ impl KafkaError {
         }
     }
 
-    /// Whether the same question may be answered a moment later.
+    /// Whether the same request may succeed a moment later.
     pub fn is_passing(&self) -> bool {
         match self {
             Self::Call(_) | Self::NoLeader => true,
@@ -40,13 +40,13 @@ impl KafkaError {
     }
 }
 
-/// An error code of an answer, where it is one.
+/// The error of an answer, unless its code is 0.
 pub(super) fn check(code: i16) -> Result<(), Code> {
     Code::try_from_code(code).map_or(Ok(()), Err)
 }
 
-/// The time that a broker has to replicate a write, in milliseconds. It answers before this client stops waiting for it: partitions
-/// that are not replicated in time are then reported as such, and the others are acknowledged.
+/// The time that a broker has to replicate a write, in milliseconds: half of `answer_timeout`, so that it answers before this client
+/// stops waiting. It then reports the partitions that are not replicated in time, and acknowledges the others.
 pub(super) fn broker_timeout_ms(answer_timeout: Duration) -> i32 {
     i32::try_from(answer_timeout.as_millis() / 2).unwrap_or(i32::MAX)
 }

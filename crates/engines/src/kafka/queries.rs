@@ -140,7 +140,7 @@ impl Queries {
         Ok(answers.iter().all(|answer| outcome::is_without(answer, topic, index)))
     }
 
-    /// Asks about a partition, and again while leadership is moving or a broker has not learned of the partition yet.
+    /// Sends a request about a partition, and repeats it while leadership is moving or a broker has not learned of the partition yet.
     pub async fn ask<'a, T>(
         &self,
         topic: &KnownTopic,
@@ -155,7 +155,7 @@ impl Queries {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
-            // A partition whose broker is gone or has just started is unknown to all for a moment, and still there.
+            // A partition whose broker failed or has just started is unknown to all brokers for a moment, although it exists.
             let may_be_gone = error == KafkaError::NoLeader || error.code().is_some_and(outcome::is_unknown_partition);
             if may_be_gone && Instant::now() >= check_at {
                 if self.is_gone(topic.name(), partition.index).await? {

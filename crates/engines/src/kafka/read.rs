@@ -1,5 +1,5 @@
-//! Reading: from memory where the records are there, else from the partition's leader; at the end of a partition readers wait at its
-//! tail. A read never answers that nothing is there without having asked the leader.
+//! Reading: from memory if the records are there, else from the partition's leader. At the end of a partition readers wait at its tail.
+//! An empty batch is returned only after the leader has reported that there are no records.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,8 +38,8 @@ impl Reader {
     pub async fn read(&self, partition: PartitionId, from: u64, limits: ReadLimits) -> Result<ReadBatch, LogError> {
         let wait_until = Instant::now() + limits.wait;
         loop {
-            // Asked for each time: a topic that was deleted meanwhile must not be read on under its name, which may be another
-            // topic's by now.
+            // Looked up in each round: if the topic was deleted meanwhile, another topic may have its name by now, and must not be
+            // read in its place.
             let topic = self.known.of(partition)?;
             if let Some(batch) = self.ahead.read(partition, from, &limits) {
                 return Ok(batch);
@@ -48,7 +48,7 @@ impl Reader {
                 let mut arrived = std::pin::pin!(tail.arrived());
                 arrived.as_mut().enable();
                 match tail.read(&self.tails, from, &limits) {
-                    // Also where nothing but markers was passed: a reader that waits for the end has waited for that.
+                    // Also where only markers were skipped: a reader that waits for that offset has reached it.
                     Some(batch) if !batch.records.is_empty() || batch.next > from => return Ok(batch),
                     Some(_)
                         if Instant::now() < wait_until
@@ -131,13 +131,13 @@ impl Reader {
         }
     }
 
-    /// The log has dropped what lies before `first`.
+    /// Forgets the records before `first`, which the log has dropped.
     pub fn forget_before(&self, partition: PartitionId, first: u64) {
         self.ahead.forget(|each, window| each == partition && window.start() < first);
         self.tails.forget_before(partition, first);
     }
 
-    /// The topic is gone.
+    /// Forgets a topic that no longer exists.
     pub fn retire_topic(&self, topic: TopicNumber) {
         self.ahead.forget(|each, _| each.topic == topic);
         self.tails.retire_topic(topic);
@@ -169,7 +169,7 @@ impl ReadAhead {
         Some(batch)
     }
 
-    /// The part of what was fetched that the limits allow; the rest is kept.
+    /// Returns the fetched records that the limits allow, and keeps the rest.
     fn take(&self, partition: PartitionId, from: u64, fetched: Fetched, limits: &ReadLimits) -> ReadBatch {
         let Fetched { mut records, next, bytes: answer_bytes, .. } = fetched;
         let mut bytes = 0;

@@ -27,7 +27,7 @@ pub struct KafkaSettings {
     /// Kafka aborts a commit that its owner left open after this time. Until then it holds the readers of its partitions back, unless
     /// a successor opens the fence. Keep it near the session timeout of Coordination.
     pub transaction_timeout: Duration,
-    /// Time limit of a metadata, offset or admin request, including retries; also how long a start waits for Kafka.
+    /// Time limit of a fetch, metadata, offset or admin request, including retries; also how long a start waits for Kafka.
     pub request_timeout: Duration,
     /// The largest record, as [`whimbrel_model::Record::size`] counts. Topics are created with a `max.message.bytes` that fits; for a
     /// topic that another application created with a smaller one, that one is the limit.
@@ -129,7 +129,7 @@ impl KafkaSettings {
         self.record_bytes_max + BATCH_OVERHEAD_BYTES
     }
 
-    /// The largest record of a topic whose `max.message.bytes` is that.
+    /// The largest record of a topic whose `max.message.bytes` is `batch_bytes_max`.
     pub(super) fn record_bytes_max_under(&self, batch_bytes_max: usize) -> usize {
         self.record_bytes_max.min(batch_bytes_max.saturating_sub(BATCH_OVERHEAD_BYTES))
     }
@@ -146,7 +146,7 @@ impl KafkaSettings {
     }
 }
 
-/// Why the engine could not start. Each text says what to change.
+/// Why the engine could not start.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KafkaStartError {
     #[error("`kafka.bootstrap` is empty: set at least one broker, such as 127.0.0.1:9092")]

@@ -1,9 +1,9 @@
-//! Following: readers that have reached the end of a partition wait here for what comes next.
+//! Tailing: readers that have reached the end of a partition wait here for new records.
 //!
-//! Every followed partition has one window at its end. One task keeps long fetches under way, each for all partitions of a broker
-//! that are in none yet, on a few connections per broker. A broker that does not answer holds up its own partitions only. A partition
-//! whose readers do not come is left out of the fetches at a bound of bytes, and let go after a while; all windows together have a bound
-//! too. Records in a window must never share the bytes of the answer they came with.
+//! Every followed partition has one window at its end. One task keeps long-polling fetches under way on up to 3 connections per broker;
+//! each fetch covers the partitions of the broker that are in no other fetch. A broker that does not answer delays its own partitions
+//! only. A partition with 1 MiB of unread records is not fetched, and one without readers is dropped after 60 s. All windows together
+//! take 256 MiB at most. Records in a window must never share the bytes of the answer they came with.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -128,7 +128,7 @@ impl Tails {
         self.changed.notify_one();
     }
 
-    /// The log has dropped what lies before `first`.
+    /// Forgets the records before `first`, which the log has dropped.
     pub fn forget_before(&self, partition: PartitionId, first: u64) {
         if let Some(tail) = self.get(partition) {
             tail.state().window.forget_before(first);
@@ -136,7 +136,7 @@ impl Tails {
         }
     }
 
-    /// The topic is gone, and its name may come back as another topic.
+    /// Drops the tails of a deleted topic, whose name may come back as another topic.
     pub fn retire_topic(&self, topic: TopicNumber) {
         self.retire(|partition, _| partition.topic == topic);
     }
@@ -147,12 +147,12 @@ impl Tails {
         over.iter().for_each(|tail| tail.arrived.notify_waiters());
     }
 
-    /// Takes a tail out that readers must not wait at any more.
+    /// Drops a tail that cannot be fetched.
     fn lose(&self, lost: &Arc<Tail>) {
         self.retire(|_, tail| std::ptr::eq(tail, Arc::as_ptr(lost)));
     }
 
-    /// Forgets what was read where all windows together have too many bytes. Returns whether the unread records alone are still too many.
+    /// Forgets records that were read if all windows together are over their limit. Returns whether the unread records alone are over it.
     fn make_room(&self, all: &[Arc<Tail>]) -> bool {
         let bytes = || all.iter().map(|tail| tail.state().window.bytes()).sum::<usize>();
         let mut is_full = bytes() > self.bytes_max;
@@ -199,7 +199,7 @@ impl State {
 }
 
 impl Tail {
-    /// Wakes when there may be more. Enable it before reading, then wait.
+    /// Completes when there may be new records. Enable it before reading, then wait.
     pub fn arrived(&self) -> Notified<'_> {
         self.arrived.notified()
     }
@@ -224,9 +224,10 @@ impl Tail {
 }
 
 /// A fetch that has ended.
-struct Fetched {
+struct CompletedFetch {
     broker: i32,
-    lane: usize,
+    /// Which of the broker's connections it used.
+    slot: usize,
     parts: Vec<Part>,
     answer: Result<FetchResponse, CallError>,
 }
@@ -236,7 +237,7 @@ struct Follower {
     cluster: Arc<Cluster>,
     hanging: Arc<Hanging>,
     links: Vec<Arc<Links>>,
-    under_way: FuturesUnordered<BoxFuture<'static, Fetched>>,
+    under_way: FuturesUnordered<BoxFuture<'static, CompletedFetch>>,
     /// Which connections to a broker have a fetch under way.
     busy: HashMap<i32, [bool; FETCHES_PER_BROKER]>,
     looked_at: Instant,
@@ -291,7 +292,7 @@ impl Follower {
                 without_leader = Some(tail.topic.name().to_owned());
                 continue;
             };
-            if self.free_lane(leader).is_none() {
+            if self.free_slot(leader).is_none() {
                 continue;
             }
             state.is_under_way = true;
@@ -320,14 +321,14 @@ impl Follower {
         wake_at
     }
 
-    fn free_lane(&self, broker: i32) -> Option<usize> {
-        self.busy.get(&broker).map_or(Some(0), |lanes| lanes.iter().position(|is_busy| !is_busy))
+    fn free_slot(&self, broker: i32) -> Option<usize> {
+        self.busy.get(&broker).map_or(Some(0), |slots| slots.iter().position(|is_busy| !is_busy))
     }
 
     fn fetch(&mut self, broker: i32, parts: Vec<Part>) {
-        let Some(lane) = self.free_lane(broker) else { return };
-        self.busy.entry(broker).or_default()[lane] = true;
-        let (cluster, links) = (self.cluster.clone(), self.links[lane].clone());
+        let Some(slot) = self.free_slot(broker) else { return };
+        self.busy.entry(broker).or_default()[slot] = true;
+        let (cluster, links) = (self.cluster.clone(), self.links[slot].clone());
         self.under_way.push(Box::pin(async move {
             let queries: Vec<FetchQuery> = parts.iter().map(|part| part.query.clone()).collect();
             let answer = async {
@@ -338,12 +339,12 @@ impl Follower {
                 Ok(answer)
             };
             let answer = answer.await;
-            Fetched { broker, lane, parts, answer }
+            CompletedFetch { broker, slot, parts, answer }
         }));
     }
 
-    fn handle(&mut self, Fetched { broker, lane, parts, answer }: Fetched) {
-        self.busy.entry(broker).or_default()[lane] = false;
+    fn handle(&mut self, CompletedFetch { broker, slot, parts, answer }: CompletedFetch) {
+        self.busy.entry(broker).or_default()[slot] = false;
         let mut bytes_left = DECODED_BYTES_MAX;
         self.answers += 1;
         for Part { tail, query, .. } in parts {
@@ -380,7 +381,7 @@ impl Follower {
                     if !matches!(error, FetchError::Kafka(KafkaError::Code(Code::OffsetOutOfRange))) {
                         tracing::debug!(partition = %tail.partition, %error, "a partition cannot be followed");
                     }
-                    // Its readers ask for themselves, and report what is wrong.
+                    // Its readers fetch for themselves and report the error.
                     self.tails.lose(&tail);
                 }
             }

@@ -1,4 +1,4 @@
-//! Making, growing, deleting and describing topics, and the warning about topics that acknowledge with one replica.
+//! Creates, changes, deletes and describes topics, and warns about topics that acknowledge with one replica.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -90,10 +90,10 @@ impl Topics {
         found: &FoundTopic,
         just_set: Vec<(&str, String)>,
     ) -> Result<u32, LogError> {
-        let in_force = InForce::of(&self.configs(&spec.name).await?, &just_set);
+        let effective = EffectiveConfigs::of(&self.configs(&spec.name).await?, &just_set);
         let partitions = found.partitions.len() as u32;
-        self.remember(spec.number, &spec.name, partitions, in_force.batch_bytes_max);
-        self.warn_if_not_durable(&spec.name, found, in_force.min_insync);
+        self.remember(spec.number, &spec.name, partitions, effective.batch_bytes_max);
+        self.warn_if_not_durable(&spec.name, found, effective.min_insync);
         Ok(partitions)
     }
 
@@ -144,15 +144,19 @@ impl Topics {
             Some(found) => self.delete_by_id(found.by_id, topic.name()).await?,
             None if self.queries.is_gone(topic.name(), 0).await? => {}
             None => {
-                return Err(LogError::Unavailable(format!("not every broker knows of topic `{}` yet", topic.name())));
+                return Err(LogError::Unavailable(format!(
+                    "not every broker knows topic `{}` yet; try again",
+                    topic.name()
+                )));
             }
         }
         let began = Instant::now();
         while !self.queries.is_gone(topic.name(), 0).await? {
             if began.elapsed() > self.settings.request_timeout {
                 return Err(LogError::Unavailable(format!(
-                    "topic `{}` still exists after it was deleted",
-                    topic.name()
+                    "brokers still list topic `{}` {:?} after its deletion; try again",
+                    topic.name(),
+                    self.settings.request_timeout
                 )));
             }
             tokio::time::sleep(METADATA_POLL_INTERVAL).await;
@@ -230,8 +234,8 @@ impl Topics {
         }
     }
 
-    /// The topic as the brokers have it now; `None` where it is not there or not as wanted.
-    async fn look(&self, name: &str, as_wanted: impl Fn(&FoundTopic) -> bool) -> Result<Option<FoundTopic>, LogError> {
+    /// The topic as the brokers report it now; `None` if it does not exist or `accepts` returns false.
+    async fn look(&self, name: &str, accepts: impl Fn(&FoundTopic) -> bool) -> Result<Option<FoundTopic>, LogError> {
         let metadata = self.queries.metadata(Some(name)).await?;
         if metadata.brokers.is_empty() {
             // A broker that has just started knows no topic: that is not the cluster's answer.
@@ -247,14 +251,14 @@ impl Topics {
             Some(code) => return Err(refused(&KafkaError::Code(code), name)),
         }
         let found = FoundTopic::new(topic);
-        Ok((!found.partitions.is_empty() && as_wanted(&found)).then_some(found))
+        Ok((!found.partitions.is_empty() && accepts(&found)).then_some(found))
     }
 
-    /// Waits until the brokers tell of the topic as wanted.
-    async fn wait_for(&self, name: &str, as_wanted: impl Fn(&FoundTopic) -> bool) -> Result<FoundTopic, LogError> {
+    /// Waits until the brokers report the topic and `accepts` returns true.
+    async fn wait_for(&self, name: &str, accepts: impl Fn(&FoundTopic) -> bool) -> Result<FoundTopic, LogError> {
         let began = Instant::now();
         loop {
-            if let Some(found) = self.look(name, &as_wanted).await? {
+            if let Some(found) = self.look(name, &accepts).await? {
                 return Ok(found);
             }
             if began.elapsed() > self.settings.request_timeout {
@@ -297,8 +301,8 @@ impl Topics {
             .collect())
     }
 
-    /// Sets what differs. Batches of `batch_bytes` must fit afterwards; a topic that another application made for larger ones keeps
-    /// its limit.
+    /// Sets the values that differ. Batches of `batch_bytes` must fit afterwards; a topic that another application created with a larger
+    /// limit keeps it.
     async fn change_configs(
         &self,
         name: &str,
@@ -334,7 +338,8 @@ impl Topics {
         self.administer(&request, code_of).await.map(drop).map_err(|error| refused(&error, name))
     }
 
-    /// Asks the controller until it answers with something definite, within `request_timeout`. What is asked may be done twice.
+    /// Repeats a request until the controller gives a definite answer, within `request_timeout`. Only for requests that may be executed
+    /// twice.
     async fn administer<R: Request>(
         &self,
         request: &R,
@@ -363,7 +368,7 @@ impl Topics {
         let replicas = found.partitions.iter().map(|partition| partition.replicas.len()).max().unwrap_or(0);
         if is_weaker_than_it_looks(replicas, min_insync) {
             let detail = format!(
-                "topic `{name}` has {replicas} copies and min.insync.replicas={min_insync}: a message is acknowledged when one broker \
+                "topic `{name}` has {replicas} replicas and min.insync.replicas={min_insync}: a message is acknowledged when one broker \
                  has it, and is lost with that broker; set min.insync.replicas to 2 or more"
             );
             tracing::warn!("{detail}");
@@ -381,7 +386,7 @@ fn text(text: &str) -> StrBytes {
     StrBytes::from_string(text.to_owned())
 }
 
-/// A topic as the brokers tell of it.
+/// A topic as the brokers report it.
 struct FoundTopic {
     /// The request that deletes this very topic.
     by_id: DeleteTopicState,
@@ -410,13 +415,13 @@ impl FoundTopic {
 
 /// The settings of a topic that the engine depends on.
 #[derive(Debug, PartialEq, Eq)]
-struct InForce {
+struct EffectiveConfigs {
     batch_bytes_max: usize,
     min_insync: u32,
 }
 
-impl InForce {
-    /// A broker may not have received the new settings yet, and answers with its defaults: what was set wins.
+impl EffectiveConfigs {
+    /// A broker that has not received new settings yet answers with its defaults, so `just_set` takes precedence.
     fn of(asked: &BTreeMap<String, String>, just_set: &[(&str, String)]) -> Self {
         let value = |key: &str| {
             let set = just_set.iter().find(|(name, _)| *name == key).map(|(_, value)| value);
@@ -429,7 +434,7 @@ impl InForce {
     }
 }
 
-/// `acks=all` waits for those copies that are in sync, and with one required, one is enough.
+/// `acks=all` waits only for replicas that are in sync; with `min.insync.replicas=1` one replica is enough.
 fn is_weaker_than_it_looks(replicas: usize, min_insync: u32) -> bool {
     replicas > 1 && min_insync < 2
 }
@@ -459,9 +464,9 @@ fn changeable_configs(spec: &TopicSpec) -> Vec<(&'static str, String)> {
 
 fn refused(error: &KafkaError, name: &str) -> LogError {
     match error {
-        KafkaError::Code(Code::InvalidReplicationFactor) => {
-            LogError::Unsupported(format!("Kafka has fewer brokers than `{name}` needs for its replicas"))
-        }
+        KafkaError::Code(Code::InvalidReplicationFactor) => LogError::Unsupported(format!(
+            "Kafka has fewer brokers than topic `{name}` has replicas: lower `replicas`, or add brokers"
+        )),
         KafkaError::Code(
             code @ (Code::InvalidPartitions
             | Code::InvalidConfig
@@ -497,8 +502,8 @@ mod tests {
         let defaults = [("max.message.bytes", "1048588"), ("min.insync.replicas", "1")];
         let asked = defaults.map(|(key, value)| (key.to_owned(), value.to_owned())).into_iter().collect();
         let set = [("max.message.bytes", "2000000".to_owned()), ("min.insync.replicas", "2".to_owned())];
-        assert_eq!(InForce::of(&asked, &set), InForce { batch_bytes_max: 2_000_000, min_insync: 2 });
-        assert_eq!(InForce::of(&asked, &[]), InForce { batch_bytes_max: 1_048_588, min_insync: 1 });
+        assert_eq!(EffectiveConfigs::of(&asked, &set), EffectiveConfigs { batch_bytes_max: 2_000_000, min_insync: 2 });
+        assert_eq!(EffectiveConfigs::of(&asked, &[]), EffectiveConfigs { batch_bytes_max: 1_048_588, min_insync: 1 });
     }
 
     #[test]

@@ -66,7 +66,7 @@ impl Window {
         self.records.push_back(stored);
     }
 
-    /// There is no record before `position` that is not here.
+    /// Extends the window to `position`: no record that is missing here lies before it.
     pub fn pass_to(&mut self, position: u64) {
         self.next = self.next.max(position);
     }

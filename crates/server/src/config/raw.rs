@@ -13,7 +13,7 @@ use super::value::{Kind, Value};
 const OTHER_VARIABLES: [&str; 4] = ["WHIMBREL_SERVER", "WHIMBREL_KEY", "WHIMBREL_TOKEN", "WHIMBREL_CONFIG"];
 /// Prefixes of variables that the project's own tests use.
 const TEST_VARIABLES: [&str; 2] = ["WHIMBREL_TEST_", "WHIMBREL_CRASH_"];
-/// Settings that were removed, with what replaces them. Each is refused wherever it is given: ignoring it would drop what it did.
+/// Removed settings, each with its replacement. A start with one of them is refused: ignoring it could turn off TLS or SASL.
 const REMOVED: [(&str, &str); 1] = [(
     "kafka.options",
     "use the named settings `kafka.tls…`, `kafka.sasl…`, `kafka.compression` and `kafka.client_id`",
@@ -163,6 +163,7 @@ impl FileReader<'_> {
     }
 }
 
+/// The replacement of a removed setting.
 fn removed(path: &str) -> Option<&'static str> {
     REMOVED.iter().find(|(removed, _)| *removed == path).map(|(_, instead)| *instead)
 }

@@ -17,7 +17,7 @@ pub fn sections() -> impl Iterator<Item = (&'static str, &'static str)> {
 
 const SECTIONS: [(&str, &str); 13] = [
     ("log", "The log that every accepted message is a record of."),
-    ("kafka", "The Kafka that `log.engine = \"kafka\"` uses. Nothing here matters to the embedded log."),
+    ("kafka", "Connection to Kafka. Used with `log.engine = \"kafka\"`, ignored by the embedded log."),
     ("limits", "What is refused, with 413, 422 or 429."),
     ("topics", "What a topic is that nobody configured."),
     ("receipts", "The answers that publishers got, kept so that a repeat gets the same."),
@@ -247,13 +247,13 @@ const SERVICES: &[Setting] = &[
         "kafka.request_timeout",
         duration(SECOND, Duration::from_secs(600)),
         Text("10s"),
-        "Time limit of a metadata, offset or admin request, including retries. Also how long a start waits for Kafka.",
+        "Time limit of a fetch, metadata, offset or admin request, including retries. Also how long a start waits for Kafka.",
     ),
     setting(
         "kafka.linger",
         duration(Duration::ZERO, SECOND),
         Text("0s"),
-        "How long a record may wait for more records in its batch (`linger.ms`).",
+        "How long a record may wait for more records in its batch (`linger.ms`). 0s: it is sent at once.",
     ),
     setting(
         "kafka.transactional_prefix",
@@ -286,15 +286,25 @@ const SERVICES: &[Setting] = &[
         Text(""),
         "PEM file with the client certificate, for brokers that require one (mutual TLS). Empty: none.",
     ),
-    setting("kafka.tls_key_file", Kind::Text, Text(""), "PEM file with the private key of the client certificate."),
+    setting(
+        "kafka.tls_key_file",
+        Kind::Text,
+        Text(""),
+        "PEM file with the private key of the client certificate. Empty: none.",
+    ),
     setting(
         "kafka.sasl",
         Kind::OneOf(&["none", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]),
         Text("none"),
         "SASL mechanism to authenticate with. PLAIN sends the password in clear text: use it only with `kafka.tls = true`.",
     ),
-    setting("kafka.sasl_username", Kind::Text, Text(""), "User name for SASL."),
-    setting("kafka.sasl_password", Kind::Secret, Text(""), "Password for SASL."),
+    setting("kafka.sasl_username", Kind::Text, Text(""), "User name for SASL. Required unless `kafka.sasl` is `none`."),
+    setting(
+        "kafka.sasl_password",
+        Kind::Secret,
+        Text(""),
+        "Password for SASL. Required unless `kafka.sasl` is `none`.",
+    ),
     setting(
         "limits.payload_bytes",
         bytes(1, 256 * MIB),

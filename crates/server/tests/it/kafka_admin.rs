@@ -187,7 +187,7 @@ impl Reply {
     }
 }
 
-/// Sends a request and gives its reply, from the field behind the throttle time on: the top-level error, where there is one.
+/// Sends a request and returns its reply, from the field after the throttle time on. In most replies that is the top-level error.
 fn request(broker: &str, (key, version): (i16, i16), body: &[u8]) -> Reply {
     const CLIENT: &str = "outage-battery";
     /// Correlation id, tags, throttle time.

@@ -1,9 +1,8 @@
 //! A Kafka cluster of one or three nodes on loopback ports of its own, ended with the test.
 //!
-//! Every node is broker and controller, so that any node can fail; or the controller is a process of its own, so that the brokers have one
-//! although two of them fail. A node can be killed, stopped, frozen, started again and stripped of its
-//! disk; leaders can be moved. The cluster is ready when every node lists all nodes, and for every partition a leader and enough replicas in
-//! sync to accept a write.
+//! Every node is broker and controller, so that any node can fail. A cluster can also have a separate controller process, so that two of
+//! its brokers can fail. A node can be killed, stopped, frozen, started again and stripped of its disk; leaders can be moved. The cluster
+//! is ready when every node lists all nodes, and for every partition a leader and enough replicas in sync to accept a write.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -25,14 +24,14 @@ static BROKERS: Mutex<usize> = Mutex::new(0);
 static BROKER_ENDED: Condvar = Condvar::new();
 /// The cluster id: 16 bytes in URL-safe base64.
 const CLUSTER_ID: &str = "AAAAAAAAQACAAAAAAAAAAQ";
-/// A killed broker is taken back when its session is over. A broker on a busy machine must not lose its session by being slow.
+/// A killed broker can register again after its session has expired. On a busy machine a slow broker must not lose its session.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(6);
 /// The session timeout of clusters whose brokers fail on purpose.
 const SHORT_SESSION_TIMEOUT: Duration = Duration::from_secs(2);
 /// Partitions of the log of the transaction coordinators.
 const COORDINATOR_PARTITIONS: i32 = 4;
 const COORDINATOR_TOPIC: &str = "__transaction_state";
-/// Copies of a message that a cluster of several nodes requires before it acknowledges the message.
+/// In-sync replicas that a cluster of several nodes requires before it acknowledges a message.
 const MIN_INSYNC: usize = 2;
 const MIN_INSYNC_SETTING: &str = "min.insync.replicas";
 /// The cluster counts as ready when every check of this time found it ready: a broker that was frozen first answers from old metadata.
@@ -150,7 +149,7 @@ impl KafkaCluster {
         Self::with_sessions(1, false, SESSION_TIMEOUT)
     }
 
-    /// So many nodes, for tests in which brokers fail: three have three replicas of everything, of which two must be in sync.
+    /// A cluster for tests in which brokers fail. With three nodes, every partition has three replicas, of which two must be in sync.
     pub fn start(nodes: usize) -> Self {
         Self::with_sessions(nodes, false, SHORT_SESSION_TIMEOUT)
     }
@@ -403,7 +402,7 @@ impl KafkaCluster {
         }
     }
 
-    /// Checks, for a cluster of several nodes, that a broker requires two copies of every message of every topic: the number of topics.
+    /// Checks, for a cluster of several nodes, that every topic requires two in-sync replicas. Returns the number of topics.
     pub fn check_min_insync(&self) -> usize {
         if self.nodes.len() < MIN_INSYNC {
             return 0;
@@ -417,7 +416,7 @@ impl KafkaCluster {
         topics.len()
     }
 
-    /// The cluster as this node lists it, where it answers.
+    /// The cluster as this node lists it; `None` if it does not answer.
     fn listing_of(&self, id: i32) -> Option<ClusterListing> {
         let kcat = Command::new("kcat").args(["-b", &self.node(id).address, "-L", "-J", "-m", "2"]).output();
         let output = kcat.expect("kcat runs: scripts/services installs it");

@@ -1,5 +1,6 @@
-//! The outage battery: brokers fail while a workload publishes, holds, delivers and pushes. The server, which is never restarted, loses
-//! nothing, doubles nothing, delivers nothing early and has nothing stuck. Everything is checked from outside.
+//! The outage battery: brokers fail while a workload publishes, holds, delivers and pushes. The server is never restarted. No message may
+//! be lost, stored or delivered twice, delivered early or stuck. The checks use the server's API, its callbacks and
+//! devices, and an independent reader.
 //!
 //! One seed makes one round. `scripts/outages` runs many rounds and bounds their recovery and failover times; here those are printed, and
 //! bounded in the short rounds only.
@@ -38,17 +39,17 @@ const ANSWER_WAIT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long the workload goes on after the last recovery.
 const LAST_WORK: Duration = Duration::from_secs(1);
-/// After the workload, everything is delivered and nothing is pending within this.
+/// Time limit after the workload until everything is delivered and no hold is pending.
 const SETTLE_MAX: Duration = Duration::from_secs(60);
 const FAULTS_DEFAULT: u64 = 3;
 /// After a longer recovery than this the server's log is shown. `scripts/outages` counts the round as failed.
 const RECOVERY_MAX: Duration = Duration::from_secs(5);
-/// A broker that is down for at least this is down until the others have taken over, and the failover is measured. The session timeout of
-/// a broker, 2 s, comes before.
+/// A broker that is down for at least this long stays down until the others have taken over, and the failover is measured. Brokers have a
+/// session timeout of 2 s.
 const FAILOVER_DOWN_MIN: Duration = Duration::from_secs(2);
 /// After a broker is frozen, requests that it took before may still be acknowledged for this time.
 const FREEZE_MARGIN: Duration = Duration::from_millis(200);
-/// The event of a topic whose messages are acknowledged with one copy.
+/// The event of a topic whose messages are acknowledged with one replica.
 const NOT_DURABLE_EVENT: &str = "acknowledged_not_durable";
 /// The transactional id of a shard of the holds, without its number.
 const TRANSACTIONAL_ID_PREFIX: &str = "whimbrel/holds/";
@@ -86,7 +87,7 @@ struct Round {
     _folder: TempDir,
     runtime: Runtime,
     bursts: Vec<Burst>,
-    /// Times in which the brokers could not make the required copies.
+    /// Times in which fewer than `min.insync.replicas` brokers could store a message.
     without_copies: Vec<(Instant, Instant)>,
     began: Instant,
 }
@@ -99,7 +100,7 @@ struct Injected {
     withdrawals: Option<JoinHandle<Burst>>,
 }
 
-/// Everything that asks the server while brokers fail.
+/// The clients that use the server while brokers fail.
 struct Workload {
     crew: Crew,
     publishers: Publishers,
@@ -176,7 +177,7 @@ impl Round {
         }
     }
 
-    /// Measures the time from the moment at which the brokers were ready until everything serves, and prints it.
+    /// Measures the time from the moment at which the brokers were ready until every probed part serves, and prints it.
     fn measure(&mut self, what: &str, fault: Fault, probe: &Probe, ready: Instant) {
         let recovery: Recovery = self.runtime.block_on(probe.measure(ready));
         println!("{what}\t{fault}\t{recovery}\tat {:?}", self.began.elapsed());
@@ -244,7 +245,8 @@ impl Round {
         Injected { ready: self.cluster.wait_ready(), withdrawals }
     }
 
-    /// Kills the broker that coordinates the transactions of a shard while that shard commits withdrawals: the broker, and the withdrawals.
+    /// Kills the broker that coordinates the transactions of a shard while that shard commits withdrawals. Returns the broker and the
+    /// withdrawals.
     fn kill_coordinator(&mut self, at: usize) -> (i32, JoinHandle<Burst>) {
         let shard = self.plan.random.below(u64::from(HOLD_SHARDS)) as u32;
         let burst = self.runtime.block_on(Burst::hold(&self.client, at, shard, HOLD_SHARDS));
@@ -256,8 +258,8 @@ impl Round {
     }
 
     /// Kills a broker, freezes another one as soon as the remaining two are in sync, and brings both back. While both are lost, no
-    /// message can have two copies, and none may be acknowledged: neither while the remaining broker waits for the frozen one, nor when it
-    /// is the only one in sync.
+    /// message can be on two replicas, and none may be acknowledged: neither while the remaining broker waits for the frozen one, nor when
+    /// it is the only one in sync.
     fn lose_two_brokers(&mut self, killed: i32, down: Duration, probe: &Probe) {
         let [frozen, remaining] = [1, 2].map(|step| (killed - 1 + step) % self.plan.brokers as i32 + 1);
         self.cluster.kill_9(killed);
@@ -330,7 +332,7 @@ fn all_topics() -> impl Iterator<Item = (String, u32)> {
     topics(WORKERS).chain([ORDERS_TOPIC, BURST_TOPIC].map(|(topic, partitions)| (topic.to_owned(), partitions)))
 }
 
-/// Checks that no event reports a topic that acknowledges with one copy: the number of events of each kind.
+/// Checks that no event reports a topic that acknowledges with one replica. Returns the number of events of each kind.
 async fn check_events(client: &Client) -> String {
     let (events, _) = read_all(client, EVENTS_TOPIC, 0, 0).await;
     let mut counts: BTreeMap<String, u64> = BTreeMap::new();

@@ -16,7 +16,7 @@ use super::server::PATIENCE;
 pub const BURST_TOPIC: (&str, u32) = ("late-burst", 2);
 const HOLDS: usize = 40;
 const DELAY: &str = "4s";
-/// Between two withdrawals: a commit is under way at nearly every moment.
+/// The time between two withdrawals. It is so short that a commit is under way at nearly every moment.
 const STAGGER: Duration = Duration::from_millis(4);
 /// The time in which the withdrawals are sent.
 pub const BURST_MS: u64 = HOLDS as u64 * STAGGER.as_millis() as u64;
@@ -34,7 +34,7 @@ struct BurstHold {
 }
 
 impl Burst {
-    /// Holds messages on one shard, each until it is acknowledged.
+    /// Creates holds on one shard. Each request is repeated until it is acknowledged.
     pub async fn hold(client: &Client, round: usize, shard: u32, shards: u32) -> Self {
         let ids = (0..).map(|number| format!("burst-{round}-{number}"));
         let ids = ids.filter(|id| shard_of(id, shards) == shard).take(HOLDS);
@@ -70,7 +70,8 @@ impl Burst {
         self.holds.iter().map(|hold| (hold.id.as_str(), hold.due_ms))
     }
 
-    /// Checks that each hold ended as it was answered, and is in its topic once where it fired, never where it was withdrawn.
+    /// Checks that each hold ended as the answer to its withdrawal states, that a fired one is in its topic once, and that a withdrawn one
+    /// is not there.
     pub async fn check(&self, client: &Client, records: &[CommittedRecord]) {
         for BurstHold { id, due_ms, withdrawal } in &self.holds {
             let found: Vec<&CommittedRecord> = records.iter().filter(|record| record.id == *id).collect();

@@ -20,7 +20,7 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(100);
 /// How long a device waits for a frame before it checks whether it is to end.
 const FRAME_WAIT: Duration = Duration::from_millis(100);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// A device is sent so many messages ahead of its acknowledgements. After a break they may come again.
+/// Messages that the server sends ahead of a device's acknowledgements. After a disconnect they may come again.
 const SENT_AHEAD_MAX: u64 = 64;
 
 /// A message at its first arrival.
@@ -41,7 +41,7 @@ struct DeviceLog {
 }
 
 impl DeviceLog {
-    /// Records a message: its number.
+    /// Records a message. Returns its sequence number.
     fn take(&mut self, message: &Value) -> u64 {
         let seq = message["seq"].as_u64().unwrap();
         let payload = message["payload"].as_str().unwrap();

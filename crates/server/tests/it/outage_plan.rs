@@ -15,7 +15,7 @@ const SHORT_DOWN_MS: (i64, i64) = (0, 1500);
 /// A recovery above this fails the short rounds. They run beside other tests on a busy machine, where brokers and server wait for a core;
 /// `scripts/outages`, which has the machine to itself, has a tighter limit.
 const SHORT_RECOVERY_MAX: Duration = Duration::from_secs(30);
-/// The seeds of rounds and of the choices within one are kept apart.
+/// Separates the random numbers of a plan from those of other tests with the same seed.
 const PLAN_SALT: u64 = 0x6f75_7461_6765;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub enum FaultKind {
     /// SIGKILL of the broker that coordinates the transactions of a shard, while that shard commits; then a start.
     CoordinatorKill,
     /// SIGKILL of a broker; when the other two are in sync, SIGSTOP of one of them, until the third one is the only one in sync. A message
-    /// then has one copy where two are required. At the end both return. The fault does not wait until all three are in sync.
+    /// is then on one replica, where two are required. At the end both brokers return. The fault begins even if not all three are in sync.
     TwoBrokers,
 }
 
@@ -81,7 +81,7 @@ pub struct Plan {
     /// Whether the server waits for Kafka so briefly that calls end without an answer, or as long as by default.
     pub has_short_timeouts: bool,
     pub faults: Vec<Fault>,
-    /// A longer recovery fails the round; none where the recovery times are only printed.
+    /// A longer recovery fails the round. `None` only prints the recovery times.
     pub recovery_max: Option<Duration>,
     /// The choices that are made while the round runs.
     pub random: Random,

@@ -25,7 +25,7 @@ const ANSWER_WAIT: Duration = Duration::from_secs(1);
 const REPEAT_PAUSE: Duration = Duration::from_millis(30);
 /// A part that does not serve after this is stuck.
 const RECOVERY_MAX: Duration = Duration::from_secs(60);
-/// Holds that are to be withdrawn come due, where they are not.
+/// The delay of the holds that are to be withdrawn. A hold whose withdrawal fails for longer fires.
 const WITHDRAWN_DELAY: &str = "3s";
 /// The delay of the holds that are to fire. It is part of the recovery time.
 const FIRED_DELAY: &str = "200ms";
@@ -53,7 +53,7 @@ pub struct Probe {
     pub state: ProbeState,
 }
 
-/// What the probe did so far.
+/// The record of earlier probes, for the checks at the end.
 #[derive(Default)]
 pub struct ProbeState {
     /// The number of times that everything was probed.
@@ -138,7 +138,8 @@ impl Probe {
         Recovery::of(&call.steps.take())
     }
 
-    /// Publishes, holds and pushes everywhere once, while the brokers cannot make the required copies: checks that nothing is acknowledged.
+    /// Publishes, holds and pushes everywhere once, while fewer than `min.insync.replicas` brokers are available. Checks that no request is
+    /// acknowledged.
     pub async fn check_refused(&self) {
         let call = &self.call(Instant::now());
         let mut requests: Vec<LocalBoxFuture<'_, Option<String>>> = Vec::new();

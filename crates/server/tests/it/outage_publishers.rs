@@ -25,7 +25,7 @@ const KEYS_PER_PUBLISHER: u64 = 5;
 const PAUSE: Duration = Duration::from_millis(25);
 const REPEAT_PAUSE: Duration = Duration::from_millis(50);
 const ANSWER_WAIT: Duration = Duration::from_secs(30);
-/// A publish under an idempotency key has been acknowledged after this, where the brokers serve.
+/// Time limit for a publish with an idempotency key to be acknowledged, including repeats.
 const ACKNOWLEDGED_MAX: Duration = Duration::from_secs(120);
 
 #[derive(Debug, Clone)]
@@ -143,7 +143,8 @@ async fn publish_once(client: &Client, message: &NewMessage, operations: &Atomic
 pub struct PublishLog(Vec<Publish>);
 
 impl PublishLog {
-    /// Checks that nothing was sent and acknowledged within these times, in which the brokers could not make the required copies.
+    /// Checks that no publish was sent and acknowledged within these times, in which fewer than `min.insync.replicas` brokers were
+    /// available.
     pub fn check_none_acknowledged(&self, without_copies: &[(Instant, Instant)]) {
         for Publish { publisher, number, outcome } in &self.0 {
             let Outcome::Acknowledged { place, between: (sent, answered), is_first: true } = outcome else { continue };

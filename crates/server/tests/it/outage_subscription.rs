@@ -14,7 +14,7 @@ use super::receiver::{Got, Receiver, Reply, reply};
 const NAME: &str = "outage";
 const ANSWER_DELAY: Duration = Duration::from_millis(2);
 const RETRIES_MAX: u32 = 1000;
-/// Repeated deliveries that are listed where there are any.
+/// Repeated deliveries that a failure lists, at most.
 const REPEATS_SHOWN: usize = 10;
 
 /// The ids of messages in order, by topic and key.
@@ -60,7 +60,7 @@ impl OutageSubscription {
         Self { receiver, arrivals }
     }
 
-    /// None where everything is delivered, or else a description of the remaining work.
+    /// A description of the deliveries that remain; `None` if everything is delivered.
     pub async fn remaining(&self, client: &Client) -> Option<String> {
         match client.subscription(NAME).await {
             Ok(shown) if shown.lag == Some(0) && shown.in_flight == Some(0) => None,

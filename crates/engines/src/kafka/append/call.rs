@@ -1,4 +1,4 @@
-//! The callers' side of an append: one answer per call, when its last record is settled.
+//! One call of `append`: collects the results of its records and answers the caller when the last one is settled.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -1,8 +1,8 @@
 //! Appending: callers put records into the queue of their partition; one task sends them as an idempotent producer.
 //!
 //! At most one batch of a partition is under way, so a retry cannot reorder. A batch keeps its producer id, epoch and sequence number
-//! until it is answered: the broker recognises a repeat and writes it once. A batch that is given up after it may have been
-//! received is answered as unknown, and its partition goes on under a new producer id.
+//! until it is answered: the broker recognises a repeat and writes it once. A batch that may have been received and is not
+//! acknowledged in time has the outcome `Unknown`, and its partition continues with a new producer id.
 
 mod call;
 mod outgoing;
@@ -26,7 +26,7 @@ use super::known::{KnownTopic, KnownTopics};
 use super::queries::Queries;
 use super::settings::KafkaSettings;
 
-/// How much longer than an append may take its caller waits for the answer.
+/// How much longer than `message_timeout` a caller waits for the answer to its append.
 const ANSWER_GRACE: Duration = Duration::from_secs(5);
 /// How long a batch waits before it is sent again.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
@@ -42,9 +42,9 @@ pub(super) struct Appender {
 struct Shared {
     settings: KafkaSettings,
     queues: RwLock<HashMap<PartitionId, Arc<Queue>>>,
-    /// Queues that the sending task has not been told of.
+    /// Queues with records that the sending task has not picked up yet.
     ready: Mutex<Vec<Arc<Queue>>>,
-    /// Topics that no longer exist and that the sending task has not been told of.
+    /// Deleted topics whose queues the sending task has not ended yet.
     forgotten: Mutex<Vec<TopicNumber>>,
     wake: Notify,
     /// Records and bytes that are not settled.
@@ -105,9 +105,11 @@ impl Appender {
                 },
             };
             let (topic, _, chunk) = &mut chunks[at];
-            // A record that follows one without room must not overtake it.
+            // After a record that does not fit, the rest of the call is refused too, so that no record overtakes it.
             let checked = check_record(&record, topic.record_bytes_max);
-            match checked.and_then(|()| if is_full { Err(full()) } else { self.shared.reserve(&record) }) {
+            match checked
+                .and_then(|()| if is_full { Err(full(&self.shared.settings)) } else { self.shared.reserve(&record) })
+            {
                 Ok(()) => chunk.push(index as u32, record),
                 Err(error) => {
                     is_full |= matches!(error, LogError::Overloaded(_));
@@ -122,7 +124,7 @@ impl Appender {
         }
     }
 
-    /// Waits until everything that was accepted is settled, within the time that an append may take.
+    /// Waits until all accepted records are settled, for `message_timeout` plus `ANSWER_GRACE` at most.
     pub async fn flush(&self) {
         let deadline = Instant::now() + self.answer_timeout;
         while self.shared.records.load(Ordering::Acquire) > 0 && Instant::now() < deadline {
@@ -138,8 +140,9 @@ impl Appender {
     }
 }
 
-fn full() -> LogError {
-    LogError::Overloaded("the send queue to Kafka is full".to_owned())
+fn full(settings: &KafkaSettings) -> LogError {
+    let (records, mib) = (settings.queue_records_max, settings.queue_bytes_max >> 20);
+    LogError::Overloaded(format!("the send queue to Kafka is full: the limit is {records} records or {mib} MiB"))
 }
 
 /// Validates a record before it is sent.
@@ -149,7 +152,10 @@ pub(super) fn check_record(record: &Record, limit: usize) -> Result<(), LogError
         return Err(LogError::TooLarge { size, limit });
     }
     if record.timestamp.as_millis() <= 0 {
-        return Err(LogError::Unsupported("Kafka does not support times before 1970-01-01T00:00:00.001Z".to_owned()));
+        return Err(LogError::Unsupported(format!(
+            "the record's time is {} ms since 1970; Kafka stores times from 1 ms (1970-01-01T00:00:00.001Z) on",
+            record.timestamp.as_millis()
+        )));
     }
     Ok(())
 }
@@ -161,7 +167,7 @@ impl Shared {
         let bytes = self.bytes.fetch_add(size, Ordering::AcqRel);
         if records >= self.settings.queue_records_max || bytes + size > self.settings.queue_bytes_max {
             self.release(1, size);
-            return Err(full());
+            return Err(full(&self.settings));
         }
         Ok(())
     }
@@ -173,16 +179,16 @@ impl Shared {
 
     fn put(&self, topic: Arc<KnownTopic>, partition: PartitionId, chunk: Chunk) {
         let queue = self.queue(topic, partition);
-        let must_tell = {
+        let must_signal = {
             let mut state = queue.state();
             state.bytes += chunk.bytes;
             state.chunks.push_back(chunk);
             !std::mem::replace(&mut state.is_signalled, true)
         };
-        if must_tell {
+        if must_signal {
             self.ready.lock().unwrap_or_else(PoisonError::into_inner).push(queue);
         }
-        if must_tell || !self.settings.linger.is_zero() {
+        if must_signal || !self.settings.linger.is_zero() {
             self.wake.notify_one();
         }
     }
@@ -205,7 +211,7 @@ impl Shared {
     }
 }
 
-/// The records of one partition that wait for their turn.
+/// The records of one partition that wait to be sent.
 struct Queue {
     partition: PartitionId,
     topic: Arc<KnownTopic>,
@@ -216,7 +222,7 @@ struct Queue {
 struct QueueState {
     chunks: VecDeque<Chunk>,
     bytes: usize,
-    /// Whether the sending task knows that something is here.
+    /// Whether the sending task has been notified of the records in this queue.
     is_signalled: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Records on their way: chunks as callers bring them, batches as brokers get them.
+//! Outgoing records: chunks as callers append them, and batches as they are sent to brokers.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -54,7 +54,7 @@ impl Chunk {
     }
 }
 
-/// A batch on its way.
+/// A batch that is sent until it is acknowledged, fails or expires.
 pub(super) struct Batch {
     pub(super) topic: Arc<KnownTopic>,
     pub(super) partition: PartitionId,
@@ -111,7 +111,7 @@ impl Batch {
         shared.release(self.count, self.bytes);
     }
 
-    /// The answer of a batch whose time is over.
+    /// Fails a batch that is given up: as unknown if it may have been written.
     pub(super) fn expired(self, why: &str, shared: &Shared) {
         let error = if self.may_be_written {
             LogError::Unknown(format!("Kafka did not acknowledge the record in time; it may have been written: {why}"))
@@ -121,7 +121,7 @@ impl Batch {
         self.failed(&error, shared);
     }
 
-    /// Takes the records at these places out, answered with `error`.
+    /// Removes the records at these positions of the batch and fails them with `error`.
     pub(super) fn refuse_some(&mut self, places: &[usize], error: &LogError, shared: &Shared) {
         let mut at = 0;
         for chunk in &mut self.chunks {
@@ -144,7 +144,7 @@ impl Batch {
         self.encoded = None;
     }
 
-    /// Gives the second half of the records away.
+    /// Splits off the second half of the records.
     pub(super) fn halve(&mut self) -> Self {
         let (mut left, mut second) = (self.count / 2, Vec::new());
         let mut first = Vec::new();

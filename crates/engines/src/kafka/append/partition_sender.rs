@@ -1,4 +1,4 @@
-//! The sending side of one partition: what goes next, under which producer id and sequence number, and what an answer means for it.
+//! The sender of one partition: selects the next batch, assigns its producer id and sequence number, and handles its outcome.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -100,8 +100,7 @@ impl PartitionSender {
         }
     }
 
-    /// The topic no longer exists: answers everything that waits. Nothing may be sent under its name any more, which may be another
-    /// topic's by now.
+    /// Fails all waiting records, because the topic no longer exists. They must not be sent: another topic may have the name by now.
     pub(super) fn end(&mut self, shared: &Shared) {
         for batch in self.again.drain(..) {
             if batch.may_be_written {
@@ -124,7 +123,7 @@ impl PartitionSender {
         }
     }
 
-    /// The sequence of this partition is in doubt: what follows goes under another producer id.
+    /// Makes the following batches use another producer id, because the sequence number of this partition is in doubt.
     pub(super) fn discard_producer_id(&mut self) {
         if let Some(identity) = self.identity.take() {
             self.expired_producer_number = identity.number;
@@ -133,7 +132,7 @@ impl PartitionSender {
         self.again.iter_mut().for_each(|batch| batch.encoded = None);
     }
 
-    /// The next batch, numbered and encoded. One that cannot be encoded is answered so.
+    /// The next batch, numbered and encoded. A batch that cannot be encoded fails, and the next one is taken.
     pub(super) fn take(&mut self, identity: Identity, settings: &KafkaSettings, shared: &Shared) -> Option<Batch> {
         loop {
             let mut batch = self.again.pop_front().or_else(|| self.gather())?;
@@ -244,7 +243,7 @@ impl PartitionSender {
                 self.retry(batch, now);
                 true
             }
-            // This attempt was refused; an earlier one without an answer may have been accepted all the same.
+            // This attempt was refused, but an earlier attempt without an answer may have been accepted.
             _ if batch.may_be_written && !outcome::is_passing(code) && !outcome::may_be_written(code) => {
                 self.discard_producer_id();
                 batch.expired(&code.to_string(), shared);

@@ -1,4 +1,4 @@
-//! The sending task: gathers what can be sent, one request per broker, and hands the answers to the partitions' senders.
+//! The sending task: puts ready batches into one request per broker, and passes the answers to the `PartitionSender`s.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, PoisonError};
@@ -21,21 +21,22 @@ use crate::kafka::queries::Queries;
 use crate::kafka::requests;
 use crate::kafka::settings::KafkaSettings;
 
-/// Requests under way to one broker. A broker works on one at a time; the second is there when the first is done.
+/// Requests under way on one connection. A broker processes one at a time; the second one already waits there when the first is done.
 const REQUESTS_PER_BROKER: usize = 2;
-/// Bytes of one request.
+/// A request with this many bytes gets no further batch.
 const REQUEST_BYTES_MAX: usize = 8 << 20;
 
-/// Where a request goes. Batches that are sent again have connections of their own: a partition whose replicas are late keeps the
-/// broker from answering, and must not hold up the others.
+/// The connection of a request. Batches that are sent again use a connection of their own: the broker delays the whole answer while the
+/// replicas of one partition lag, which must not delay other partitions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Way {
+struct ProduceTarget {
     broker: i32,
     is_repeat: bool,
 }
 
-enum Done {
-    Produced { way: Way, batches: Vec<(Batch, AttemptOutcome)> },
+/// A request that has ended.
+enum Completion {
+    Produced { target: ProduceTarget, batches: Vec<(Batch, AttemptOutcome)> },
     Identified(Result<(i64, i16), String>),
 }
 
@@ -48,8 +49,8 @@ pub(super) struct Sender {
     repeat_links: Arc<Links>,
     partitions: HashMap<PartitionId, PartitionSender>,
     sendable: VecDeque<PartitionId>,
-    under_way: FuturesUnordered<BoxFuture<'static, Done>>,
-    requests: HashMap<Way, usize>,
+    under_way: FuturesUnordered<BoxFuture<'static, Completion>>,
+    requests: HashMap<ProduceTarget, usize>,
     identity: Option<Identity>,
     /// The number of the last identity.
     identities: u64,
@@ -108,7 +109,7 @@ impl Sender {
                 () = shared.wake.notified() => {}
                 () = timer => {}
             }
-            // Everything that is answered already is taken in before new requests are made of it.
+            // Handles all answers that have arrived before it builds new requests.
             while let Some(Some(done)) = futures_util::FutureExt::now_or_never(self.under_way.next()) {
                 self.handle(done, &shared);
             }
@@ -129,11 +130,11 @@ impl Sender {
         });
     }
 
-    /// Sends what can be sent. Returns when to look again where nothing else happens.
+    /// Sends all batches that can be sent. Returns when to dispatch again if nothing else wakes the task.
     fn dispatch(&mut self, shared: &Arc<Shared>) -> Option<Instant> {
         let now = Instant::now();
         let mut wake_at: Option<Instant> = None;
-        let mut requests: HashMap<Way, (usize, Vec<Batch>)> = HashMap::new();
+        let mut requests: HashMap<ProduceTarget, (usize, Vec<Batch>)> = HashMap::new();
         let mut kept = VecDeque::new();
         let (mut needs_leader, mut needs_identity) = (None, false);
         while let Some(partition) = self.sendable.pop_front() {
@@ -163,9 +164,10 @@ impl Sender {
                 kept.push_back(partition);
                 continue;
             };
-            let way = Way { broker: leader, is_repeat: sender.again.front().is_some_and(|batch| batch.is_repeat) };
-            let (bytes, batches) = requests.entry(way).or_default();
-            let under_way = self.requests.get(&way).copied().unwrap_or(0);
+            let target =
+                ProduceTarget { broker: leader, is_repeat: sender.again.front().is_some_and(|batch| batch.is_repeat) };
+            let (bytes, batches) = requests.entry(target).or_default();
+            let under_way = self.requests.get(&target).copied().unwrap_or(0);
             if under_way >= REQUESTS_PER_BROKER || *bytes >= REQUEST_BYTES_MAX {
                 kept.push_back(partition);
                 continue;
@@ -186,7 +188,7 @@ impl Sender {
                     (sender.is_sendable, sender.is_under_way) = (false, true);
                     batches.push(batch);
                 }
-                // Nothing that could be encoded: the next look finds the queue empty.
+                // No batch could be encoded: the next dispatch finds the queue empty.
                 None => {
                     park(now);
                     kept.push_back(partition);
@@ -194,10 +196,10 @@ impl Sender {
             }
         }
         self.sendable = kept;
-        for (way, (_, batches)) in requests {
+        for (target, (_, batches)) in requests {
             if !batches.is_empty() {
-                *self.requests.entry(way).or_default() += 1;
-                self.under_way.push(Box::pin(self.produce(way, batches)));
+                *self.requests.entry(target).or_default() += 1;
+                self.under_way.push(Box::pin(self.produce(target, batches)));
             }
         }
         if let Some(topic) = needs_leader {
@@ -210,29 +212,29 @@ impl Sender {
                 if identity.is_err() {
                     tokio::time::sleep(RETRY_PAUSE).await;
                 }
-                Done::Identified(identity)
+                Completion::Identified(identity)
             }));
         }
         wake_at
     }
 
     /// One request to one broker.
-    fn produce(&self, way: Way, batches: Vec<Batch>) -> impl Future<Output = Done> + Send + 'static {
-        let links = if way.is_repeat { self.repeat_links.clone() } else { self.links.clone() };
+    fn produce(&self, target: ProduceTarget, batches: Vec<Batch>) -> impl Future<Output = Completion> + Send + 'static {
+        let links = if target.is_repeat { self.repeat_links.clone() } else { self.links.clone() };
         let (cluster, queries) = (self.cluster.clone(), self.queries.clone());
         let until = batches.iter().map(|batch| batch.deadline).max().unwrap_or_else(Instant::now);
         let left = until.saturating_duration_since(Instant::now()).clamp(RETRY_PAUSE, ANSWER_MAX);
         async move {
             let request = request_of(&batches, left);
             let called = async {
-                let connection = links.to(&cluster, way.broker).await?;
+                let connection = links.to(&cluster, target.broker).await?;
                 connection.call(&request, left).await
             };
             let answer = match called.await {
                 Ok(answer) => answer,
                 Err(error) => {
                     let attempt = |batch| (batch, AttemptOutcome::NotAnswered(error.clone()));
-                    return Done::Produced { way, batches: batches.into_iter().map(attempt).collect() };
+                    return Completion::Produced { target, batches: batches.into_iter().map(attempt).collect() };
                 }
             };
             let mut outcomes = Vec::with_capacity(batches.len());
@@ -257,23 +259,23 @@ impl Sender {
                 };
                 outcomes.push((batch, attempt));
             }
-            Done::Produced { way, batches: outcomes }
+            Completion::Produced { target, batches: outcomes }
         }
     }
 
-    fn handle(&mut self, done: Done, shared: &Arc<Shared>) {
+    fn handle(&mut self, done: Completion, shared: &Arc<Shared>) {
         match done {
-            Done::Identified(Ok((producer_id, epoch))) => {
+            Completion::Identified(Ok((producer_id, epoch))) => {
                 self.is_identifying = false;
                 self.identities += 1;
                 self.identity = Some(Identity { number: self.identities, producer_id, epoch });
             }
-            Done::Identified(Err(why)) => {
+            Completion::Identified(Err(why)) => {
                 self.is_identifying = false;
-                tracing::debug!("no producer id from Kafka yet: {why}");
+                tracing::debug!("cannot get a producer id from Kafka yet: {why}");
             }
-            Done::Produced { way, batches } => {
-                if let Some(requests) = self.requests.get_mut(&way) {
+            Completion::Produced { target, batches } => {
+                if let Some(requests) = self.requests.get_mut(&target) {
                     *requests -= 1;
                 }
                 for (batch, attempt) in batches {

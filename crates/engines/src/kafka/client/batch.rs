@@ -1,7 +1,7 @@
 //! Kafka's record batches (magic 2): written for `Produce`, read from `Fetch`. Pure: bytes in, bytes out.
 //!
-//! Keys and values that are read share the bytes of the answer. Bytes from a broker are checked, never believed: a checksum that
-//! does not match, a length that leads outside or a format that is not known is an error with its offset.
+//! Keys and values that are read share the bytes of the answer. Bytes from a broker are never trusted: a wrong checksum,
+//! a length beyond the end of the bytes or an unknown format is an error with its offset.
 
 use std::collections::HashSet;
 
@@ -11,7 +11,7 @@ use whimbrel_model::{Headers, HeadersBuilder, Record, StoredRecord, Timestamp};
 use super::compression;
 use crate::kafka::settings::Compression;
 
-/// Bytes before the length of a batch ends.
+/// Bytes of a batch up to the end of its length field.
 const PREFIX_BYTES: usize = 12;
 /// Bytes of a batch before its records.
 const HEADER_BYTES: usize = 61;
@@ -29,7 +29,7 @@ const ABORT_MARKER: i16 = 0;
 
 /// Bytes in memory that the batches of one answer may take when they are decoded. Decoding stops behind the batch that uses them up.
 pub(crate) const DECODED_BYTES_MAX: usize = 64 << 20;
-/// Records of one batch that is read. Each takes about 100 bytes in memory beside its own, so that few bytes could fill it.
+/// Records of one batch that is read. Each takes about 100 bytes of memory beside its content, so a small batch could fill the memory.
 const BATCH_RECORDS_MAX: usize = 2 << 20;
 
 /// The largest encoded size of a record beyond [`Record::size`]: its lengths, deltas and the number of its headers as varints.
@@ -131,9 +131,9 @@ fn put_record(bytes: &mut BytesMut, record: &Record, offset_delta: i64, base_tim
     }
 }
 
-/// A transaction whose records are not shown, as a `Fetch` answer names it.
+/// An aborted transaction that a `Fetch` answer lists. Its records are not returned to readers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Aborted {
+pub(crate) struct AbortedTransaction {
     pub producer_id: i64,
     pub first_offset: i64,
 }
@@ -148,7 +148,7 @@ pub(crate) struct Decoded {
     pub bytes: usize,
 }
 
-/// Bytes that are no record batches.
+/// A batch that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what} in the batch at offset {offset}")]
 pub(crate) struct Malformed {
@@ -161,14 +161,14 @@ pub(crate) struct Malformed {
 /// Reads batches from offset `from` on, without control records and without records of the transactions in `aborted`. The partition
 /// ends at `written_end`. Decoding stops behind the batch with which the records take `bytes_max` in memory.
 ///
-/// A batch at the end that is cut short is left for the next answer. A batch that cannot be read ends what is decoded; it is an error
-/// only where nothing before it leads on, so that the next read reports it and the records before it are not lost. Brokers send at
-/// least one whole batch or no bytes at all (since version 3 of `Fetch`): bytes without one whole batch are damaged.
+/// A truncated batch at the end is left for the next answer. Decoding stops at a batch that cannot be read: the records before it are
+/// returned, and the next read, which begins at that batch, returns the error. Brokers send at least one whole batch or no bytes at all
+/// (since version 3 of `Fetch`): bytes without one whole batch are damaged.
 pub(crate) fn decode(
     mut bytes: Bytes,
     from: u64,
     written_end: u64,
-    aborted: &[Aborted],
+    aborted: &[AbortedTransaction],
     bytes_max: usize,
 ) -> Result<Decoded, Malformed> {
     let mut decoded = Decoded { records: Vec::new(), next: from, bytes: 0 };
@@ -184,14 +184,14 @@ pub(crate) fn decode(
     Ok(decoded)
 }
 
-/// Takes the first batch off the bytes and its records into `decoded`.
+/// Removes the first batch from `bytes` and adds its records to `decoded`.
 fn decode_one(bytes: &mut Bytes, hidden: &mut Hidden, decoded: &mut Decoded) -> Result<(), String> {
-    let length = batch_length(bytes).ok_or("a batch that is cut short")?;
+    let length = batch_length(bytes).ok_or("a truncated header")?;
     if length < HEADER_BYTES {
-        return Err(format!("a length of {length} bytes"));
+        return Err(format!("a length of {length} bytes (the minimum is {HEADER_BYTES})"));
     }
     if bytes.len() < length {
-        return Err(format!("a length of {length} bytes, of which {} are there,", bytes.len()));
+        return Err(format!("a length of {length} bytes (the answer has {})", bytes.len()));
     }
     let batch = Batch::new(bytes.split_to(length));
     batch.check()?;
@@ -215,8 +215,9 @@ fn batch_length(bytes: &[u8]) -> Option<usize> {
     Some(PREFIX_BYTES + u32::from_be_bytes(*length) as usize)
 }
 
-/// Where reading continues behind the damaged batch that begins here. None of its fields can be believed, so it is the nearest place
-/// that its last offset, the number of its records or the batch behind it lead to. It is behind `from` and within the partition.
+/// The offset at which reading continues after the damaged batch that begins here. None of its fields can be trusted, so it is the
+/// lowest offset that follows from its last offset, its number of records or the batch after it. It is above `from` and within the
+/// partition.
 fn resume_at(bytes: &Bytes, from: u64, written_end: u64) -> u64 {
     let header = (bytes.len() >= HEADER_BYTES).then(|| Batch::new(bytes.clone()));
     let by_delta = header.as_ref().map(|batch| batch.last_offset().saturating_add(1));
@@ -229,15 +230,15 @@ fn resume_at(bytes: &Bytes, from: u64, written_end: u64) -> u64 {
     nearest.unwrap_or(at_least).min(written_end.max(at_least))
 }
 
-/// Which transactions are hidden at the place that is read.
+/// The aborted transactions at the batch that is being read.
 struct Hidden {
-    /// By their first offsets, the last one first.
-    coming: Vec<Aborted>,
+    /// Transactions that begin later, sorted by their first offsets in descending order.
+    coming: Vec<AbortedTransaction>,
     active: HashSet<i64>,
 }
 
 impl Hidden {
-    fn new(aborted: &[Aborted]) -> Self {
+    fn new(aborted: &[AbortedTransaction]) -> Self {
         let mut coming = aborted.to_vec();
         coming.sort_by_key(|each| std::cmp::Reverse(each.first_offset));
         Self { coming, active: HashSet::new() }
@@ -336,7 +337,7 @@ impl Batch {
             codec => compression::decompress(codec, &body).map_err(|error| error.to_string())?.into(),
         };
         let body_bytes = bytes.len();
-        // The count is what the broker says: it reserves no more than the bytes could hold.
+        // The count is not trusted: no more records are reserved than the bytes can hold.
         records.reserve((self.count.max(0) as usize).min(bytes.len() / 7 + 1));
         let mut fields = Fields { bytes, at: 0 };
         let mut names = Headers::builder();
@@ -363,7 +364,7 @@ struct RawRecord {
     headers: Fields,
 }
 
-/// Others may write names that are not text: they become text with replacement characters. A value that is null becomes empty.
+/// Header names of other producers may be invalid UTF-8: invalid bytes become replacement characters. A null value becomes empty.
 fn read_headers(mut fields: Fields, names: &mut HeadersBuilder) -> Result<Headers, String> {
     for _ in 0..fields.varint()? {
         let name = fields.bytes()?.unwrap_or_default();
@@ -374,7 +375,7 @@ fn read_headers(mut fields: Fields, names: &mut HeadersBuilder) -> Result<Header
     Ok(names.take())
 }
 
-/// Bytes that are read from the front, without trust.
+/// A reader of bytes from a broker, which checks every length.
 struct Fields {
     bytes: Bytes,
     at: usize,
@@ -415,12 +416,12 @@ impl Fields {
                 return Ok((value >> 1) as i64 ^ -((value & 1) as i64));
             }
         }
-        Err("a number of more than ten bytes".to_owned())
+        Err("a varint of more than ten bytes".to_owned())
     }
 }
 
 fn cut_short() -> String {
-    "a record that is cut short".to_owned()
+    "a truncated record".to_owned()
 }
 
 fn zigzag(value: i64) -> u64 {

@@ -1,9 +1,9 @@
 //! The cluster as this process knows it: brokers, leaders of partitions, and connections for short requests.
 //!
 //! Leaders come from `Metadata` answers, which are kept until a broker answers that it is not the leader or cannot be reached, and
-//! for half a minute at most. A refresh is made by one caller at a time and shared by all who wait for it. Each asks another broker
-//! than the one before, and a leader of an older epoch is not learned: a broker that is cut off from the controllers answers from old
-//! metadata. A broker that has just started may know no topic and no broker, not even itself: such an answer changes nothing.
+//! for 30 s at most. One caller at a time refreshes, and all callers that wait share the result. Each refresh asks another broker
+//! than the one before, and ignores a leader of an older epoch: a broker that is cut off from the controllers answers from old
+//! metadata. A broker that has just started may list no topic and no broker, not even itself: such an answer changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,9 +27,9 @@ const REFRESH_INTERVAL: Duration = Duration::from_millis(50);
 const ONE_OF_SEVERAL_MAX: Duration = Duration::from_millis(1500);
 /// How often the leaders are looked up where nothing else asks for it.
 const REFRESH_AT_LEAST_EVERY: Duration = Duration::from_secs(30);
-/// How long a broker that has not answered is asked last.
+/// How long a broker that has not answered is asked after all others.
 const AVOIDED_FOR: Duration = Duration::from_secs(10);
-/// Partitions of one topic that are believed. More is garbage.
+/// Partitions of one topic that are accepted from an answer; further ones are ignored.
 const PARTITIONS_MAX: usize = 1 << 20;
 /// An unreachable cluster is logged at most once in this time.
 const UNREACHABLE_LOGGED_EVERY: Duration = Duration::from_secs(5);
@@ -47,7 +47,7 @@ pub(crate) struct Cluster {
     admin_connections: Pool,
 }
 
-/// Connections that are shared by all who ask the same broker, by address.
+/// One shared connection to each broker, by address.
 #[derive(Default)]
 struct Pool(AsyncMutex<HashMap<String, Arc<Connection>>>);
 
@@ -121,19 +121,19 @@ impl Cluster {
         self.dialer.listener_hint()
     }
 
-    /// A new connection to a broker. The error says what failed.
+    /// Opens a new connection to a broker. The error names the address and the step that failed.
     pub async fn connect(&self, broker: i32) -> Result<Connection, String> {
         let address = self.address_of(broker).ok_or_else(|| format!("broker {broker} has no known address"))?;
         self.open(&address).await
     }
 
-    /// A connection for short requests, shared by all who ask this broker.
+    /// The shared connection to a broker for short requests.
     pub async fn metadata_connection(&self, broker: i32) -> Result<Arc<Connection>, String> {
         let address = self.address_of(broker).ok_or_else(|| format!("broker {broker} has no known address"))?;
         self.shared(&self.metadata_connections, &address).await
     }
 
-    /// A connection for requests that a broker may take long to answer.
+    /// The shared connection to a broker for requests that it may take long to answer.
     pub async fn admin_connection(&self, broker: i32) -> Result<Arc<Connection>, String> {
         let address = self.address_of(broker).ok_or_else(|| format!("broker {broker} has no known address"))?;
         self.shared(&self.admin_connections, &address).await
@@ -143,7 +143,8 @@ impl Cluster {
         if let Some(open) = pool.0.lock().await.get(address).filter(|each| !each.is_closed()) {
             return Ok(open.clone());
         }
-        // Not under the lock: a broker that hangs must not hold up requests to others. Two may open one each; the second stays.
+        // Not under the lock: a broker that hangs must not delay requests to others. Two callers may open one each; the pool keeps the
+        // later one.
         let opened = Arc::new(self.open(address).await?);
         pool.0.lock().await.insert(address.to_owned(), opened.clone());
         Ok(opened)
@@ -157,7 +158,7 @@ impl Cluster {
         self.state().brokers.get(&broker).cloned()
     }
 
-    /// Asks the broker that was named as controller, else any.
+    /// Asks the controller; any broker if the controller is unknown or no connection to it can be opened.
     pub async fn ask_controller<R: Request>(&self, request: &R, timeout: Duration) -> Result<R::Response, CallError> {
         let controller = {
             let state = self.state();
@@ -188,7 +189,7 @@ impl Cluster {
                     return Ok(answer);
                 }
                 Ok(Err(error)) => last = error,
-                // An attempt that was cut short by the deadline says less than the one before.
+                // The deadline cut this attempt short: the error of the one before names the cause.
                 Err(_) if left < attempt_max => continue,
                 Err(_) => last = CallError::NoAnswer(format!("{address}: no answer within {} ms", left.as_millis())),
             }
@@ -212,7 +213,7 @@ impl Cluster {
         tokio::time::timeout(limit, asked).await
     }
 
-    /// Every address worth asking: the one that answered last first, those that have not answered of late last.
+    /// All known addresses: first the broker that answered last, at the end brokers that failed to answer within the last `AVOIDED_FOR`.
     fn addresses(&self) -> Vec<String> {
         let mut state = self.state();
         state.avoided.retain(|_, at| at.elapsed() < AVOIDED_FOR);
@@ -227,7 +228,7 @@ impl Cluster {
         all
     }
 
-    /// Lets the broker behind the one that answered last be asked first.
+    /// Makes the broker after the one that answered last the first to be asked.
     pub fn prefer_another(&self) {
         let mut state = self.state();
         let known: Vec<&String> = state.brokers.values().collect();
@@ -249,7 +250,7 @@ impl Cluster {
         if answers.len() * 2 > addresses.len() {
             Ok(answers)
         } else {
-            Err(CallError::NotSent(format!("{} of {} brokers answer", answers.len(), addresses.len())))
+            Err(CallError::NotSent(format!("only {} of {} brokers answered", answers.len(), addresses.len())))
         }
     }
 
@@ -261,8 +262,8 @@ impl Cluster {
         Ok(answer)
     }
 
-    /// Looks the leaders of everything in use up again, at most once in `REFRESH_INTERVAL`. Errors are not reported: what was to be
-    /// learned is still unknown then, and the caller tries again.
+    /// Looks up the leaders of all topics in use again, at most once in `REFRESH_INTERVAL`. Errors are not reported: the leader then
+    /// stays unknown, and the caller tries again.
     pub async fn refresh(&self, topic: &str) {
         self.state().wanted.insert(topic.to_owned());
         self.refresh_all().await;
@@ -290,7 +291,7 @@ impl Cluster {
         *last = Some(Instant::now());
     }
 
-    /// Starts a refresh in the background, where none is under way there. The caller looks for the leader again after a pause.
+    /// Starts a refresh in the background, unless one is running there. The caller looks for the leader again after a pause.
     pub fn refresh_in_background(self: &Arc<Self>, topic: &str) {
         if self.is_refreshing.swap(true, Ordering::AcqRel) {
             return;
@@ -334,7 +335,8 @@ impl Cluster {
         }
     }
 
-    /// Looks the leaders up from time to time: a broker that lost its leadership and does not know it yet answers without an error.
+    /// Looks up the leaders every `REFRESH_AT_LEAST_EVERY`: a broker that has not noticed the loss of its leadership answers without an
+    /// error.
     pub async fn stay_current(&self) {
         loop {
             tokio::time::sleep(REFRESH_AT_LEAST_EVERY).await;

@@ -1,5 +1,5 @@
-//! The four compressions of Kafka's record batches. Decompression stops at a bound: a batch is what a broker sent, and broken or
-//! hostile bytes must not fill the memory.
+//! The four compression formats of Kafka's record batches. Decompression stops at 128 MiB per batch, so that damaged or hostile bytes
+//! cannot fill the memory.
 
 use std::io::{self, Read, Write as _};
 
@@ -51,7 +51,7 @@ fn decompress_within(codec: i16, bytes: &[u8], bytes_max: usize) -> io::Result<V
         2 => unsnappy(bytes, bytes_max),
         3 => bounded(lz4_flex::frame::FrameDecoder::new(bytes), bytes_max),
         4 => bounded(zstd::stream::read::Decoder::new(bytes)?, bytes_max),
-        other => Err(invalid(format!("codec {other} is not known"))),
+        other => Err(invalid(format!("unknown compression codec {other}"))),
     }
 }
 
@@ -84,7 +84,7 @@ fn unsnappy(bytes: &[u8], bytes_max: usize) -> io::Result<Vec<u8>> {
         unsnappy_block(bytes, &mut decompressed, bytes_max)?;
         return Ok(decompressed);
     }
-    let cut_short = || invalid("a snappy stream is cut short".to_owned());
+    let cut_short = || invalid("a truncated snappy stream".to_owned());
     let mut rest = bytes.get(XERIAL_HEADER_BYTES..).ok_or_else(cut_short)?;
     while let Some((length, after)) = rest.split_first_chunk::<4>() {
         let (block, after) = after.split_at_checked(u32::from_be_bytes(*length) as usize).ok_or_else(cut_short)?;
@@ -106,7 +106,7 @@ fn unsnappy_block(block: &[u8], decompressed: &mut Vec<u8>, bytes_max: usize) ->
 }
 
 fn too_large(bytes_max: usize) -> io::Error {
-    invalid(format!("a batch is over {bytes_max} bytes when decompressed"))
+    invalid(format!("more than {bytes_max} bytes after decompression"))
 }
 
 fn invalid(why: String) -> io::Error {

@@ -64,7 +64,7 @@ impl Dialer {
             None => Connection::start(stream, &self.client_id),
             Some(connector) => {
                 let host = host_of(address);
-                let name = ServerName::try_from(host.to_owned()).map_err(|error| format!("`{host}`: {error}"))?;
+                let name = ServerName::try_from(host.to_owned()).map_err(|error| format!("TLS: `{host}`: {error}"))?;
                 let stream = connector.connect(name, stream).await.map_err(|error| format!("TLS: {error}"))?;
                 Connection::start(stream, &self.client_id)
             }

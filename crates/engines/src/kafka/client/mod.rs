@@ -1,7 +1,7 @@
 //! A Kafka client for exactly the calls that the engine needs: connections with TLS and SASL, leaders, record batches.
 //!
-//! The codec of requests and answers is the crate `kafka-protocol`; record batches are written and read here, since they are where
-//! the time goes. Every call ends within a timeout that its caller names. Nothing here retries on its own except `Cluster::ask_any`.
+//! The codec of requests and answers is the crate `kafka-protocol`; record batches are written and read here, since they
+//! determine the throughput. Every call ends within a timeout that its caller sets. Only `Cluster::ask_any` retries, at other brokers.
 
 pub(crate) mod batch;
 pub(crate) mod cluster;

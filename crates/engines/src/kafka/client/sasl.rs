@@ -56,7 +56,9 @@ async fn send(connection: &Connection, token: Vec<u8>, timeout: Duration) -> Res
         None => Ok(answer.auth_bytes),
         Some(code) => {
             let reason = answer.error_message.map_or_else(|| code.to_string(), |message| message.to_string());
-            Err(format!("the broker refused the SASL credentials: {reason}"))
+            Err(format!(
+                "the broker refused the SASL credentials: {reason}; check `kafka.sasl_username` and `kafka.sasl_password`"
+            ))
         }
     }
 }
@@ -125,7 +127,7 @@ impl<'a> Scram<'a> {
         let signature = std::str::from_utf8(verdict).ok().and_then(|text| text.strip_prefix("v="));
         let signature = signature.and_then(|text| BASE64.decode(text.trim_end()).ok()).unwrap_or_default();
         constant_time::verify_slices_are_equal(&signature, &self.server_signature)
-            .map_err(|_| "the broker's SCRAM server signature is wrong".to_owned())
+            .map_err(|_| "wrong SCRAM server signature: the broker does not have the password".to_owned())
     }
 }
 

@@ -17,16 +17,16 @@ use crate::kafka::outcome;
 use crate::kafka::requests::group_by_topic;
 
 /// A partition with its topic.
-pub(super) type Place = (Arc<KnownTopic>, PartitionId);
+pub(super) type TopicPartition = (Arc<KnownTopic>, PartitionId);
 
-/// The answers of leaders.
-pub(super) struct Asked {
+/// The answers of the leaders of some partitions.
+pub(super) struct LeaderAnswers {
     /// Partitions in which this producer has a transaction open, each with its first offset.
     pub open: HashMap<PartitionId, u64>,
     /// Partitions whose leader has not answered.
-    pub waiting: Vec<Place>,
+    pub waiting: Vec<TopicPartition>,
     /// A partition that this client may not read, and Kafka's answer.
-    refused: Option<(Place, Code)>,
+    refused: Option<(TopicPartition, Code)>,
     /// Why a leader has not answered.
     pub why: String,
 }
@@ -36,7 +36,7 @@ impl FencedProducer {
     /// answered. A topic that was deleted has nothing open; writing to it reports that it does not exist.
     pub(super) async fn open_transactions(
         &mut self,
-        places: &[Place],
+        places: &[TopicPartition],
         deadline: Instant,
     ) -> Result<HashMap<PartitionId, u64>, WriteError> {
         let began = Instant::now();
@@ -64,15 +64,15 @@ impl FencedProducer {
             self.context.cluster.refresh(topic.name()).await;
             let again = self.ask_leaders(&asked.waiting, deadline).await;
             asked.open.extend(again.open);
-            asked = Asked { open: asked.open, ..again };
+            asked = LeaderAnswers { open: asked.open, ..again };
         }
     }
 
     /// Asks the leaders once.
-    pub(super) async fn ask_leaders(&self, places: &[Place], deadline: Instant) -> Asked {
+    pub(super) async fn ask_leaders(&self, places: &[TopicPartition], deadline: Instant) -> LeaderAnswers {
         let why = "the partition has no leader".to_owned();
-        let mut asked = Asked { open: HashMap::new(), waiting: Vec::new(), refused: None, why };
-        let mut by_leader: HashMap<i32, Vec<&Place>> = HashMap::new();
+        let mut asked = LeaderAnswers { open: HashMap::new(), waiting: Vec::new(), refused: None, why };
+        let mut by_leader: HashMap<i32, Vec<&TopicPartition>> = HashMap::new();
         for place in places {
             match self.context.cluster.leader(place.0.name(), place.1.index) {
                 Some(leader) => by_leader.entry(leader).or_default().push(place),
@@ -82,7 +82,7 @@ impl FencedProducer {
         let requests = by_leader.iter().map(|(leader, places)| self.describe_producers(*leader, places, deadline));
         let answers = futures_util::future::join_all(requests).await;
         for ((_, places), answer) in by_leader.iter().zip(answers) {
-            let found = |place: &Place| match &answer {
+            let found = |place: &TopicPartition| match &answer {
                 Ok(answer) => open_in(answer, place, self.producer_id()).map_err(|code| (Some(code), code.to_string())),
                 Err(error) => Err((None, error.to_string())),
             };
@@ -104,7 +104,7 @@ impl FencedProducer {
     fn describe_producers(
         &self,
         leader: i32,
-        places: &[&Place],
+        places: &[&TopicPartition],
         deadline: Instant,
     ) -> impl Future<Output = Result<DescribeProducersResponse, CallError>> + Send + use<> {
         let partitions = places.iter().map(|(topic, partition)| (topic.wire_name(), partition.index as i32));
@@ -123,10 +123,10 @@ impl FencedProducer {
     }
 }
 
-/// Where the producer has a transaction open in the partition, by a leader's answer.
+/// The first offset of the producer's open transaction in the partition, as its leader reports it.
 fn open_in(
     answer: &DescribeProducersResponse,
-    (topic, partition): &Place,
+    (topic, partition): &TopicPartition,
     producer_id: i64,
 ) -> Result<Option<u64>, Code> {
     let topic = answer.topics.iter().find(|each| each.name.as_str() == topic.name());
@@ -157,7 +157,7 @@ mod tests {
         DescribeProducersResponse::default().with_topics(vec![topic])
     }
 
-    fn place() -> Place {
+    fn place() -> TopicPartition {
         let topic = KnownTopic::new(TopicNumber(1), "orders".to_owned(), 4, 1000);
         (Arc::new(topic), PartitionId::new(TopicNumber(1), 3))
     }

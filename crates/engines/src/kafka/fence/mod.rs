@@ -2,7 +2,8 @@
 //! the open transaction of the previous producer and fence that producer. A commit is one transaction.
 //!
 //! A fence is a task with connections of its own, which takes commits one after the other: their order is that of the calls.
-//! `transaction` has the requests, `part` the batches of one partition, `repair` the transactions that Kafka has left open.
+//! `transaction` has the requests, `part` the batches of one partition, `inspect` the open transactions that leaders report, `repair`
+//! the closing of transactions that Kafka has left open.
 
 mod inspect;
 mod part;
@@ -70,7 +71,7 @@ impl FenceHandle {
         Ok(Self { commits })
     }
 
-    /// Takes its place in the order of commits when it is called, not when it is polled.
+    /// Queues a commit when it is called, not when it is polled: that gives the order of commits.
     pub fn commit(&self, entries: Vec<Entry>) -> impl Future<Output = CommitOutcome> + Send + use<> {
         let (answer, answered) = oneshot::channel();
         let sent = self.commits.try_send(Commit { entries, put_at: Instant::now(), answer });
@@ -129,14 +130,16 @@ impl FencedProducer {
         }
     }
 
-    /// The time that a commit may take begins when it was put, so that commits which wait for the same broker give up together.
+    /// The timeout of a commit begins when it is queued, so that commits that wait for the same broker time out together.
     async fn commit(&mut self, entries: &[Entry], put_at: Instant) -> CommitOutcome {
         if entries.is_empty() {
             return CommitOutcome::Done(Vec::new());
         }
         let (deadline, write_deadline) = (put_at + self.context.timeout, put_at + self.context.write_timeout);
         if Instant::now() >= write_deadline {
-            let why = "the commits before it took all of its time".to_owned();
+            let limit = self.context.write_timeout;
+            let why =
+                format!("the commit waited more than {limit:?} for earlier commits of its fence and was not started");
             return CommitOutcome::NotNow(LogError::Unavailable(why));
         }
         let mut topics = Vec::with_capacity(entries.len());

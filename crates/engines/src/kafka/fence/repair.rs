@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use whimbrel_model::ports::Entry;
 use whimbrel_model::{Event, PartitionId};
 
-use super::inspect::Place;
+use super::inspect::TopicPartition;
 use super::transaction::{FencedProducer, WriteError, not_now};
 use crate::kafka::coordinator::{self, Finding, TransactionOutcome};
 
@@ -21,7 +21,7 @@ use crate::kafka::coordinator::{self, Finding, TransactionOutcome};
 const STALLED_FOR: Duration = Duration::from_secs(1);
 /// How long the leaders of such partitions may take to answer.
 const CHECK_ANSWER_MAX: Duration = Duration::from_secs(1);
-/// How long a stalled partition is left alone in which this fence has nothing open, or whose transaction it could not close.
+/// How long a fence ignores a stalled partition in which it has no open transaction, or whose transaction it could not close.
 const EXAMINE_AGAIN_AFTER: Duration = Duration::from_secs(5);
 /// How often a transaction whose outcome is not in the coordinator's log is looked up and reported.
 const LOOK_UP_AGAIN_AFTER: Duration = Duration::from_secs(60);
@@ -36,7 +36,7 @@ const FINISHING_PAUSE: Duration = Duration::from_millis(50);
 pub(super) struct Repairs {
     /// The fence's last transaction in a partition. One that is not here may be a predecessor's or was aborted.
     last: HashMap<PartitionId, Last>,
-    /// Stalled places that this fence could do nothing about, and when that was found.
+    /// Stalled partitions with their offsets in which this fence had nothing to close, or could not close it, and when that was found.
     examined: HashMap<(PartitionId, u64), Instant>,
     /// Open transactions whose outcome is not in the coordinator's log, and when that was found.
     undecided: HashMap<(PartitionId, u64), Instant>,
@@ -51,8 +51,8 @@ enum Last {
 }
 
 impl Repairs {
-    /// The partitions get records now: how that ends is not known yet.
-    pub(super) fn forget(&mut self, places: &[Place]) {
+    /// Forgets the last outcome in partitions that get records now, since the outcome of those is not known yet.
+    pub(super) fn forget(&mut self, places: &[TopicPartition]) {
         for (_, partition) in places {
             self.last.remove(partition);
         }
@@ -98,16 +98,16 @@ impl FencedProducer {
         }
     }
 
-    /// Begins a transaction in these partitions, in which no earlier one of this fence is open.
-    pub(super) async fn begin(&mut self, places: &[Place], deadline: Instant) -> Result<(), WriteError> {
+    /// Begins a transaction in these partitions, after closing earlier transactions of this fence that are open there.
+    pub(super) async fn begin(&mut self, places: &[TopicPartition], deadline: Instant) -> Result<(), WriteError> {
         let mut closed: HashMap<PartitionId, u64> = HashMap::new();
         loop {
             self.settle(deadline).await?;
             self.examine_unknown(places, deadline).await?;
             self.add_partitions(places, TransactionOutcome::Committed, deadline).await?;
             let committed = places.iter().filter(|(_, partition)| self.repairs.is_committed(*partition));
-            let committed: Vec<Place> = committed.cloned().collect();
-            // Asked once: were this process to end now, the transaction would be aborted, and with it a commit whose marker is missing.
+            let committed: Vec<TopicPartition> = committed.cloned().collect();
+            // Asks once only: if this process ended now, Kafka would abort the transaction, and with it a commit whose marker is missing.
             let asked = self.ask_leaders(&committed, Instant::now() + CHECK_ANSWER_MAX).await;
             if asked.waiting.is_empty() && asked.open.is_empty() {
                 for (topic, partition) in &committed {
@@ -118,7 +118,7 @@ impl FencedProducer {
                 return Ok(());
             }
             closed.extend(asked.open);
-            // The marker of this empty transaction closes what hangs. The next round asks whether it was written.
+            // The marker of this empty transaction also closes the hanging one. The next round asks whether it was written.
             self.end_open(deadline).await?;
             if Instant::now() >= deadline {
                 return Err(not_now(0, format!("an earlier transaction is open: {}", asked.why)));
@@ -129,10 +129,10 @@ impl FencedProducer {
         }
     }
 
-    /// Closes what is open in partitions that the fence knows nothing of.
-    async fn examine_unknown(&mut self, places: &[Place], deadline: Instant) -> Result<(), WriteError> {
+    /// Closes the fence's open transactions in partitions whose last outcome it does not know.
+    async fn examine_unknown(&mut self, places: &[TopicPartition], deadline: Instant) -> Result<(), WriteError> {
         let unknown = places.iter().filter(|(_, partition)| !self.repairs.last.contains_key(partition));
-        let unknown: Vec<Place> = unknown.cloned().collect();
+        let unknown: Vec<TopicPartition> = unknown.cloned().collect();
         if unknown.is_empty() {
             return Ok(());
         }
@@ -160,7 +160,7 @@ impl FencedProducer {
             return Ok(());
         }
         let place = |partition: PartitionId| Some((self.context.known.get(partition.topic)?, partition));
-        let places: Vec<Place> = suspects.into_iter().filter_map(place).collect();
+        let places: Vec<TopicPartition> = suspects.into_iter().filter_map(place).collect();
         let asked = self.ask_leaders(&places, Instant::now() + CHECK_ANSWER_MAX).await;
         for place in &places {
             let (_, partition) = place;
@@ -181,16 +181,16 @@ impl FencedProducer {
         Ok(())
     }
 
-    /// Closes the transaction that is open in the partition from `start` on as the coordinator has decided it. The transaction's other
-    /// partitions are not touched: what is open there may be another one.
-    async fn repair(&mut self, place: &Place, start: u64, deadline: Instant) -> Result<(), WriteError> {
+    /// Closes the transaction that is open in the partition from `start` on, with the outcome that the coordinator has decided. It does
+    /// not touch other partitions of that transaction: another one may be open there.
+    async fn repair(&mut self, place: &TopicPartition, start: u64, deadline: Instant) -> Result<(), WriteError> {
         let began = Instant::now();
         let (_, partition) = place;
         let outcome = loop {
             match self.decision(place, start, deadline).await? {
                 Finding::Finished(outcome) => break outcome,
                 Finding::Nothing => {
-                    let why = "a transaction of this fence hangs, and the coordinator's decision is not in its log";
+                    let why = "a transaction of this fence hangs, and its outcome is not in `__transaction_state`";
                     return Err(not_now(0, why));
                 }
                 Finding::UnderWay if began.elapsed() >= FINISHING_MAX => {
@@ -204,14 +204,14 @@ impl FencedProducer {
             }
         };
         let closed = self.close(outcome, place, start, deadline).await;
-        // Its entries are not those of the commit that waits.
+        // The index of the error is not that of an entry of the waiting commit.
         closed.map_err(|error| match error {
             WriteError::Fenced => WriteError::Fenced,
             WriteError::Entry { error, .. } => not_now(0, error),
         })
     }
 
-    async fn decision(&mut self, place: &Place, start: u64, deadline: Instant) -> Result<Finding, WriteError> {
+    async fn decision(&mut self, place: &TopicPartition, start: u64, deadline: Instant) -> Result<Finding, WriteError> {
         let (topic, partition) = place;
         if self.repairs.has_committed(*partition, start) {
             return Ok(Finding::Finished(TransactionOutcome::Committed));
@@ -238,7 +238,7 @@ impl FencedProducer {
     async fn close(
         &mut self,
         outcome: TransactionOutcome,
-        place: &Place,
+        place: &TopicPartition,
         start: u64,
         deadline: Instant,
     ) -> Result<(), WriteError> {

@@ -1,6 +1,6 @@
 //! The requests of a transactional producer.
 //!
-//! It speaks the first version of the transaction protocol, in which the client adds partitions itself: with the second one a broker
+//! It uses version 1 of the transaction protocol, in which the client adds partitions itself: with version 2 a broker
 //! waits `add.partitions.to.txn.retry.backoff.ms` (20 ms) between two transactions of one id. Version 2 adds an epoch per transaction.
 //! This client gets the same safety in another way: **after any request that was not answered the fence takes a new epoch** before
 //! its next transaction, so that a request which arrives late has a stale epoch and is rejected.
@@ -20,7 +20,7 @@ use whimbrel_model::PartitionId;
 use whimbrel_model::ports::{CommitOutcome, Entry, LogError};
 
 use super::FenceContext;
-use super::inspect::Place;
+use super::inspect::TopicPartition;
 use super::part::Part;
 use super::repair::Repairs;
 use crate::kafka::client::batch::{BatchIdentity, next_sequence};
@@ -65,8 +65,8 @@ pub(super) enum WriteError {
 }
 
 impl WriteError {
-    /// The same error about the entries of `places`, where it is about those of `some` of them.
-    pub(super) fn blamed_in(self, some: &[Place], places: &[Place]) -> Self {
+    /// Converts the index of the error from an index into `some` to an index into `places`, which contains them.
+    pub(super) fn blamed_in(self, some: &[TopicPartition], places: &[TopicPartition]) -> Self {
         match self {
             Self::Entry { index, error } => {
                 let blamed = some.get(index).map(|(_, partition)| *partition);
@@ -117,9 +117,12 @@ impl FencedProducer {
         };
         match fence.init(deadline).await {
             Ok(()) => Ok(fence),
-            Err(Refusal::Code { code, .. }) if outcome::is_refused_for_good(code) => Err(LogError::Unsupported(
-                format!("cannot open the fence `{}`: {code}", fence.context.transactional_id),
-            )),
+            Err(Refusal::Code { code, .. }) if outcome::is_refused_for_good(code) => {
+                Err(LogError::Unsupported(format!(
+                    "cannot open the fence: {code}; check the ACLs of transactional id `{}`",
+                    fence.context.transactional_id
+                )))
+            }
             Err(Refusal::Code { code, .. }) => Err(outcome::unavailable(&code)),
             Err(Refusal::Late { why, .. }) => Err(outcome::unavailable(&why)),
         }
@@ -137,7 +140,7 @@ impl FencedProducer {
         deadline: Instant,
     ) -> Result<Vec<u64>, WriteError> {
         let mut parts = Part::of(topics, entries);
-        let places: Vec<Place> = parts.iter().map(|part| (part.topic.clone(), part.partition)).collect();
+        let places: Vec<TopicPartition> = parts.iter().map(|part| (part.topic.clone(), part.partition)).collect();
         self.begin(&places, deadline).await.map_err(|error| match error {
             WriteError::Entry { index, error } => WriteError::Entry { index: parts[index].first, error },
             fenced => fenced,
@@ -150,7 +153,7 @@ impl FencedProducer {
         })
     }
 
-    /// Ends what is open, and takes a new epoch where a request of this one may arrive late.
+    /// Ends the open transaction, and takes a new epoch if a request of the current one may arrive late.
     pub(super) async fn settle(&mut self, deadline: Instant) -> Result<(), WriteError> {
         self.end_open(deadline).await?;
         if !self.needs_new_epoch {
@@ -179,11 +182,11 @@ impl FencedProducer {
         Ok(())
     }
 
-    /// Begins a transaction, which is empty until records are written. A success says too that the coordinator has finished every
+    /// Begins a transaction, which is empty until records are written. Success also means that the coordinator has finished every
     /// earlier transaction of the fence.
     pub(super) async fn add_partitions(
         &mut self,
-        places: &[Place],
+        places: &[TopicPartition],
         ends_as: TransactionOutcome,
         deadline: Instant,
     ) -> Result<(), WriteError> {
@@ -218,7 +221,7 @@ impl FencedProducer {
             }
             if !outcome::is_unknown_partition(code) {
                 let culprit = culprit.into_inner().unwrap_or_else(PoisonError::into_inner);
-                let is_it = |(topic, partition): &Place| {
+                let is_it = |(topic, partition): &TopicPartition| {
                     culprit
                         .as_ref()
                         .is_some_and(|(name, index)| topic.name() == name && partition.index as i32 == *index)
@@ -242,7 +245,7 @@ impl FencedProducer {
         }
     }
 
-    /// Writes the records of all partitions, and again what was not accepted, until the deadline.
+    /// Writes the records of all partitions. Repeats those that were not accepted until the deadline.
     async fn write(
         &mut self,
         parts: &mut [Part],
@@ -273,7 +276,7 @@ impl FencedProducer {
                 .map(|(leader, places)| self.produce(*leader, places.iter().map(|at| &parts[*at]).collect(), deadline))
                 .collect();
             let answers = futures_util::future::join_all(sent).await;
-            // Every answer is taken in before the first error is returned: each says what the broker has of this producer.
+            // All answers are handled before the first error is returned: each one updates the sequence numbers of its partitions.
             let mut error = None;
             for ((_, places), answer) in by_leader.iter().zip(answers) {
                 match answer {
@@ -337,7 +340,7 @@ impl FencedProducer {
         }
     }
 
-    /// Handles the answer about one partition. Returns why it has to be sent again, where it has.
+    /// Handles the answer about one partition. Returns the reason if its batch must be sent again.
     async fn take_answer(
         &mut self,
         part: &mut Part,
@@ -384,7 +387,7 @@ impl FencedProducer {
         Err(part.refused(part.index_in_batch(culprit.unwrap_or(0)), code))
     }
 
-    /// Makes the transaction visible.
+    /// Commits the transaction.
     pub(super) async fn end(&mut self, offsets: Vec<u64>, deadline: Instant) -> CommitOutcome {
         match self.end_as(TransactionOutcome::Committed, deadline).await {
             Ok(()) => CommitOutcome::Done(offsets),
@@ -442,7 +445,7 @@ impl FencedProducer {
         Ok(())
     }
 
-    /// Asks the coordinator until it answers with something definite, or the deadline is over.
+    /// Repeats a request until the coordinator gives a definite answer or the deadline passes.
     async fn coordinate<R: Request>(
         &mut self,
         request: &R,
@@ -465,7 +468,7 @@ impl FencedProducer {
                         (Code::ConcurrentTransactions.to_string(), pause)
                     }
                     Some(code) if outcome::is_passing(code) => {
-                        // A coordinator that could not replicate its decision in time answers so too, and may yet have made it.
+                        // Also the answer of a coordinator that could not replicate its decision in time: the decision may take effect.
                         if code != Code::CoordinatorLoadInProgress {
                             is_certain = false;
                             self.needs_new_epoch = true;
@@ -505,13 +508,13 @@ impl FencedProducer {
         let request = FindCoordinatorRequest::default()
             .with_key(StrBytes::from_string(self.context.transactional_id.clone()))
             .with_key_type(TRANSACTION_KEY);
-        // Another broker than last time: one that is cut off from the controllers names a coordinator of old.
+        // Another broker than last time: one that is cut off from the controllers names a former coordinator.
         self.context.cluster.prefer_another();
         let answer = self.context.cluster.ask_any(&request, timeout).await;
         // This request changes nothing at the broker.
         let answer = answer.map_err(|error| CallError::NotSent(error.to_string()))?;
         if let Some(code) = Code::try_from_code(answer.error_code) {
-            return Err(CallError::NotSent(format!("the coordinator is not known: {code}")));
+            return Err(CallError::NotSent(format!("cannot find the transaction coordinator: {code}")));
         }
         self.context.cluster.learn_broker(answer.node_id.0, &answer.host, answer.port);
         Ok(answer.node_id.0)
@@ -522,7 +525,7 @@ impl FencedProducer {
     }
 }
 
-/// A step that is repeated until it succeeds, and logged where that takes long.
+/// A step that is repeated until it succeeds, and logged every [`SLOW_STEP`].
 struct SlowStep {
     waits_for: &'static str,
     why: String,
@@ -559,6 +562,6 @@ pub(super) fn not_now(index: usize, why: impl std::fmt::Display) -> WriteError {
 }
 
 /// The refusal of the entry at `index`, of `size` bytes.
-pub(super) fn refused((topic, partition): &Place, index: usize, code: Code, size: usize) -> WriteError {
+pub(super) fn refused((topic, partition): &TopicPartition, index: usize, code: Code, size: usize) -> WriteError {
     WriteError::Entry { index, error: outcome::append_error(code, *partition, size, topic.record_bytes_max) }
 }

@@ -9,7 +9,7 @@ const IDENTITY: BatchIdentity =
 /// A written end that bounds nothing.
 const END: u64 = u64::MAX;
 
-fn decode_all(bytes: Bytes, from: u64, written_end: u64, aborted: &[Aborted]) -> Result<Decoded, Malformed> {
+fn decode_all(bytes: Bytes, from: u64, written_end: u64, aborted: &[AbortedTransaction]) -> Result<Decoded, Malformed> {
     decode(bytes, from, written_end, aborted, DECODED_BYTES_MAX)
 }
 
@@ -83,7 +83,7 @@ fn records_of_aborted_transactions_are_hidden_until_their_marker() {
         marker(6, 1, 1),
     ]
     .concat();
-    let aborted = [Aborted { producer_id: 1, first_offset: 0 }];
+    let aborted = [AbortedTransaction { producer_id: 1, first_offset: 0 }];
     let decoded = decode_all(bytes.into(), 0, END, &aborted).unwrap();
     assert_eq!((offsets(&decoded), decoded.next), (vec![1, 2, 4], 7));
 }
