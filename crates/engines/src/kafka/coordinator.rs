@@ -50,7 +50,7 @@ pub(super) async fn look_up(
         from,
         bytes_max: FETCH_BYTES,
     };
-    read(fetcher, place(topic, index, at), deadline, |stored| {
+    read((queries, fetcher), place(topic, index, at), deadline, |stored| {
         since = Some(stored.record.timestamp.as_millis());
         false
     })
@@ -70,10 +70,9 @@ pub(super) async fn look_up(
     let home = home_of(id, count as i32) as u32;
     // The log is read from that time on, less the clock skew. If the clocks differ by more, the whole log is read.
     for begin in [(since - CLOCK_SKEW_MAX_MS).max(0), 0] {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let Some(from) = queries.offset(COORDINATOR_TOPIC, home, begin, End::Written, left).await? else { continue };
+        let Some(from) = offset_at(queries, home, begin, deadline).await? else { continue };
         let mut history = History::of(topic, index);
-        read(fetcher, place(COORDINATOR_TOPIC, home, from), deadline, |stored| {
+        read((queries, fetcher), place(COORDINATOR_TOPIC, home, from), deadline, |stored| {
             if id_of(stored.record.key.as_deref().unwrap_or_default()) == Some(id)
                 && let Some(state) = State::of(&stored.record.value)
             {
@@ -89,9 +88,23 @@ pub(super) async fn look_up(
     Ok(Finding::Nothing)
 }
 
+/// The first offset of the coordinator's log at a time.
+async fn offset_at(queries: &Queries, index: u32, time: i64, deadline: Instant) -> Result<Option<u64>, KafkaError> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match queries.offset(COORDINATOR_TOPIC, index, time, End::Written, left).await {
+            Err(error) if error.is_passing() && Instant::now() < deadline => {
+                tokio::time::sleep(PAUSE_BEFORE_ASKING_AGAIN).await;
+                queries.refresh(COORDINATOR_TOPIC).await;
+            }
+            answered => return answered,
+        }
+    }
+}
+
 /// Passes the records of a partition to `keep_reading`, open transactions included, until its end or until `keep_reading` returns false.
 async fn read(
-    fetcher: &Fetcher,
+    (queries, fetcher): (&Queries, &Fetcher),
     mut query: FetchQuery,
     deadline: Instant,
     mut keep_reading: impl FnMut(&StoredRecord) -> bool,
@@ -107,6 +120,7 @@ async fn read(
             }
             Err(FetchError::Kafka(error)) if error.is_passing() && Instant::now() < deadline => {
                 tokio::time::sleep(PAUSE_BEFORE_ASKING_AGAIN).await;
+                queries.refresh(query.topic.as_str()).await;
             }
             Err(error) => return Err(error),
         }

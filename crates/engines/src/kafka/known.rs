@@ -103,6 +103,10 @@ impl KnownTopics {
         let namesakes = topics.values().filter(|other| other.number != topic.number && other.name == topic.name);
         let displaced: Vec<TopicNumber> = namesakes.map(|other| other.number).collect();
         displaced.iter().for_each(|number| drop(topics.remove(number)));
+        // The metadata may come from a broker that has not learned of a growth yet.
+        if let Some(known) = topics.get(&topic.number).filter(|known| known.name == topic.name) {
+            topic.learn_partitions(known.partitions.load(Ordering::Acquire));
+        }
         topics.insert(topic.number, Arc::new(topic));
         displaced
     }

@@ -1,9 +1,12 @@
 //! The engine: its parts put together, and the two ports over them.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use tokio::runtime::{Handle, Runtime};
+use tokio::task::JoinSet;
 use whimbrel_model::ports::{
     AppendOutcome, Bounds, CommitOutcome, Entry, Fence, Log, LogError, LogTopics, PortFuture, ReadBatch, ReadLimits,
     TopicStatus,
@@ -48,7 +51,7 @@ const START_PAUSE: Duration = Duration::from_millis(100);
 /// - A fence uses one task, and one connection to each broker that is its coordinator or leads one of its partitions.
 /// - Records with a time before 1970-01-01T00:00:00.001Z are refused.
 /// - While Kafka is unreachable, calls return `Unavailable` or `Unknown` within `message_timeout` plus 5 s (appends),
-///   `transaction_timeout` (commits) or `request_timeout` (all others). They succeed again after the brokers are back, without a restart.
+///   `transaction_timeout` plus 5 s (commits) or `request_timeout` (all others). They succeed again after the brokers are back, without a restart.
 pub struct KafkaLog {
     parts: Parts,
 }
@@ -193,11 +196,14 @@ impl Parts {
     }
 
     async fn append(&self, entries: Vec<Entry>) -> AppendOutcome {
-        for entry in &entries {
-            if self.known.of(entry.partition).is_err() {
-                // A partition that is still unknown afterwards is answered with its record.
-                let _ = self.topic_of(entry.partition).await;
-            }
+        let absent: HashSet<PartitionId> =
+            entries.iter().map(|entry| entry.partition).filter(|each| self.known.of(*each).is_err()).collect();
+        let checks = absent.iter().filter_map(|partition| Some((self.known.get(partition.topic)?, *partition)));
+        let checks = checks.map(|(topic, partition)| async move { self.queries.check_exists(&topic, partition).await });
+        // A partition that does not exist is answered with its record.
+        let mut errors = join_all(checks).await.into_iter().filter_map(Result::err);
+        if let Some(error) = errors.find(|error| !matches!(error, LogError::UnknownPartition(_))) {
+            return vec![Err(error); entries.len()];
         }
         self.appender.append(&self.known, entries).await
     }
@@ -216,8 +222,10 @@ impl Parts {
             write_timeout: self.settings.message_timeout.min(self.settings.transaction_timeout),
             compression: self.settings.compression,
         };
-        let opening = self.runtime.handle.spawn(FenceHandle::open(context));
-        let handle = opening.await.map_err(|_| closing())??;
+        // The set ends the task when it is dropped: an opening whose caller has gone must not void a later fence of the same name.
+        let mut opening = JoinSet::new();
+        opening.spawn_on(FenceHandle::open(context), &self.runtime.handle);
+        let handle = opening.join_next().await.and_then(Result::ok).ok_or_else(closing)??;
         Ok(Fence { name: name.into(), epoch, handle: Arc::new(handle) })
     }
 

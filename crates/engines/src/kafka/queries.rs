@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join_all};
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::{BrokerId, ListOffsetsRequest, MetadataResponse, TopicName};
 use kafka_protocol::protocol::StrBytes;
@@ -135,9 +135,49 @@ impl Queries {
     /// Whether the cluster reports that it has no such partition. One broker may not have learned of it yet: every broker that
     /// answers must report the same.
     pub async fn is_gone(&self, topic: &str, index: u32) -> Result<bool, LogError> {
-        let answers = self.cluster.metadata_of_each(topic, self.timeout.min(ANSWER_MAX)).await;
-        let answers = answers.map_err(|error| outcome::unavailable(&error))?;
+        let answers = self.metadata_of_each(topic).await?;
         Ok(answers.iter().all(|answer| outcome::is_without(answer, topic, index)))
+    }
+
+    /// The same for several partitions, asked at the same time. A partition counts as existing where the brokers do not answer.
+    pub async fn are_gone(&self, partitions: impl Iterator<Item = (&str, u32)>) -> Vec<bool> {
+        let asked = partitions.map(|(topic, index)| self.is_gone(topic, index));
+        join_all(asked).await.into_iter().map(|gone| gone.unwrap_or(false)).collect()
+    }
+
+    /// The largest number of partitions that a broker reports for the topic. A broker that has not learned of a growth reports fewer.
+    pub async fn partition_count(&self, topic: &str) -> Result<u32, LogError> {
+        let answers = self.metadata_of_each(topic).await?;
+        let topics = answers.iter().flat_map(|answer| &answer.topics);
+        let named = topics.filter(|found| found.name.as_ref().is_some_and(|name| name.as_str() == topic));
+        Ok(named.map(|found| found.partitions.len() as u32).max().unwrap_or(0))
+    }
+
+    /// Checks that a partition exists which the topic does not seem to have: another client may have grown the topic. Only an answer of
+    /// the whole cluster makes it `UnknownPartition`.
+    pub async fn check_exists(&self, topic: &KnownTopic, partition: PartitionId) -> Result<(), LogError> {
+        if topic.has(partition.index) {
+            return Ok(());
+        }
+        topic.learn_partitions(self.partition_count(topic.name()).await?);
+        if topic.has(partition.index) {
+            return Ok(());
+        }
+        if self.is_gone(topic.name(), partition.index).await? {
+            return Err(LogError::UnknownPartition(partition));
+        }
+        let (name, index) = (topic.name(), partition.index);
+        Err(LogError::Unavailable(format!("the brokers do not agree yet whether topic `{name}` has partition {index}")))
+    }
+
+    async fn metadata_of_each(&self, topic: &str) -> Result<Vec<MetadataResponse>, LogError> {
+        let answers = self.cluster.metadata_of_each(topic, self.timeout.min(ANSWER_MAX)).await;
+        answers.map_err(|error| outcome::unavailable(&error))
+    }
+
+    /// Looks up the leaders again.
+    pub async fn refresh(&self, topic: &str) {
+        self.cluster.refresh(topic).await;
     }
 
     /// Sends a request about a partition, and repeats it while leadership is moving or a broker has not learned of the partition yet.

@@ -1,8 +1,8 @@
-//! Brokers of unit tests, in the test's own process. They answer `ApiVersions` and `Metadata` by themselves and `Fetch` by a function of
-//! the test. They know one topic, all of whose partitions have the same leader.
+//! Brokers of unit tests, in the test's own process. They answer `ApiVersions`, `Metadata`, `FindCoordinator` and `InitProducerId` by
+//! themselves and `Fetch` by a function of the test; at any other request they close the connection. They know one topic, all of whose
+//! partitions have the same leader. The last broker is the transaction coordinator.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use kafka_protocol::messages::api_versions_response::ApiVersion;
@@ -10,8 +10,9 @@ use kafka_protocol::messages::metadata_response::{
     MetadataResponseBroker, MetadataResponsePartition, MetadataResponseTopic,
 };
 use kafka_protocol::messages::{
-    ApiVersionsRequest, ApiVersionsResponse, BrokerId, FetchRequest, FetchResponse, MetadataRequest, MetadataResponse,
-    RequestHeader, ResponseHeader, TopicName,
+    AddPartitionsToTxnRequest, ApiVersionsRequest, ApiVersionsResponse, BrokerId, DescribeProducersRequest,
+    FetchRequest, FetchResponse, FindCoordinatorRequest, FindCoordinatorResponse, InitProducerIdRequest,
+    InitProducerIdResponse, MetadataRequest, MetadataResponse, ProducerId, RequestHeader, ResponseHeader, TopicName,
 };
 use kafka_protocol::protocol::{Decodable as _, Encodable as _, HeaderVersion as _, Request, StrBytes};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -35,8 +36,17 @@ pub(super) struct StubCluster {
 struct Shared {
     /// The brokers' ports. Their numbers are 0, 1, …
     ports: Vec<u16>,
-    leader: AtomicI32,
+    /// The topic as each broker knows it.
+    topics: Mutex<Vec<TopicView>>,
     respond: Box<Respond>,
+}
+
+/// The topic as one broker knows it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TopicView {
+    pub partitions: i32,
+    pub leader: i32,
+    pub leader_epoch: i32,
 }
 
 impl StubCluster {
@@ -51,7 +61,9 @@ impl StubCluster {
             ports.push(listener.local_addr().expect("the listener has an address").port());
             listeners.push(listener);
         }
-        let shared = Arc::new(Shared { ports, leader: AtomicI32::new(0), respond: Box::new(respond) });
+        let topic = TopicView { partitions: PARTITIONS, leader: 0, leader_epoch: 0 };
+        let topics = Mutex::new(vec![topic; brokers]);
+        let shared = Arc::new(Shared { ports, topics, respond: Box::new(respond) });
         for (broker, listener) in (0..).zip(listeners) {
             let shared = shared.clone();
             tokio::spawn(async move {
@@ -65,7 +77,12 @@ impl StubCluster {
 
     /// Moves the leadership of all partitions.
     pub fn set_leader(&self, broker: i32) {
-        self.shared.leader.store(broker, Ordering::Release);
+        self.shared.topics().iter_mut().for_each(|topic| topic.leader = broker);
+    }
+
+    /// Changes the topic as one broker knows it.
+    pub fn set_topic(&self, broker: usize, topic: TopicView) {
+        self.shared.topics()[broker] = topic;
     }
 
     pub fn connect(&self) -> Arc<Cluster> {
@@ -86,57 +103,93 @@ async fn serve(mut socket: TcpStream, broker: i32, shared: Arc<Shared>) {
         if socket.read_exact(&mut frame).await.is_err() {
             return;
         }
-        if let Some(answer) = shared.answer(broker, frame.freeze())
-            && socket.write_all(&answer).await.is_err()
-        {
-            return;
+        match shared.answer(broker, frame.freeze()) {
+            Answer::Bytes(answer) if socket.write_all(&answer).await.is_ok() => {}
+            Answer::None => {}
+            Answer::Bytes(_) | Answer::Close => return,
         }
     }
 }
 
+enum Answer {
+    Bytes(Bytes),
+    None,
+    Close,
+}
+
 impl Shared {
-    fn answer(&self, broker: i32, mut frame: Bytes) -> Option<Bytes> {
+    fn topics(&self) -> MutexGuard<'_, Vec<TopicView>> {
+        self.topics.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn answer(&self, broker: i32, mut frame: Bytes) -> Answer {
         let (key, version) = (frame.clone().get_i16(), frame.slice(2..).get_i16());
+        let frame = &mut frame;
         match key {
-            ApiVersionsRequest::KEY => answer::<ApiVersionsRequest>(&mut frame, version, |_| Some(versions())),
-            MetadataRequest::KEY => answer::<MetadataRequest>(&mut frame, version, |_| Some(self.metadata())),
-            FetchRequest::KEY => answer::<FetchRequest>(&mut frame, version, |request| (self.respond)(broker, request)),
-            other => panic!("the stub does not know request {other}"),
+            ApiVersionsRequest::KEY => answer::<ApiVersionsRequest>(frame, version, |_| Some(versions())),
+            MetadataRequest::KEY => answer::<MetadataRequest>(frame, version, |_| Some(self.metadata(broker))),
+            FetchRequest::KEY => answer::<FetchRequest>(frame, version, |request| (self.respond)(broker, request)),
+            FindCoordinatorRequest::KEY => {
+                answer::<FindCoordinatorRequest>(frame, version, |_| Some(self.coordinator()))
+            }
+            InitProducerIdRequest::KEY => {
+                let response = InitProducerIdResponse::default().with_producer_id(ProducerId(1));
+                answer::<InitProducerIdRequest>(frame, version, |_| Some(response))
+            }
+            _ => Answer::Close,
         }
     }
 
-    fn metadata(&self) -> MetadataResponse {
+    fn coordinator(&self) -> FindCoordinatorResponse {
+        let last = self.ports.len() - 1;
+        FindCoordinatorResponse::default()
+            .with_node_id(BrokerId(last as i32))
+            .with_host(StrBytes::from_static_str("127.0.0.1"))
+            .with_port(i32::from(self.ports[last]))
+    }
+
+    fn metadata(&self, broker: i32) -> MetadataResponse {
+        let view = self.topics()[broker as usize];
         let broker = |(number, port): (i32, &u16)| {
             let host = StrBytes::from_static_str("127.0.0.1");
             MetadataResponseBroker::default().with_node_id(BrokerId(number)).with_host(host).with_port(i32::from(*port))
         };
-        let leader = BrokerId(self.leader.load(Ordering::Acquire));
-        let partition = |index| MetadataResponsePartition::default().with_partition_index(index).with_leader_id(leader);
+        let partition = |index| {
+            MetadataResponsePartition::default()
+                .with_partition_index(index)
+                .with_leader_id(BrokerId(view.leader))
+                .with_leader_epoch(view.leader_epoch)
+        };
         let topic = MetadataResponseTopic::default()
             .with_name(Some(topic_name()))
-            .with_partitions((0..PARTITIONS).map(partition).collect());
+            .with_partitions((0..view.partitions).map(partition).collect());
         MetadataResponse::default().with_brokers((0..).zip(&self.ports).map(broker).collect()).with_topics(vec![topic])
     }
 }
 
 fn versions() -> ApiVersionsResponse {
     let version = |(key, max)| ApiVersion::default().with_api_key(key).with_min_version(0).with_max_version(max);
-    ApiVersionsResponse::default()
-        .with_api_keys([(FetchRequest::KEY, 12), (MetadataRequest::KEY, 12)].map(version).to_vec())
+    let versions = [
+        (FetchRequest::KEY, 12),
+        (MetadataRequest::KEY, 12),
+        (FindCoordinatorRequest::KEY, 3),
+        (InitProducerIdRequest::KEY, 4),
+        (AddPartitionsToTxnRequest::KEY, 3),
+        (DescribeProducersRequest::KEY, 0),
+    ];
+    ApiVersionsResponse::default().with_api_keys(versions.map(version).to_vec())
 }
 
-fn answer<R: Request>(
-    frame: &mut Bytes,
-    version: i16,
-    respond: impl FnOnce(R) -> Option<R::Response>,
-) -> Option<Bytes> {
+fn answer<R: Request>(frame: &mut Bytes, version: i16, respond: impl FnOnce(R) -> Option<R::Response>) -> Answer {
     let header = RequestHeader::decode(frame, R::header_version(version)).expect("the header can be decoded");
-    let response = respond(R::decode(frame, version).expect("the request can be decoded"))?;
+    let Some(response) = respond(R::decode(frame, version).expect("the request can be decoded")) else {
+        return Answer::None;
+    };
     let mut body = BytesMut::new();
     let header = ResponseHeader::default().with_correlation_id(header.correlation_id);
     header.encode(&mut body, R::Response::header_version(version)).expect("the header can be encoded");
     response.encode(&mut body, version).expect("the answer can be encoded");
     let mut answer = BytesMut::from(&(body.len() as i32).to_be_bytes()[..]);
     answer.extend_from_slice(&body);
-    Some(answer.freeze())
+    Answer::Bytes(answer.freeze())
 }

@@ -56,6 +56,7 @@ pub(super) struct Topics {
 impl Topics {
     pub async fn create(&self, spec: &TopicSpec) -> Result<u32, LogError> {
         if let Some(found) = self.look(&spec.name, |_| true).await? {
+            let found = self.look_at_each(spec, found).await?;
             return self.make_known(spec, &found, Vec::new()).await;
         }
         let configs = new_configs(spec, self.settings.batch_bytes_max());
@@ -232,6 +233,19 @@ impl Topics {
         {
             topic.learn_partitions(found.partitions.len() as u32);
         }
+    }
+
+    /// The topic with all its partitions. A broker that has not learned of a growth yet reports fewer than another one.
+    async fn look_at_each(&self, spec: &TopicSpec, found: FoundTopic) -> Result<FoundTopic, LogError> {
+        let count = found.partitions.len() as u32;
+        if count >= spec.partitions {
+            return Ok(found);
+        }
+        let most = self.queries.partition_count(&spec.name).await?;
+        if most <= count {
+            return Ok(found);
+        }
+        self.wait_for(&spec.name, |topic| topic.partitions.len() as u32 >= most).await
     }
 
     /// The topic as the brokers report it now; `None` if it does not exist or `accepts` returns false.

@@ -69,6 +69,8 @@ pub(crate) fn encode<'a>(
         put_record(&mut bytes, record, i64::from(count), base_time);
         count += 1;
     }
+    let can_compress = compression::can_compress(bytes.len() - HEADER_BYTES);
+    let compression = if can_compress { compression } else { Compression::None };
     if compression != Compression::None {
         let compressed = compression::compress(compression, &bytes[HEADER_BYTES..])?;
         bytes.truncate(HEADER_BYTES);

@@ -291,6 +291,15 @@ impl Cluster {
         *last = Some(Instant::now());
     }
 
+    /// Looks up the leaders of all topics in use at one broker. A leader with a later epoch replaces the known one.
+    pub async fn learn_leaders_from(&self, connection: &Connection, timeout: Duration) -> Result<(), CallError> {
+        let names: Vec<String> = self.state().leaders.keys().cloned().collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let answer = connection.call(&metadata_request(Some(&names)), timeout).await?;
+        self.learn(&answer);
+        Ok(())
+    }
+
     /// Starts a refresh in the background, unless one is running there. The caller looks for the leader again after a pause.
     pub fn refresh_in_background(self: &Arc<Self>, topic: &str) {
         if self.is_refreshing.swap(true, Ordering::AcqRel) {

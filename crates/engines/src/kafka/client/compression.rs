@@ -12,6 +12,11 @@ const XERIAL_MAGIC: &[u8] = &[0x82, b'S', b'N', b'A', b'P', b'P', b'Y', 0];
 const XERIAL_HEADER_BYTES: usize = 16;
 const SNAPPY_BLOCK_BYTES: usize = 32 << 10;
 
+/// Whether a body of this size may be compressed: it must be possible to read it back.
+pub(super) fn can_compress(bytes: usize) -> bool {
+    bytes <= DECOMPRESSED_BYTES_MAX
+}
+
 /// The codec in the attributes of a batch.
 pub(super) fn codec_of(compression: Compression) -> i16 {
     match compression {

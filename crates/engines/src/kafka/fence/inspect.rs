@@ -48,13 +48,9 @@ impl FencedProducer {
             }
             let is_late = Instant::now() >= deadline;
             if is_late || began.elapsed() >= UNKNOWN_MAX {
-                let mut there = Vec::new();
-                for (topic, partition) in asked.waiting {
-                    if !self.context.queries.is_gone(topic.name(), partition.index).await.unwrap_or(false) {
-                        there.push((topic, partition));
-                    }
-                }
-                asked.waiting = there;
+                let gone = self.are_gone(&asked.waiting).await;
+                let there = asked.waiting.into_iter().zip(gone).filter(|(_, is_gone)| !is_gone);
+                asked.waiting = there.map(|(place, _)| place).collect();
             }
             let Some((topic, _)) = asked.waiting.first() else { return Ok(asked.open) };
             if is_late {
@@ -66,6 +62,12 @@ impl FencedProducer {
             asked.open.extend(again.open);
             asked = LeaderAnswers { open: asked.open, ..again };
         }
+    }
+
+    /// Whether the cluster reports that it has no such partition, for each of `places`.
+    pub(super) async fn are_gone(&self, places: &[TopicPartition]) -> Vec<bool> {
+        let partitions = places.iter().map(|(topic, partition)| (topic.name(), partition.index));
+        self.context.queries.are_gone(partitions).await
     }
 
     /// Asks the leaders once.

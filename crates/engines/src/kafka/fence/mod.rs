@@ -8,6 +8,8 @@
 mod inspect;
 mod part;
 mod repair;
+#[cfg(test)]
+mod tests;
 mod transaction;
 
 use std::sync::Arc;
@@ -31,6 +33,8 @@ use super::settings::Compression;
 const COMMITS_WAITING_MAX: usize = 64;
 /// How long a failed commit is given to end its transaction. The next check tries again.
 const CLEAN_UP_MAX: Duration = Duration::from_millis(500);
+/// How much longer than its timeout a commit may take, for the last request of each step, before its outcome is unknown.
+const COMMIT_GRACE: Duration = Duration::from_secs(5);
 /// How often a fence checks for transactions that hang.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -54,6 +58,8 @@ pub(super) struct FenceContext {
 /// An open fence, as [`whimbrel_model::ports::Fence`] carries it. Its task ends when the last clone is dropped.
 pub(super) struct FenceHandle {
     commits: mpsc::Sender<Commit>,
+    /// When the outcome of a commit that is not answered is unknown.
+    answer_max: Duration,
 }
 
 struct Commit {
@@ -65,21 +71,25 @@ struct Commit {
 impl FenceHandle {
     /// Opens the fence on the current runtime.
     pub async fn open(context: FenceContext) -> Result<Self, LogError> {
+        let answer_max = context.timeout + COMMIT_GRACE;
         let fence = FencedProducer::open(context).await?;
         let (commits, waiting) = mpsc::channel(COMMITS_WAITING_MAX);
         tokio::spawn(fence.serve(waiting));
-        Ok(Self { commits })
+        Ok(Self { commits, answer_max })
     }
 
     /// Queues a commit when it is called, not when it is polled: that gives the order of commits.
     pub fn commit(&self, entries: Vec<Entry>) -> impl Future<Output = CommitOutcome> + Send + use<> {
         let (answer, answered) = oneshot::channel();
-        let sent = self.commits.try_send(Commit { entries, put_at: Instant::now(), answer });
+        let (put_at, answer_max) = (Instant::now(), self.answer_max);
+        let sent = self.commits.try_send(Commit { entries, put_at, answer });
         async move {
             match sent {
-                Ok(()) => answered
-                    .await
-                    .unwrap_or_else(|_| CommitOutcome::Unknown("the fence was closed during the commit".to_owned())),
+                Ok(()) => match tokio::time::timeout_at((put_at + answer_max).into(), answered).await {
+                    Ok(Ok(outcome)) => outcome,
+                    Ok(Err(_)) => CommitOutcome::Unknown("the fence was closed during the commit".to_owned()),
+                    Err(_) => CommitOutcome::Unknown(format!("no outcome within {answer_max:?}")),
+                },
                 Err(TrySendError::Full(_)) => CommitOutcome::NotNow(LogError::Overloaded(format!(
                     "{COMMITS_WAITING_MAX} commits of this fence are waiting, which is the limit"
                 ))),
@@ -146,7 +156,7 @@ impl FencedProducer {
         for (index, entry) in entries.iter().enumerate() {
             match self.check(entry).await {
                 Ok(topic) => topics.push(topic),
-                Err(error) => return CommitOutcome::Refused { index, error },
+                Err(error) => return failed(index, error),
             }
         }
         match self.begin_and_write(&topics, entries, write_deadline).await {
@@ -162,31 +172,24 @@ impl FencedProducer {
                 if matches!(self.end_open(Instant::now() + CLEAN_UP_MAX).await, Err(WriteError::Fenced)) {
                     return CommitOutcome::Fenced;
                 }
-                match error {
-                    LogError::Unavailable(_) | LogError::Overloaded(_) | LogError::Unknown(_) => {
-                        CommitOutcome::NotNow(error)
-                    }
-                    refused => CommitOutcome::Refused { index, error: refused },
-                }
+                failed(index, error)
             }
         }
     }
 
-    /// Checks an entry before anything is sent. A partition that is new to this process is looked up once.
+    /// Checks an entry before anything is sent.
     async fn check(&self, entry: &Entry) -> Result<Arc<KnownTopic>, LogError> {
-        let unknown = LogError::UnknownPartition(entry.partition);
-        let topic = self.context.known.get(entry.partition.topic).ok_or(unknown.clone())?;
-        if !topic.has(entry.partition.index)
-            && topic.may_look_up(Instant::now())
-            && let Ok(metadata) = self.context.queries.metadata(Some(topic.name())).await
-            && let Some(found) = metadata.topics.first()
-        {
-            topic.learn_partitions(found.partitions.len() as u32);
-        }
-        if !topic.has(entry.partition.index) {
-            return Err(unknown);
-        }
+        let topic = self.context.known.get(entry.partition.topic).ok_or(LogError::UnknownPartition(entry.partition))?;
+        self.context.queries.check_exists(&topic, entry.partition).await?;
         check_record(&entry.record, topic.record_bytes_max)?;
         Ok(topic)
+    }
+}
+
+/// The outcome of a commit of which nothing is written because of the entry at `index`.
+fn failed(index: usize, error: LogError) -> CommitOutcome {
+    match error {
+        LogError::Unavailable(_) | LogError::Overloaded(_) | LogError::Unknown(_) => CommitOutcome::NotNow(error),
+        refused => CommitOutcome::Refused { index, error: refused },
     }
 }

@@ -116,7 +116,10 @@ impl FencedProducer {
             needs_new_epoch: false,
         };
         match fence.init(deadline).await {
-            Ok(()) => Ok(fence),
+            Ok(()) => {
+                fence.learn_leaders(deadline).await.map_err(|error| outcome::unavailable(&error))?;
+                Ok(fence)
+            }
             Err(Refusal::Code { code, .. }) if outcome::is_refused_for_good(code) => {
                 Err(LogError::Unsupported(format!(
                     "cannot open the fence: {code}; check the ACLs of transactional id `{}`",
@@ -126,6 +129,15 @@ impl FencedProducer {
             Err(Refusal::Code { code, .. }) => Err(outcome::unavailable(&code)),
             Err(Refusal::Late { why, .. }) => Err(outcome::unavailable(&why)),
         }
+    }
+
+    /// Looks up the leaders at the coordinator. It has finished the transactions of the fence before, so it knows the leaders to which
+    /// their records went. A cached leader that has been replaced since would report an end before those records.
+    async fn learn_leaders(&self, deadline: Instant) -> Result<(), CallError> {
+        let coordinator = self.coordinator.ok_or_else(|| CallError::NotSent("no coordinator".to_owned()))?;
+        let connection = self.links.to(&self.context.cluster, coordinator).await?;
+        let left = deadline.saturating_duration_since(Instant::now()).clamp(MOVING_PAUSE, ANSWER_MAX);
+        self.context.cluster.learn_leaders_from(&connection, left).await
     }
 
     pub(super) fn producer_id(&self) -> i64 {
@@ -232,10 +244,9 @@ impl FencedProducer {
             // A broker that has just started knows no topic yet.
             let is_late = Instant::now() >= deadline;
             if is_late || unknown_since.get_or_insert_with(Instant::now).elapsed() >= UNKNOWN_MAX {
-                for (at, (topic, partition)) in places.iter().enumerate() {
-                    if self.context.queries.is_gone(topic.name(), partition.index).await.unwrap_or(false) {
-                        return Err(refused(&places[at], at, code, 0));
-                    }
+                let gone = self.are_gone(places).await;
+                if let Some(at) = gone.iter().position(|is_gone| *is_gone) {
+                    return Err(refused(&places[at], at, code, 0));
                 }
             }
             if is_late {

@@ -181,6 +181,15 @@ fn decoding_stops_behind_the_batch_that_uses_the_budget_up() {
 }
 
 #[test]
+fn a_record_that_could_not_be_decompressed_is_written_uncompressed() {
+    let value = Bytes::from(vec![b'x'; 128 << 20]);
+    let large = [Record { key: None, value, headers: Headers::EMPTY, timestamp: Timestamp::from_millis(1) }];
+    let bytes = stored(&large, 0, IDENTITY, Compression::Zstd);
+    let decoded = decode_all(bytes.into(), 0, END, &[]).unwrap();
+    assert_eq!(decoded.records[0].record.value.len(), 128 << 20);
+}
+
+#[test]
 fn the_budget_counts_what_small_records_take_in_memory() {
     let empty =
         Record { key: None, value: Bytes::new(), headers: Headers::EMPTY, timestamp: Timestamp::from_millis(1) };
