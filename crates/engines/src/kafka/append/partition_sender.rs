@@ -8,8 +8,8 @@ use kafka_protocol::ResponseError as Code;
 use whimbrel_model::Record;
 use whimbrel_model::ports::LogError;
 
-use super::outgoing::Batch;
-use super::{Queue, RETRY_PAUSE, Shared};
+use super::outgoing::{Batch, Chunk};
+use super::{DEADLINE_SPREAD_MAX, Queue, RETRY_PAUSE, ROUND_TRIP_MIN, Shared};
 use crate::kafka::client::batch::{self, BatchIdentity, next_sequence};
 use crate::kafka::client::connection::CallError;
 use crate::kafka::known::KnownTopic;
@@ -78,20 +78,31 @@ impl PartitionSender {
         (state.bytes < queue.topic.batch_bytes_max()).then(|| first.put_at + linger)
     }
 
-    /// Fails queued records whose deadline has passed.
+    /// Fails records that no broker has received and that have less than `ROUND_TRIP_MIN` left, and a batch that may have been written
+    /// after its last deadline.
     pub(super) fn expire(&mut self, now: Instant, shared: &Shared) {
-        while self.again.front().is_some_and(|batch| batch.deadline <= now) {
-            if let Some(batch) = self.again.pop_front() {
-                if batch.may_be_written {
-                    self.discard_producer_id();
+        let unsent_until = now + ROUND_TRIP_MIN;
+        let mut is_in_doubt = false;
+        for mut batch in std::mem::take(&mut self.again) {
+            if !batch.may_be_written {
+                batch.expire_records(unsent_until, "the partition's leader cannot be reached", shared);
+                if batch.count > 0 {
+                    self.again.push_back(batch);
                 }
+            } else if batch.send_by().is_none_or(|send_by| send_by <= now) {
+                is_in_doubt = true;
                 batch.expired("no answer from the partition's leader", shared);
+            } else {
+                self.again.push_back(batch);
             }
+        }
+        if is_in_doubt {
+            self.discard_producer_id();
         }
         for queue in &self.queues {
             loop {
                 let mut state = queue.state();
-                let Some(chunk) = state.chunks.pop_front_if(|chunk| chunk.deadline <= now) else { break };
+                let Some(chunk) = state.chunks.pop_front_if(|chunk| chunk.deadline <= unsent_until) else { break };
                 state.bytes -= chunk.bytes;
                 drop(state);
                 let batch = Batch::new(queue.topic.clone(), queue.partition, vec![chunk]);
@@ -163,8 +174,11 @@ impl PartitionSender {
     pub(super) fn gather(&mut self) -> Option<Batch> {
         let queue = self.queues.front()?;
         let mut state = queue.state();
-        let (mut room, mut chunks) = (queue.topic.batch_bytes_max(), Vec::new());
+        let (mut room, mut chunks) = (queue.topic.batch_bytes_max(), Vec::<Chunk>::new());
         while let Some(first) = state.chunks.front_mut() {
+            if chunks.first().is_some_and(|earliest| first.deadline > earliest.deadline + DEADLINE_SPREAD_MAX) {
+                break;
+            }
             let Some(chunk) = first.split(room, chunks.is_empty()) else { break };
             room = room.saturating_sub(chunk.records.iter().map(batch::encoded_bytes_max).sum());
             state.bytes -= chunk.bytes;

@@ -13,7 +13,7 @@ use whimbrel_model::{PartitionId, TopicNumber};
 
 use super::outgoing::Batch;
 use super::partition_sender::{AttemptOutcome, Identity, PartitionSender};
-use super::{RETRY_PAUSE, Shared};
+use super::{RETRY_PAUSE, ROUND_TRIP_MIN, Shared};
 use crate::kafka::client::cluster::{ANSWER_MAX, Cluster, Links};
 use crate::kafka::client::connection::CallError;
 use crate::kafka::outcome;
@@ -222,8 +222,8 @@ impl Sender {
     fn produce(&self, target: ProduceTarget, batches: Vec<Batch>) -> impl Future<Output = Completion> + Send + 'static {
         let links = if target.is_repeat { self.repeat_links.clone() } else { self.links.clone() };
         let (cluster, queries) = (self.cluster.clone(), self.queries.clone());
-        let until = batches.iter().map(|batch| batch.deadline).max().unwrap_or_else(Instant::now);
-        let left = until.saturating_duration_since(Instant::now()).clamp(RETRY_PAUSE, ANSWER_MAX);
+        let until = batches.iter().filter_map(Batch::last_deadline).max().unwrap_or_else(Instant::now);
+        let left = until.saturating_duration_since(Instant::now()).clamp(ROUND_TRIP_MIN, ANSWER_MAX);
         async move {
             let request = request_of(&batches, left);
             let called = async {

@@ -1,0 +1,112 @@
+//! Tests of deadlines, on the sender of one partition.
+
+use bytes::Bytes;
+use tokio::sync::oneshot;
+use whimbrel_model::{Headers, Timestamp};
+
+use super::outgoing::Batch;
+use super::partition_sender::PartitionSender;
+use super::*;
+use crate::kafka::stub_cluster;
+
+const LONG: Duration = Duration::from_secs(8);
+
+fn record() -> Record {
+    Record { key: None, value: Bytes::from_static(b"x"), headers: Headers::EMPTY, timestamp: Timestamp::from_millis(1) }
+}
+
+fn topic() -> KnownTopic {
+    KnownTopic::new(TopicNumber(1), stub_cluster::TOPIC.to_owned(), stub_cluster::PARTITIONS as u32, 1000)
+}
+
+fn partition() -> PartitionId {
+    PartitionId::new(TopicNumber(1), 0)
+}
+
+/// A partition's sender whose queue has one record per deadline.
+struct Waiting {
+    shared: Shared,
+    sender: PartitionSender,
+    answers: Vec<oneshot::Receiver<AppendOutcome>>,
+}
+
+impl Waiting {
+    fn new(deadlines: &[Instant]) -> Self {
+        let shared = Shared {
+            settings: KafkaSettings::new("127.0.0.1:1"),
+            queues: RwLock::default(),
+            ready: Mutex::default(),
+            forgotten: Mutex::default(),
+            wake: Notify::new(),
+            records: AtomicUsize::new(0),
+            bytes: AtomicUsize::new(0),
+        };
+        let (topic, mut answers) = (Arc::new(topic()), Vec::new());
+        for deadline in deadlines {
+            let (call, answered) = Call::new(1);
+            let mut chunk = Chunk::new(call, Instant::now(), *deadline);
+            shared.reserve(&record()).unwrap();
+            chunk.push(0, record());
+            shared.put(topic.clone(), partition(), chunk);
+            answers.push(answered);
+        }
+        let queues = std::mem::take(&mut *shared.ready.lock().unwrap()).into();
+        Self { shared, sender: PartitionSender { queues, ..PartitionSender::default() }, answers }
+    }
+
+    /// The records as one batch that was sent before.
+    fn sent(deadlines: &[Instant], may_be_written: bool) -> Self {
+        let mut waiting = Self::new(deadlines);
+        let chunks = waiting.sender.queues[0].state().chunks.drain(..).collect();
+        let mut batch = Batch::new(Arc::new(topic()), partition(), chunks);
+        (batch.is_repeat, batch.may_be_written) = (true, may_be_written);
+        waiting.sender.again.push_back(batch);
+        waiting
+    }
+
+    fn answer(&mut self, at: usize) -> Option<Result<u64, LogError>> {
+        self.answers[at].try_recv().ok().map(|outcome| outcome[0].clone())
+    }
+}
+
+#[test]
+fn a_record_with_time_left_does_not_fail_with_an_older_one() {
+    let now = Instant::now();
+    let mut waiting = Waiting::new(&[now + ROUND_TRIP_MIN / 2, now + LONG]);
+    waiting.sender.expire(now, &waiting.shared);
+    let old = waiting.answer(0);
+    assert!(matches!(old, Some(Err(LogError::Unavailable(_)))), "{old:?}");
+    assert_eq!(waiting.sender.gather().map(|batch| batch.count), Some(1));
+    assert_eq!(waiting.answer(1), None);
+}
+
+#[test]
+fn records_with_distant_deadlines_are_not_in_one_batch() {
+    let now = Instant::now();
+    let near = now + ROUND_TRIP_MIN * 2;
+    let mut waiting = Waiting::new(&[near, near + DEADLINE_SPREAD_MAX, now + LONG]);
+    assert_eq!(waiting.sender.gather().map(|batch| batch.count), Some(2));
+    assert_eq!(waiting.sender.gather().map(|batch| batch.count), Some(1));
+}
+
+#[test]
+fn an_unsent_batch_loses_only_its_expired_records() {
+    let now = Instant::now();
+    let mut waiting = Waiting::sent(&[now, now + LONG], false);
+    waiting.sender.expire(now, &waiting.shared);
+    let old = waiting.answer(0);
+    assert!(matches!(old, Some(Err(LogError::Unavailable(_)))), "{old:?}");
+    assert_eq!(waiting.sender.again.front().map(|batch| batch.count), Some(1));
+    assert_eq!(waiting.shared.records.load(Ordering::Acquire), 1);
+}
+
+#[test]
+fn a_batch_that_may_be_written_is_repeated_until_its_last_deadline() {
+    let now = Instant::now();
+    let mut waiting = Waiting::sent(&[now, now + DEADLINE_SPREAD_MAX], true);
+    waiting.sender.expire(now, &waiting.shared);
+    assert_eq!((waiting.answer(0), waiting.answer(1)), (None, None));
+    waiting.sender.expire(now + DEADLINE_SPREAD_MAX, &waiting.shared);
+    let answers = [waiting.answer(0), waiting.answer(1)];
+    assert!(answers.iter().all(|answer| matches!(answer, Some(Err(LogError::Unknown(_))))), "{answers:?}");
+}
