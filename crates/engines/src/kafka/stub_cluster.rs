@@ -1,8 +1,9 @@
-//! Brokers of unit tests, in the test's own process. They answer `ApiVersions` and `Metadata` by themselves and `Fetch` by a function of
-//! the test. They know one topic, all of whose partitions have the same leader.
+//! Brokers of unit tests, in the test's own process. They answer `ApiVersions` and `Metadata` by themselves and the other requests as the
+//! test's [`Respond`] decides. They know one topic, all of whose partitions have the same leader.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use kafka_protocol::messages::api_versions_response::ApiVersion;
@@ -10,8 +11,9 @@ use kafka_protocol::messages::metadata_response::{
     MetadataResponseBroker, MetadataResponsePartition, MetadataResponseTopic,
 };
 use kafka_protocol::messages::{
-    ApiVersionsRequest, ApiVersionsResponse, BrokerId, FetchRequest, FetchResponse, MetadataRequest, MetadataResponse,
-    RequestHeader, ResponseHeader, TopicName,
+    ApiVersionsRequest, ApiVersionsResponse, BrokerId, FetchRequest, FetchResponse, InitProducerIdRequest,
+    InitProducerIdResponse, MetadataRequest, MetadataResponse, ProduceRequest, ProduceResponse, RequestHeader,
+    ResponseHeader, TopicName,
 };
 use kafka_protocol::protocol::{Decodable as _, Encodable as _, HeaderVersion as _, Request, StrBytes};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -25,8 +27,34 @@ use super::settings::KafkaSettings;
 pub(super) const TOPIC: &str = "orders";
 pub(super) const PARTITIONS: i32 = 8;
 
-/// A broker's answer to a fetch; `None` never answers.
-type Respond = dyn Fn(i32, FetchRequest) -> Option<FetchResponse> + Send + Sync;
+/// The answers of a test's brokers, by the number of the broker. `None` never answers.
+pub(super) trait Respond: Send + Sync {
+    fn fetch(&self, _broker: i32, _request: FetchRequest) -> Option<FetchResponse> {
+        None
+    }
+
+    fn produce(&self, _broker: i32, _request: ProduceRequest) -> Option<ProduceResponse> {
+        None
+    }
+
+    fn init_producer_id(&self, _broker: i32) -> Option<InitProducerIdResponse> {
+        None
+    }
+
+    /// How long a broker delays the first answer of a connection.
+    fn opening_delay(&self, _broker: i32) -> Duration {
+        Duration::ZERO
+    }
+}
+
+/// Brokers that answer fetches only.
+struct FetchOnly<F>(F);
+
+impl<F: Fn(i32, FetchRequest) -> Option<FetchResponse> + Send + Sync> Respond for FetchOnly<F> {
+    fn fetch(&self, broker: i32, request: FetchRequest) -> Option<FetchResponse> {
+        (self.0)(broker, request)
+    }
+}
 
 pub(super) struct StubCluster {
     shared: Arc<Shared>,
@@ -36,15 +64,20 @@ struct Shared {
     /// The brokers' ports. Their numbers are 0, 1, …
     ports: Vec<u16>,
     leader: AtomicI32,
-    respond: Box<Respond>,
+    respond: Box<dyn Respond>,
 }
 
 impl StubCluster {
-    /// Starts the brokers on the current runtime. Broker 0 leads.
+    /// Starts brokers that answer fetches on the current runtime. Broker 0 leads.
     pub async fn start(
         brokers: usize,
         respond: impl Fn(i32, FetchRequest) -> Option<FetchResponse> + Send + Sync + 'static,
     ) -> Self {
+        Self::start_with(brokers, FetchOnly(respond)).await
+    }
+
+    /// Starts the brokers on the current runtime. Broker 0 leads.
+    pub async fn start_with(brokers: usize, respond: impl Respond + 'static) -> Self {
         let (mut listeners, mut ports) = (Vec::new(), Vec::new());
         for _ in 0..brokers {
             let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port is free");
@@ -86,7 +119,11 @@ async fn serve(mut socket: TcpStream, broker: i32, shared: Arc<Shared>) {
         if socket.read_exact(&mut frame).await.is_err() {
             return;
         }
-        if let Some(answer) = shared.answer(broker, frame.freeze())
+        let frame = frame.freeze();
+        if frame.clone().get_i16() == ApiVersionsRequest::KEY {
+            tokio::time::sleep(shared.respond.opening_delay(broker)).await;
+        }
+        if let Some(answer) = shared.answer(broker, frame)
             && socket.write_all(&answer).await.is_err()
         {
             return;
@@ -100,7 +137,15 @@ impl Shared {
         match key {
             ApiVersionsRequest::KEY => answer::<ApiVersionsRequest>(&mut frame, version, |_| Some(versions())),
             MetadataRequest::KEY => answer::<MetadataRequest>(&mut frame, version, |_| Some(self.metadata())),
-            FetchRequest::KEY => answer::<FetchRequest>(&mut frame, version, |request| (self.respond)(broker, request)),
+            FetchRequest::KEY => {
+                answer::<FetchRequest>(&mut frame, version, |request| self.respond.fetch(broker, request))
+            }
+            ProduceRequest::KEY => {
+                answer::<ProduceRequest>(&mut frame, version, |request| self.respond.produce(broker, request))
+            }
+            InitProducerIdRequest::KEY => {
+                answer::<InitProducerIdRequest>(&mut frame, version, |_| self.respond.init_producer_id(broker))
+            }
             other => panic!("the stub does not know request {other}"),
         }
     }
@@ -121,8 +166,13 @@ impl Shared {
 
 fn versions() -> ApiVersionsResponse {
     let version = |(key, max)| ApiVersion::default().with_api_key(key).with_min_version(0).with_max_version(max);
-    ApiVersionsResponse::default()
-        .with_api_keys([(FetchRequest::KEY, 12), (MetadataRequest::KEY, 12)].map(version).to_vec())
+    let supported = [
+        (FetchRequest::KEY, 12),
+        (InitProducerIdRequest::KEY, 4),
+        (MetadataRequest::KEY, 12),
+        (ProduceRequest::KEY, 11),
+    ];
+    ApiVersionsResponse::default().with_api_keys(supported.map(version).to_vec())
 }
 
 fn answer<R: Request>(

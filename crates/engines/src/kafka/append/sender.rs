@@ -15,7 +15,7 @@ use super::outgoing::Batch;
 use super::partition_sender::{AttemptOutcome, Identity, PartitionSender};
 use super::{RETRY_PAUSE, ROUND_TRIP_MIN, Shared};
 use crate::kafka::client::cluster::{ANSWER_MAX, Cluster, Links};
-use crate::kafka::client::connection::CallError;
+use crate::kafka::client::connection::{CallError, Connection};
 use crate::kafka::outcome;
 use crate::kafka::queries::Queries;
 use crate::kafka::requests;
@@ -223,12 +223,12 @@ impl Sender {
         let links = if target.is_repeat { self.repeat_links.clone() } else { self.links.clone() };
         let (cluster, queries) = (self.cluster.clone(), self.queries.clone());
         let until = batches.iter().filter_map(Batch::last_deadline).max().unwrap_or_else(Instant::now);
-        let left = until.saturating_duration_since(Instant::now()).clamp(ROUND_TRIP_MIN, ANSWER_MAX);
+        let send_by = batches.iter().filter_map(Batch::send_by).min().unwrap_or(until);
         async move {
-            let request = request_of(&batches, left);
             let called = async {
-                let connection = links.to(&cluster, target.broker).await?;
-                connection.call(&request, left).await
+                let connection = connection_by(send_by, &links, &cluster, target.broker).await?;
+                let left = until.saturating_duration_since(Instant::now()).clamp(ROUND_TRIP_MIN, ANSWER_MAX);
+                connection.call(&request_of(&batches, left), left).await
             };
             let answer = match called.await {
                 Ok(answer) => answer,
@@ -301,6 +301,19 @@ impl Sender {
                 }
             }
         }
+    }
+}
+
+/// The connection to a broker, if there is one before `send_by`: nothing may be sent later.
+async fn connection_by(
+    send_by: Instant,
+    links: &Links,
+    cluster: &Cluster,
+    broker: i32,
+) -> Result<Arc<Connection>, CallError> {
+    match tokio::time::timeout_at(send_by.into(), links.to(cluster, broker)).await {
+        Ok(opened) if opened.is_err() || Instant::now() < send_by => opened,
+        _ => Err(CallError::NotSent(format!("no connection to broker {broker} before the deadline of the records"))),
     }
 }
 

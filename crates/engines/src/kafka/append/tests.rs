@@ -1,13 +1,17 @@
-//! Tests of deadlines, on the sender of one partition.
+//! Tests of deadlines, on the sender of one partition and on brokers in this process.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
+use kafka_protocol::messages::produce_response::{PartitionProduceResponse, TopicProduceResponse};
+use kafka_protocol::messages::{InitProducerIdResponse, ProduceRequest, ProduceResponse, ProducerId};
 use tokio::sync::oneshot;
 use whimbrel_model::{Headers, Timestamp};
 
 use super::outgoing::Batch;
 use super::partition_sender::PartitionSender;
 use super::*;
-use crate::kafka::stub_cluster;
+use crate::kafka::stub_cluster::{self, Respond, StubCluster};
 
 const LONG: Duration = Duration::from_secs(8);
 
@@ -109,4 +113,55 @@ fn a_batch_that_may_be_written_is_repeated_until_its_last_deadline() {
     waiting.sender.expire(now + DEADLINE_SPREAD_MAX, &waiting.shared);
     let answers = [waiting.answer(0), waiting.answer(1)];
     assert!(answers.iter().all(|answer| matches!(answer, Some(Err(LogError::Unknown(_))))), "{answers:?}");
+}
+
+/// Brokers that accept every record. Broker 1 leads.
+struct Accepting {
+    produced: Arc<AtomicUsize>,
+    /// How long the leader takes to open a connection.
+    opening_delay: Duration,
+}
+
+impl Respond for Accepting {
+    fn produce(&self, _broker: i32, request: ProduceRequest) -> Option<ProduceResponse> {
+        self.produced.fetch_add(1, Ordering::AcqRel);
+        let topics = request.topic_data.iter().map(|topic| {
+            let part = |index| PartitionProduceResponse::default().with_index(index);
+            let parts = topic.partition_data.iter().map(|data| part(data.index)).collect();
+            TopicProduceResponse::default().with_name(topic.name.clone()).with_partition_responses(parts)
+        });
+        Some(ProduceResponse::default().with_responses(topics.collect()))
+    }
+
+    fn init_producer_id(&self, _broker: i32) -> Option<InitProducerIdResponse> {
+        Some(InitProducerIdResponse::default().with_producer_id(ProducerId(7)))
+    }
+
+    fn opening_delay(&self, broker: i32) -> Duration {
+        if broker == 1 { self.opening_delay } else { Duration::ZERO }
+    }
+}
+
+/// Appends one record through a log with this `message_timeout`.
+async fn append_one(brokers: Accepting, message_timeout: Duration) -> Result<u64, LogError> {
+    let brokers = StubCluster::start_with(2, brokers).await;
+    brokers.set_leader(1);
+    let settings = KafkaSettings { message_timeout, ..KafkaSettings::new("127.0.0.1:1") };
+    let cluster = brokers.connect();
+    let queries = Arc::new(Queries::new(cluster.clone(), settings.request_timeout));
+    let appender = Appender::start(&settings, cluster, queries);
+    let known = KnownTopics::default();
+    known.put(topic());
+    let outcome = appender.append(&known, vec![Entry { partition: partition(), record: record() }]).await;
+    outcome.into_iter().next().unwrap()
+}
+
+#[tokio::test]
+async fn a_record_is_not_sent_after_its_deadline_where_the_connection_opens_late() {
+    let produced = Arc::new(AtomicUsize::new(0));
+    let message_timeout = Duration::from_secs(1);
+    let brokers = Accepting { produced: produced.clone(), opening_delay: message_timeout * 2 };
+    let outcome = append_one(brokers, message_timeout).await;
+    assert!(matches!(outcome, Err(LogError::Unavailable(_))), "{outcome:?}");
+    assert_eq!(produced.load(Ordering::Acquire), 0);
 }
