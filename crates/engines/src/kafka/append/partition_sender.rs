@@ -23,6 +23,8 @@ pub(super) struct PartitionSender {
     /// Batches that were sent and must be sent again, or that were split; they come before the queue.
     pub(super) again: VecDeque<Batch>,
     pub(super) not_before: Option<Instant>,
+    /// Why records of this partition wait, if a request for them failed.
+    pub(super) last_error: Option<String>,
     pub(super) is_under_way: bool,
     pub(super) is_sendable: bool,
     pub(super) identity: Option<Identity>,
@@ -82,22 +84,20 @@ impl PartitionSender {
     /// after its last deadline.
     pub(super) fn expire(&mut self, now: Instant, shared: &Shared) {
         let unsent_until = now + ROUND_TRIP_MIN;
+        let why = self.last_error.as_deref().unwrap_or("the partition's leader cannot be reached");
         let mut is_in_doubt = false;
         for mut batch in std::mem::take(&mut self.again) {
             if !batch.may_be_written {
-                batch.expire_records(unsent_until, "the partition's leader cannot be reached", shared);
+                batch.expire_records(unsent_until, why, shared);
                 if batch.count > 0 {
                     self.again.push_back(batch);
                 }
             } else if batch.send_by().is_none_or(|send_by| send_by <= now) {
                 is_in_doubt = true;
-                batch.expired("no answer from the partition's leader", shared);
+                batch.expired(why, shared);
             } else {
                 self.again.push_back(batch);
             }
-        }
-        if is_in_doubt {
-            self.discard_producer_id();
         }
         for queue in &self.queues {
             loop {
@@ -106,8 +106,11 @@ impl PartitionSender {
                 state.bytes -= chunk.bytes;
                 drop(state);
                 let batch = Batch::new(queue.topic.clone(), queue.partition, vec![chunk]);
-                batch.expired("the partition's leader cannot be reached", shared);
+                batch.expired(why, shared);
             }
+        }
+        if is_in_doubt {
+            self.discard_producer_id();
         }
     }
 
@@ -201,6 +204,7 @@ impl PartitionSender {
                     self.next_sequence = next_sequence(identity.base_sequence, batch.count);
                 }
                 self.not_before = None;
+                self.last_error = None;
                 batch.written_at(base, shared);
                 false
             }
@@ -215,6 +219,7 @@ impl PartitionSender {
                 false
             }
             AttemptOutcome::NotAnswered(error) => {
+                self.last_error = Some(error.to_string());
                 batch.may_be_written |= error.may_have_been_received();
                 batch.is_repeat = true;
                 self.retry(batch, now);
@@ -232,6 +237,7 @@ impl PartitionSender {
         now: Instant,
         shared: &Arc<Shared>,
     ) -> bool {
+        self.last_error = Some(code.to_string());
         batch.may_be_written |= outcome::may_be_written(code);
         batch.is_repeat = true;
         match code {

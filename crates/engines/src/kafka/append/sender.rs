@@ -55,6 +55,8 @@ pub(super) struct Sender {
     /// The number of the last identity.
     identities: u64,
     is_identifying: bool,
+    /// Why the last request for a producer id failed.
+    identity_error: Option<String>,
 }
 
 impl Sender {
@@ -78,6 +80,7 @@ impl Sender {
             identity: None,
             identities: 0,
             is_identifying: false,
+            identity_error: None,
         }
     }
 
@@ -178,6 +181,7 @@ impl Sender {
             }
             let Some(identity) = sender.identity else {
                 needs_identity = true;
+                sender.last_error = self.identity_error.clone().or(sender.last_error.take());
                 park(now + RETRY_PAUSE);
                 kept.push_back(partition);
                 continue;
@@ -268,11 +272,14 @@ impl Sender {
             Completion::Identified(Ok((producer_id, epoch))) => {
                 self.is_identifying = false;
                 self.identities += 1;
+                self.identity_error = None;
                 self.identity = Some(Identity { number: self.identities, producer_id, epoch });
             }
             Completion::Identified(Err(why)) => {
                 self.is_identifying = false;
-                tracing::debug!("cannot get a producer id from Kafka yet: {why}");
+                let why = format!("cannot get a producer id: {why}");
+                tracing::debug!("{why}");
+                self.identity_error = Some(why);
             }
             Completion::Produced { target, batches } => {
                 if let Some(requests) = self.requests.get_mut(&target) {
@@ -332,6 +339,10 @@ async fn new_identity(cluster: &Cluster) -> Result<(i64, i16), String> {
         .with_producer_epoch(-1)
         .with_transaction_timeout_ms(i32::MAX);
     let answer = cluster.ask_any(&request, ANSWER_MAX).await.map_err(|error| error.to_string())?;
-    outcome::check(answer.error_code).map_err(|code| code.to_string())?;
+    outcome::check(answer.error_code).map_err(|code| {
+        // A broker that is cut off from the controllers answers, but can assign no id.
+        cluster.prefer_another();
+        code.to_string()
+    })?;
     Ok((answer.producer_id.0, answer.producer_epoch))
 }

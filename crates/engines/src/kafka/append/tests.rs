@@ -1,8 +1,9 @@
-//! Tests of deadlines, on the sender of one partition and on brokers in this process.
+//! Tests of deadlines and of refusals, on the sender of one partition and on brokers in this process.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
+use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::produce_response::{PartitionProduceResponse, TopicProduceResponse};
 use kafka_protocol::messages::{InitProducerIdResponse, ProduceRequest, ProduceResponse, ProducerId};
 use tokio::sync::oneshot;
@@ -116,10 +117,13 @@ fn a_batch_that_may_be_written_is_repeated_until_its_last_deadline() {
 }
 
 /// Brokers that accept every record. Broker 1 leads.
+#[derive(Default)]
 struct Accepting {
     produced: Arc<AtomicUsize>,
     /// How long the leader takes to open a connection.
     opening_delay: Duration,
+    /// Brokers that are cut off from the controllers: they can assign no producer id.
+    without_producer_ids: Vec<i32>,
 }
 
 impl Respond for Accepting {
@@ -133,8 +137,10 @@ impl Respond for Accepting {
         Some(ProduceResponse::default().with_responses(topics.collect()))
     }
 
-    fn init_producer_id(&self, _broker: i32) -> Option<InitProducerIdResponse> {
-        Some(InitProducerIdResponse::default().with_producer_id(ProducerId(7)))
+    fn init_producer_id(&self, broker: i32) -> Option<InitProducerIdResponse> {
+        let is_refused = self.without_producer_ids.contains(&broker);
+        let code = if is_refused { Code::CoordinatorLoadInProgress.code() } else { 0 };
+        Some(InitProducerIdResponse::default().with_producer_id(ProducerId(7)).with_error_code(code))
     }
 
     fn opening_delay(&self, broker: i32) -> Duration {
@@ -160,8 +166,21 @@ async fn append_one(brokers: Accepting, message_timeout: Duration) -> Result<u64
 async fn a_record_is_not_sent_after_its_deadline_where_the_connection_opens_late() {
     let produced = Arc::new(AtomicUsize::new(0));
     let message_timeout = Duration::from_secs(1);
-    let brokers = Accepting { produced: produced.clone(), opening_delay: message_timeout * 2 };
+    let brokers = Accepting { produced: produced.clone(), opening_delay: message_timeout * 2, ..Accepting::default() };
     let outcome = append_one(brokers, message_timeout).await;
     assert!(matches!(outcome, Err(LogError::Unavailable(_))), "{outcome:?}");
     assert_eq!(produced.load(Ordering::Acquire), 0);
+}
+
+#[tokio::test]
+async fn another_broker_is_asked_where_one_assigns_no_producer_id() {
+    let brokers = Accepting { without_producer_ids: vec![0], ..Accepting::default() };
+    assert_eq!(append_one(brokers, LONG).await, Ok(0));
+}
+
+#[tokio::test]
+async fn a_publish_that_failed_without_a_producer_id_names_the_reason() {
+    let brokers = Accepting { without_producer_ids: vec![0, 1], ..Accepting::default() };
+    let error = append_one(brokers, Duration::from_secs(1)).await.unwrap_err().to_string();
+    assert!(error.contains("producer id") && error.contains("CoordinatorLoadInProgress"), "{error}");
 }
