@@ -231,8 +231,9 @@ impl Sender {
         async move {
             let called = async {
                 let connection = connection_by(send_by, &links, &cluster, target.broker).await?;
-                let left = until.saturating_duration_since(Instant::now()).clamp(ROUND_TRIP_MIN, ANSWER_MAX);
-                connection.call(&request_of(&batches, left), left).await
+                let left = until.saturating_duration_since(Instant::now()).max(ROUND_TRIP_MIN);
+                let timeout = left.min(ANSWER_MAX);
+                connection.call_within(&request_of(&batches, timeout), timeout, left).await
             };
             let answer = match called.await {
                 Ok(answer) => answer,
