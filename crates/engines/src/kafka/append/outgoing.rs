@@ -8,7 +8,7 @@ use whimbrel_model::ports::LogError;
 use whimbrel_model::{PartitionId, Record};
 
 use super::call::Call;
-use super::{Shared, UNKNOWN_MAX};
+use super::{REQUEST_GRACE, Shared, UNKNOWN_MAX};
 use crate::kafka::client::batch::{self, BatchIdentity};
 use crate::kafka::known::KnownTopic;
 
@@ -90,6 +90,11 @@ impl Batch {
         self.chunks.iter().flat_map(|chunk| &chunk.records)
     }
 
+    /// The first deadline of its records.
+    pub(super) fn first_deadline(&self) -> Option<Instant> {
+        self.chunks.iter().map(|chunk| chunk.deadline).min()
+    }
+
     /// The last deadline of its records.
     pub(super) fn last_deadline(&self) -> Option<Instant> {
         self.chunks.iter().map(|chunk| chunk.deadline).max()
@@ -98,10 +103,7 @@ impl Batch {
     /// When the batch may be sent for the last time: before the first deadline of its records, or, where a broker may have written it,
     /// before the last one.
     pub(super) fn send_by(&self) -> Option<Instant> {
-        if self.may_be_written {
-            return self.last_deadline();
-        }
-        self.chunks.iter().map(|chunk| chunk.deadline).min()
+        if self.may_be_written { self.last_deadline() } else { self.first_deadline() }
     }
 
     /// Fails the records whose deadline is not after `until`, as not written.
@@ -194,6 +196,14 @@ impl Batch {
         *self = Self::new(self.topic.clone(), self.partition, first);
         second
     }
+}
+
+/// When a request with these batches must have ended: at the last deadline of their records, but no later than `REQUEST_GRACE` after the
+/// first one.
+pub(super) fn answer_by(batches: &[Batch]) -> Option<Instant> {
+    let first = batches.iter().filter_map(Batch::first_deadline).min()?;
+    let last = batches.iter().filter_map(Batch::last_deadline).max()?;
+    Some(last.min(first + REQUEST_GRACE))
 }
 
 impl Batch {

@@ -11,7 +11,7 @@ use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::{InitProducerIdRequest, ProduceRequest, ProducerId};
 use whimbrel_model::{PartitionId, TopicNumber};
 
-use super::outgoing::Batch;
+use super::outgoing::{self, Batch};
 use super::partition_sender::{AttemptOutcome, Identity, PartitionSender};
 use super::{RETRY_PAUSE, ROUND_TRIP_MIN, Shared};
 use crate::kafka::client::cluster::{ANSWER_MAX, Cluster, Links};
@@ -226,7 +226,7 @@ impl Sender {
     fn produce(&self, target: ProduceTarget, batches: Vec<Batch>) -> impl Future<Output = Completion> + Send + 'static {
         let links = if target.is_repeat { self.repeat_links.clone() } else { self.links.clone() };
         let (cluster, queries) = (self.cluster.clone(), self.queries.clone());
-        let until = batches.iter().filter_map(Batch::last_deadline).max().unwrap_or_else(Instant::now);
+        let until = outgoing::answer_by(&batches).unwrap_or_else(Instant::now);
         let send_by = batches.iter().filter_map(Batch::send_by).min().unwrap_or(until);
         async move {
             let called = async {

@@ -9,7 +9,7 @@ use kafka_protocol::messages::{InitProducerIdResponse, ProduceRequest, ProduceRe
 use tokio::sync::oneshot;
 use whimbrel_model::{Headers, Timestamp};
 
-use super::outgoing::Batch;
+use super::outgoing::{self, Batch};
 use super::partition_sender::PartitionSender;
 use super::*;
 use crate::kafka::stub_cluster::{self, Respond, StubCluster};
@@ -116,6 +116,17 @@ fn a_batch_that_may_be_written_is_repeated_until_its_last_deadline() {
     assert!(answers.iter().all(|answer| matches!(answer, Some(Err(LogError::Unknown(_))))), "{answers:?}");
 }
 
+#[test]
+fn a_request_ends_while_the_callers_of_its_oldest_records_wait() {
+    let now = Instant::now();
+    let request_by = |second: Instant| {
+        let batches = [now, second].map(|deadline| Waiting::sent(&[deadline], true).sender.again.pop_front().unwrap());
+        outgoing::answer_by(&batches)
+    };
+    assert_eq!(request_by(now + DEADLINE_SPREAD_MAX), Some(now + DEADLINE_SPREAD_MAX));
+    assert_eq!(request_by(now + LONG), Some(now + REQUEST_GRACE));
+}
+
 /// Brokers that accept every record. Broker 1 leads.
 #[derive(Default)]
 struct Accepting {
@@ -181,6 +192,6 @@ async fn another_broker_is_asked_where_one_assigns_no_producer_id() {
 #[tokio::test]
 async fn a_publish_that_failed_without_a_producer_id_names_the_reason() {
     let brokers = Accepting { without_producer_ids: vec![0, 1], ..Accepting::default() };
-    let error = append_one(brokers, Duration::from_secs(1)).await.unwrap_err().to_string();
+    let error = append_one(brokers, Duration::from_secs(3)).await.unwrap_err().to_string();
     assert!(error.contains("producer id") && error.contains("CoordinatorLoadInProgress"), "{error}");
 }
