@@ -207,7 +207,7 @@ impl Fetcher {
             None => self.cluster.connect(leader).await.map_err(CallError::NotSent)?,
         };
         let request = request(std::slice::from_ref(query), end, Duration::ZERO);
-        let answer = connection.call(&request, left().min(ANSWER_MAX)).await?;
+        let answer = connection.call_within(&request, left().min(ANSWER_MAX), left()).await?;
         wait_for_quota(&answer, left()).await;
         pool.put_idle(connection);
         part_of(&answer, query, DECODED_BYTES_MAX)

@@ -29,6 +29,8 @@ use super::topics::Topics;
 
 /// Threads that own all connections to Kafka and encode and decode batches.
 const THREADS: usize = 2;
+/// Threads for name lookups, which block. A thread ends when it has had no lookup for 10 s.
+const LOOKUP_THREADS_MAX: usize = 4;
 /// The error of a start attempt shorter than this is ignored: it is only a timeout.
 const ATTEMPT_MIN: Duration = Duration::from_secs(1);
 /// How long a start waits before it requests the cluster's metadata again.
@@ -82,7 +84,7 @@ impl ClientRuntime {
     fn start() -> Result<Self, KafkaStartError> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(THREADS)
-            .max_blocking_threads(1)
+            .max_blocking_threads(LOOKUP_THREADS_MAX)
             .thread_name("kafka")
             .enable_all()
             .build()

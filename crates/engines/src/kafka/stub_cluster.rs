@@ -1,8 +1,9 @@
-//! Brokers of unit tests, in the test's own process. They answer `ApiVersions`, `Metadata`, `FindCoordinator` and `InitProducerId` by
-//! themselves and `Fetch` by a function of the test; at any other request they close the connection. They know one topic, all of whose
-//! partitions have the same leader. The last broker is the transaction coordinator.
+//! Brokers of unit tests, in the test's own process. They answer `ApiVersions`, `Metadata` and `FindCoordinator` by themselves and other
+//! requests as the test's [`Respond`] decides; at a request that they do not know they close the connection. They know one topic, all of
+//! whose partitions have the same leader. The last broker is the transaction coordinator.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use kafka_protocol::messages::api_versions_response::ApiVersion;
@@ -12,7 +13,8 @@ use kafka_protocol::messages::metadata_response::{
 use kafka_protocol::messages::{
     AddPartitionsToTxnRequest, ApiVersionsRequest, ApiVersionsResponse, BrokerId, DescribeProducersRequest,
     FetchRequest, FetchResponse, FindCoordinatorRequest, FindCoordinatorResponse, InitProducerIdRequest,
-    InitProducerIdResponse, MetadataRequest, MetadataResponse, ProducerId, RequestHeader, ResponseHeader, TopicName,
+    InitProducerIdResponse, MetadataRequest, MetadataResponse, ProduceRequest, ProduceResponse, RequestHeader,
+    ResponseHeader, TopicName,
 };
 use kafka_protocol::protocol::{Decodable as _, Encodable as _, HeaderVersion as _, Request, StrBytes};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -26,8 +28,34 @@ use super::settings::KafkaSettings;
 pub(super) const TOPIC: &str = "orders";
 pub(super) const PARTITIONS: i32 = 8;
 
-/// A broker's answer to a fetch; `None` never answers.
-type Respond = dyn Fn(i32, FetchRequest) -> Option<FetchResponse> + Send + Sync;
+/// The answers of a test's brokers, by the number of the broker. `None` never answers.
+pub(super) trait Respond: Send + Sync {
+    fn fetch(&self, _broker: i32, _request: FetchRequest) -> Option<FetchResponse> {
+        None
+    }
+
+    fn produce(&self, _broker: i32, _request: ProduceRequest) -> Option<ProduceResponse> {
+        None
+    }
+
+    fn init_producer_id(&self, _broker: i32) -> Option<InitProducerIdResponse> {
+        None
+    }
+
+    /// How long a broker delays the first answer of a connection.
+    fn opening_delay(&self, _broker: i32) -> Duration {
+        Duration::ZERO
+    }
+}
+
+/// Brokers that answer fetches only.
+struct FetchOnly<F>(F);
+
+impl<F: Fn(i32, FetchRequest) -> Option<FetchResponse> + Send + Sync> Respond for FetchOnly<F> {
+    fn fetch(&self, broker: i32, request: FetchRequest) -> Option<FetchResponse> {
+        (self.0)(broker, request)
+    }
+}
 
 pub(super) struct StubCluster {
     shared: Arc<Shared>,
@@ -38,7 +66,7 @@ struct Shared {
     ports: Vec<u16>,
     /// The topic as each broker knows it.
     topics: Mutex<Vec<TopicView>>,
-    respond: Box<Respond>,
+    respond: Box<dyn Respond>,
 }
 
 /// The topic as one broker knows it.
@@ -50,11 +78,16 @@ pub(super) struct TopicView {
 }
 
 impl StubCluster {
-    /// Starts the brokers on the current runtime. Broker 0 leads.
+    /// Starts brokers that answer fetches on the current runtime. Broker 0 leads.
     pub async fn start(
         brokers: usize,
         respond: impl Fn(i32, FetchRequest) -> Option<FetchResponse> + Send + Sync + 'static,
     ) -> Self {
+        Self::start_with(brokers, FetchOnly(respond)).await
+    }
+
+    /// Starts the brokers on the current runtime. Broker 0 leads.
+    pub async fn start_with(brokers: usize, respond: impl Respond + 'static) -> Self {
         let (mut listeners, mut ports) = (Vec::new(), Vec::new());
         for _ in 0..brokers {
             let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port is free");
@@ -103,7 +136,11 @@ async fn serve(mut socket: TcpStream, broker: i32, shared: Arc<Shared>) {
         if socket.read_exact(&mut frame).await.is_err() {
             return;
         }
-        match shared.answer(broker, frame.freeze()) {
+        let frame = frame.freeze();
+        if frame.clone().get_i16() == ApiVersionsRequest::KEY {
+            tokio::time::sleep(shared.respond.opening_delay(broker)).await;
+        }
+        match shared.answer(broker, frame) {
             Answer::Bytes(answer) if socket.write_all(&answer).await.is_ok() => {}
             Answer::None => {}
             Answer::Bytes(_) | Answer::Close => return,
@@ -128,13 +165,15 @@ impl Shared {
         match key {
             ApiVersionsRequest::KEY => answer::<ApiVersionsRequest>(frame, version, |_| Some(versions())),
             MetadataRequest::KEY => answer::<MetadataRequest>(frame, version, |_| Some(self.metadata(broker))),
-            FetchRequest::KEY => answer::<FetchRequest>(frame, version, |request| (self.respond)(broker, request)),
+            FetchRequest::KEY => answer::<FetchRequest>(frame, version, |request| self.respond.fetch(broker, request)),
+            ProduceRequest::KEY => {
+                answer::<ProduceRequest>(frame, version, |request| self.respond.produce(broker, request))
+            }
             FindCoordinatorRequest::KEY => {
                 answer::<FindCoordinatorRequest>(frame, version, |_| Some(self.coordinator()))
             }
             InitProducerIdRequest::KEY => {
-                let response = InitProducerIdResponse::default().with_producer_id(ProducerId(1));
-                answer::<InitProducerIdRequest>(frame, version, |_| Some(response))
+                answer::<InitProducerIdRequest>(frame, version, |_| self.respond.init_producer_id(broker))
             }
             _ => Answer::Close,
         }
@@ -170,6 +209,7 @@ impl Shared {
 fn versions() -> ApiVersionsResponse {
     let version = |(key, max)| ApiVersion::default().with_api_key(key).with_min_version(0).with_max_version(max);
     let versions = [
+        (ProduceRequest::KEY, 11),
         (FetchRequest::KEY, 12),
         (MetadataRequest::KEY, 12),
         (FindCoordinatorRequest::KEY, 3),

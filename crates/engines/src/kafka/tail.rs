@@ -33,6 +33,8 @@ use super::window::Window;
 
 /// How long a fetch waits at the broker. A partition that joins while all connections wait is fetched after this time at most.
 const FETCH_WAIT: Duration = Duration::from_millis(100);
+/// How long a fetch may take in all while its answer keeps being transferred.
+const TRANSFER_MAX: Duration = Duration::from_secs(60);
 /// Concurrent long-polling fetches per broker.
 const FETCHES_PER_BROKER: usize = 3;
 /// Bytes of one partition in one answer.
@@ -334,7 +336,7 @@ impl Follower {
             let answer = async {
                 let connection = links.to(&cluster, broker).await?;
                 let request = fetch::request(&queries, End::Visible, FETCH_WAIT);
-                let answer = connection.call(&request, FETCH_WAIT + ANSWER_MAX).await?;
+                let answer = connection.call_within(&request, FETCH_WAIT + ANSWER_MAX, TRANSFER_MAX).await?;
                 fetch::wait_for_quota(&answer, THROTTLE_MAX).await;
                 Ok(answer)
             };

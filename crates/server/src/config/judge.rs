@@ -1,6 +1,8 @@
 //! Checks settings against each other. Each problem names the settings and where they were given. The checks read only the typed
 //! configuration; single values were checked when they were parsed.
 
+use std::time::Duration;
+
 use whimbrel_engines::embedded::{LogSettings, record_bytes_max};
 use whimbrel_model::format_duration;
 use whimbrel_model::limits::KEY_MAX_BYTES;
@@ -81,6 +83,10 @@ pub fn judge(config: &Config, settings: &Settings, findings: &mut Findings) {
     }
 }
 
+/// How much longer than `kafka.message_timeout` a publish may take to be answered: `ANSWER_GRACE` of the Kafka engine, which is an optional
+/// part of the build.
+const KAFKA_ANSWER_GRACE: Duration = Duration::from_secs(5);
+
 /// Checks the settings of `[kafka]` against each other.
 fn validate_kafka(config: &Config, at: &impl Fn(&str) -> String, findings: &mut Findings) {
     if config.log.engine != LogEngineName::Kafka {
@@ -91,13 +97,14 @@ fn validate_kafka(config: &Config, at: &impl Fn(&str) -> String, findings: &mut 
     if kafka.bootstrap.trim().is_empty() {
         wrong(format!("{} is empty: name at least one broker as host:port", at("kafka.bootstrap")));
     }
-    if config.receipts.lease <= kafka.message_timeout {
+    if config.receipts.lease <= kafka.message_timeout + KAFKA_ANSWER_GRACE {
         wrong(format!(
-            "{} is {}, not longer than {}, which is {}: raise the lease or lower the timeout",
+            "{} is {}, and {} is {}: the lease must exceed the timeout by more than {}; raise the lease or lower the timeout",
             at("receipts.lease"),
             format_duration(config.receipts.lease),
             at("kafka.message_timeout"),
-            format_duration(kafka.message_timeout)
+            format_duration(kafka.message_timeout),
+            format_duration(KAFKA_ANSWER_GRACE)
         ));
     }
     let files = [
@@ -455,8 +462,11 @@ mod tests {
         assert!(on_kafka(&[("kafka.sasl_username", "eva")]).contains("`kafka.sasl` is \"none\": set it to PLAIN"));
         assert!(on_kafka(&[("kafka.sasl", "GSSAPI")]).contains("one of none, PLAIN"));
         assert!(on_kafka(&[("kafka.options", "acks=1")]).contains("kafka.options"), "a removed setting is rejected");
-        let lease = [("receipts.lease", "10s"), ("kafka.message_timeout", "10s")];
-        assert!(on_kafka(&lease).contains("is 10s, not longer than `kafka.message_timeout`"));
+        let lease = |lease| on_kafka(&[("receipts.lease", lease), ("kafka.message_timeout", "10s")]);
+        let problem = lease("15s");
+        assert!(problem.contains("is 15s, and `kafka.message_timeout`"), "{problem}");
+        assert!(problem.contains("must exceed the timeout by more than 5s"), "{problem}");
+        assert_eq!(lease("16s"), "");
         let whole = [("kafka.sasl", "SCRAM-SHA-512"), ("kafka.sasl_username", "eva"), ("kafka.sasl_password", "x")];
         assert_eq!(on_kafka(&whole), "");
     }

@@ -49,7 +49,7 @@ fn holds_on_kafka_with_redis_agree_with_a_model_through_kills() {
     let mut settings = kafka.settings();
     settings.extend(redis.settings());
     // Whoever held a lease was killed, so it need not be long.
-    settings.extend(["kafka.message_timeout=5s", "receipts.lease=6s"].map(str::to_owned));
+    settings.extend(["kafka.message_timeout=5s", "receipts.lease=11s"].map(str::to_owned));
     kill_at_random("Kafka with Redis", &settings);
 }
 

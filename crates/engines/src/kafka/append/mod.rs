@@ -8,6 +8,8 @@ mod call;
 mod outgoing;
 mod partition_sender;
 mod sender;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,6 +32,13 @@ use super::settings::KafkaSettings;
 const ANSWER_GRACE: Duration = Duration::from_secs(5);
 /// How long a batch waits before it is sent again.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
+/// The least time that a request has to be answered. A record with less time left is not sent for the first time.
+const ROUND_TRIP_MIN: Duration = Duration::from_millis(500);
+/// How much later than the first deadline of its records a request may end. Below `ANSWER_GRACE`: the callers still wait for it.
+const REQUEST_GRACE: Duration = Duration::from_secs(4);
+/// How far apart the deadlines of one batch's records may be. A batch that may have been written is sent again until its last deadline:
+/// this is far below `ANSWER_GRACE`.
+const DEADLINE_SPREAD_MAX: Duration = Duration::from_secs(1);
 /// How long a partition may be unknown to its broker before the cluster is asked whether it exists.
 const UNKNOWN_MAX: Duration = Duration::from_secs(1);
 

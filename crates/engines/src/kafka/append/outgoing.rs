@@ -8,7 +8,7 @@ use whimbrel_model::ports::LogError;
 use whimbrel_model::{PartitionId, Record};
 
 use super::call::Call;
-use super::{Shared, UNKNOWN_MAX};
+use super::{REQUEST_GRACE, Shared, UNKNOWN_MAX};
 use crate::kafka::client::batch::{self, BatchIdentity};
 use crate::kafka::known::KnownTopic;
 
@@ -61,7 +61,6 @@ pub(super) struct Batch {
     pub(super) chunks: Vec<Chunk>,
     pub(super) count: usize,
     pub(super) bytes: usize,
-    pub(super) deadline: Instant,
     /// Whether a broker may have written it in an attempt that was not answered.
     pub(super) may_be_written: bool,
     /// Whether it was sent before.
@@ -74,14 +73,12 @@ impl Batch {
     pub(super) fn new(topic: Arc<KnownTopic>, partition: PartitionId, chunks: Vec<Chunk>) -> Self {
         let count = chunks.iter().map(|chunk| chunk.records.len()).sum();
         let bytes = chunks.iter().map(|chunk| chunk.bytes).sum();
-        let deadline = chunks.iter().map(|chunk| chunk.deadline).min().unwrap_or_else(Instant::now);
         Self {
             topic,
             partition,
             chunks,
             count,
             bytes,
-            deadline,
             may_be_written: false,
             is_repeat: false,
             unknown_since: None,
@@ -91,6 +88,36 @@ impl Batch {
 
     pub(super) fn records(&self) -> impl Iterator<Item = &Record> + Clone {
         self.chunks.iter().flat_map(|chunk| &chunk.records)
+    }
+
+    /// The first deadline of its records.
+    pub(super) fn first_deadline(&self) -> Option<Instant> {
+        self.chunks.iter().map(|chunk| chunk.deadline).min()
+    }
+
+    /// The last deadline of its records.
+    pub(super) fn last_deadline(&self) -> Option<Instant> {
+        self.chunks.iter().map(|chunk| chunk.deadline).max()
+    }
+
+    /// When the batch may be sent for the last time: before the first deadline of its records, or, where a broker may have written it,
+    /// before the last one.
+    pub(super) fn send_by(&self) -> Option<Instant> {
+        if self.may_be_written { self.last_deadline() } else { self.first_deadline() }
+    }
+
+    /// Fails the records whose deadline is not after `until`, as not written.
+    pub(super) fn expire_records(&mut self, until: Instant, why: &str, shared: &Shared) {
+        let is_over = |chunk: &mut Chunk| chunk.deadline <= until;
+        let over: Vec<Chunk> = self.chunks.extract_if(.., is_over).collect();
+        if over.is_empty() {
+            return;
+        }
+        let over = Self::new(self.topic.clone(), self.partition, over);
+        self.count -= over.count;
+        self.bytes -= over.bytes;
+        self.encoded = None;
+        over.expired(why, shared);
     }
 
     pub(super) fn written_at(self, base: u64, shared: &Shared) {
@@ -169,6 +196,14 @@ impl Batch {
         *self = Self::new(self.topic.clone(), self.partition, first);
         second
     }
+}
+
+/// When a request with these batches must have ended: at the last deadline of their records, but no later than `REQUEST_GRACE` after the
+/// first one.
+pub(super) fn answer_by(batches: &[Batch]) -> Option<Instant> {
+    let first = batches.iter().filter_map(Batch::first_deadline).min()?;
+    let last = batches.iter().filter_map(Batch::last_deadline).max()?;
+    Some(last.min(first + REQUEST_GRACE))
 }
 
 impl Batch {

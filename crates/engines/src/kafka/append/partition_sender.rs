@@ -8,8 +8,8 @@ use kafka_protocol::ResponseError as Code;
 use whimbrel_model::Record;
 use whimbrel_model::ports::LogError;
 
-use super::outgoing::Batch;
-use super::{Queue, RETRY_PAUSE, Shared};
+use super::outgoing::{Batch, Chunk};
+use super::{DEADLINE_SPREAD_MAX, Queue, RETRY_PAUSE, ROUND_TRIP_MIN, Shared};
 use crate::kafka::client::batch::{self, BatchIdentity, next_sequence};
 use crate::kafka::client::connection::CallError;
 use crate::kafka::known::KnownTopic;
@@ -23,6 +23,8 @@ pub(super) struct PartitionSender {
     /// Batches that were sent and must be sent again, or that were split; they come before the queue.
     pub(super) again: VecDeque<Batch>,
     pub(super) not_before: Option<Instant>,
+    /// Why records of this partition wait, if a request for them failed.
+    pub(super) last_error: Option<String>,
     pub(super) is_under_way: bool,
     pub(super) is_sendable: bool,
     pub(super) identity: Option<Identity>,
@@ -78,25 +80,37 @@ impl PartitionSender {
         (state.bytes < queue.topic.batch_bytes_max()).then(|| first.put_at + linger)
     }
 
-    /// Fails queued records whose deadline has passed.
+    /// Fails records that no broker has received and that have less than `ROUND_TRIP_MIN` left, and a batch that may have been written
+    /// after its last deadline.
     pub(super) fn expire(&mut self, now: Instant, shared: &Shared) {
-        while self.again.front().is_some_and(|batch| batch.deadline <= now) {
-            if let Some(batch) = self.again.pop_front() {
-                if batch.may_be_written {
-                    self.discard_producer_id();
+        let unsent_until = now + ROUND_TRIP_MIN;
+        let why = self.last_error.as_deref().unwrap_or("the partition's leader cannot be reached");
+        let mut is_in_doubt = false;
+        for mut batch in std::mem::take(&mut self.again) {
+            if !batch.may_be_written {
+                batch.expire_records(unsent_until, why, shared);
+                if batch.count > 0 {
+                    self.again.push_back(batch);
                 }
-                batch.expired("no answer from the partition's leader", shared);
+            } else if batch.send_by().is_none_or(|send_by| send_by <= now) {
+                is_in_doubt = true;
+                batch.expired(why, shared);
+            } else {
+                self.again.push_back(batch);
             }
         }
         for queue in &self.queues {
             loop {
                 let mut state = queue.state();
-                let Some(chunk) = state.chunks.pop_front_if(|chunk| chunk.deadline <= now) else { break };
+                let Some(chunk) = state.chunks.pop_front_if(|chunk| chunk.deadline <= unsent_until) else { break };
                 state.bytes -= chunk.bytes;
                 drop(state);
                 let batch = Batch::new(queue.topic.clone(), queue.partition, vec![chunk]);
-                batch.expired("the partition's leader cannot be reached", shared);
+                batch.expired(why, shared);
             }
+        }
+        if is_in_doubt {
+            self.discard_producer_id();
         }
     }
 
@@ -163,8 +177,11 @@ impl PartitionSender {
     pub(super) fn gather(&mut self) -> Option<Batch> {
         let queue = self.queues.front()?;
         let mut state = queue.state();
-        let (mut room, mut chunks) = (queue.topic.batch_bytes_max(), Vec::new());
+        let (mut room, mut chunks) = (queue.topic.batch_bytes_max(), Vec::<Chunk>::new());
         while let Some(first) = state.chunks.front_mut() {
+            if chunks.first().is_some_and(|earliest| first.deadline > earliest.deadline + DEADLINE_SPREAD_MAX) {
+                break;
+            }
             let Some(chunk) = first.split(room, chunks.is_empty()) else { break };
             room = room.saturating_sub(chunk.records.iter().map(batch::encoded_bytes_max).sum());
             state.bytes -= chunk.bytes;
@@ -187,6 +204,7 @@ impl PartitionSender {
                     self.next_sequence = next_sequence(identity.base_sequence, batch.count);
                 }
                 self.not_before = None;
+                self.last_error = None;
                 batch.written_at(base, shared);
                 false
             }
@@ -201,6 +219,7 @@ impl PartitionSender {
                 false
             }
             AttemptOutcome::NotAnswered(error) => {
+                self.last_error = Some(error.to_string());
                 batch.may_be_written |= error.may_have_been_received();
                 batch.is_repeat = true;
                 self.retry(batch, now);
@@ -218,6 +237,7 @@ impl PartitionSender {
         now: Instant,
         shared: &Arc<Shared>,
     ) -> bool {
+        self.last_error = Some(code.to_string());
         batch.may_be_written |= outcome::may_be_written(code);
         batch.is_repeat = true;
         match code {

@@ -11,11 +11,11 @@ use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::{InitProducerIdRequest, ProduceRequest, ProducerId};
 use whimbrel_model::{PartitionId, TopicNumber};
 
-use super::outgoing::Batch;
+use super::outgoing::{self, Batch};
 use super::partition_sender::{AttemptOutcome, Identity, PartitionSender};
-use super::{RETRY_PAUSE, Shared};
+use super::{RETRY_PAUSE, ROUND_TRIP_MIN, Shared};
 use crate::kafka::client::cluster::{ANSWER_MAX, Cluster, Links};
-use crate::kafka::client::connection::CallError;
+use crate::kafka::client::connection::{CallError, Connection};
 use crate::kafka::outcome;
 use crate::kafka::queries::Queries;
 use crate::kafka::requests;
@@ -55,6 +55,8 @@ pub(super) struct Sender {
     /// The number of the last identity.
     identities: u64,
     is_identifying: bool,
+    /// Why the last request for a producer id failed.
+    identity_error: Option<String>,
 }
 
 impl Sender {
@@ -78,6 +80,7 @@ impl Sender {
             identity: None,
             identities: 0,
             is_identifying: false,
+            identity_error: None,
         }
     }
 
@@ -178,6 +181,7 @@ impl Sender {
             }
             let Some(identity) = sender.identity else {
                 needs_identity = true;
+                sender.last_error = self.identity_error.clone().or(sender.last_error.take());
                 park(now + RETRY_PAUSE);
                 kept.push_back(partition);
                 continue;
@@ -222,13 +226,14 @@ impl Sender {
     fn produce(&self, target: ProduceTarget, batches: Vec<Batch>) -> impl Future<Output = Completion> + Send + 'static {
         let links = if target.is_repeat { self.repeat_links.clone() } else { self.links.clone() };
         let (cluster, queries) = (self.cluster.clone(), self.queries.clone());
-        let until = batches.iter().map(|batch| batch.deadline).max().unwrap_or_else(Instant::now);
-        let left = until.saturating_duration_since(Instant::now()).clamp(RETRY_PAUSE, ANSWER_MAX);
+        let until = outgoing::answer_by(&batches).unwrap_or_else(Instant::now);
+        let send_by = batches.iter().filter_map(Batch::send_by).min().unwrap_or(until);
         async move {
-            let request = request_of(&batches, left);
             let called = async {
-                let connection = links.to(&cluster, target.broker).await?;
-                connection.call(&request, left).await
+                let connection = connection_by(send_by, &links, &cluster, target.broker).await?;
+                let left = until.saturating_duration_since(Instant::now()).max(ROUND_TRIP_MIN);
+                let timeout = left.min(ANSWER_MAX);
+                connection.call_within(&request_of(&batches, timeout), timeout, left).await
             };
             let answer = match called.await {
                 Ok(answer) => answer,
@@ -268,11 +273,14 @@ impl Sender {
             Completion::Identified(Ok((producer_id, epoch))) => {
                 self.is_identifying = false;
                 self.identities += 1;
+                self.identity_error = None;
                 self.identity = Some(Identity { number: self.identities, producer_id, epoch });
             }
             Completion::Identified(Err(why)) => {
                 self.is_identifying = false;
-                tracing::debug!("cannot get a producer id from Kafka yet: {why}");
+                let why = format!("cannot get a producer id: {why}");
+                tracing::debug!("{why}");
+                self.identity_error = Some(why);
             }
             Completion::Produced { target, batches } => {
                 if let Some(requests) = self.requests.get_mut(&target) {
@@ -304,6 +312,19 @@ impl Sender {
     }
 }
 
+/// The connection to a broker, if there is one before `send_by`: nothing may be sent later.
+async fn connection_by(
+    send_by: Instant,
+    links: &Links,
+    cluster: &Cluster,
+    broker: i32,
+) -> Result<Arc<Connection>, CallError> {
+    match tokio::time::timeout_at(send_by.into(), links.to(cluster, broker)).await {
+        Ok(opened) if opened.is_err() || Instant::now() < send_by => opened,
+        _ => Err(CallError::NotSent(format!("no connection to broker {broker} before the deadline of the records"))),
+    }
+}
+
 fn request_of(batches: &[Batch], timeout: Duration) -> ProduceRequest {
     let batches = batches.iter().map(|batch| {
         let records = batch.encoded.as_ref().map(|(_, bytes)| bytes.clone());
@@ -319,6 +340,10 @@ async fn new_identity(cluster: &Cluster) -> Result<(i64, i16), String> {
         .with_producer_epoch(-1)
         .with_transaction_timeout_ms(i32::MAX);
     let answer = cluster.ask_any(&request, ANSWER_MAX).await.map_err(|error| error.to_string())?;
-    outcome::check(answer.error_code).map_err(|code| code.to_string())?;
+    outcome::check(answer.error_code).map_err(|code| {
+        // A broker that is cut off from the controllers answers, but can assign no id.
+        cluster.prefer_another();
+        code.to_string()
+    })?;
     Ok((answer.producer_id.0, answer.producer_epoch))
 }

@@ -2,11 +2,12 @@
 //!
 //! Two tasks on the engine's runtime own the socket, one per direction. A call only hands bytes to them and waits for its answer,
 //! so a caller that is dropped never leaves half a request on the wire. A call that has no answer within its timeout closes the
-//! connection: a late answer could be taken for the answer to a later request.
+//! connection: a late answer could be taken for the answer to a later request. The timeout counts from the last byte that was
+//! transferred for the call, so that it does not limit the size of a request or an answer; an overall bound does.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use kafka_protocol::messages::{ApiKey, ApiVersionsRequest, RequestHeader, Respon
 use kafka_protocol::protocol::{Decodable as _, Encodable as _, HeaderVersion as _, Request, StrBytes};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::time::Instant;
 
 /// Requests that wait for the socket. Callers limit their own requests; this limit guards against bugs.
 const REQUESTS_WAITING_MAX: usize = 256;
@@ -72,6 +74,9 @@ pub(crate) struct Connection {
 
 struct Shared {
     pending: Mutex<Pending>,
+    /// The last time at which bytes of any request were written, and of any answer were read.
+    written_at: Mutex<Instant>,
+    read_at: Mutex<Instant>,
     /// Wakes both tasks when the connection is closed.
     closed: Notify,
 }
@@ -91,8 +96,17 @@ struct Waiting {
 struct Outgoing {
     frame: Bytes,
     correlation: i32,
-    is_sent: Arc<AtomicBool>,
+    sending: Arc<Mutex<Sending>>,
     answer: oneshot::Sender<Result<Bytes, String>>,
+}
+
+/// How much of a request is on the socket.
+#[derive(Debug, Clone, Copy)]
+enum Sending {
+    Waiting,
+    Begun,
+    /// All of it, since this time.
+    Sent(Instant),
 }
 
 impl Connection {
@@ -103,7 +117,9 @@ impl Connection {
     {
         let (reading, writing) = tokio::io::split(socket);
         let (requests, waiting) = mpsc::channel(REQUESTS_WAITING_MAX);
-        let shared = Arc::new(Shared { pending: Mutex::default(), closed: Notify::new() });
+        let (pending, now) = (Mutex::default(), Instant::now());
+        let (written_at, read_at) = (Mutex::new(now), Mutex::new(now));
+        let shared = Arc::new(Shared { pending, written_at, read_at, closed: Notify::new() });
         tokio::spawn(write_requests(writing, waiting, shared.clone()));
         tokio::spawn(read_answers(reading, shared.clone()));
         Self {
@@ -120,7 +136,7 @@ impl Connection {
         let request = ApiVersionsRequest::default()
             .with_client_software_name(StrBytes::from_static_str("whimbrel"))
             .with_client_software_version(StrBytes::from_static_str(env!("CARGO_PKG_VERSION")));
-        let answer = self.call_version(&request, 3, timeout).await?;
+        let answer = self.call_version(&request, 3, CallLimits { timeout, overall: timeout }).await?;
         match ResponseError::try_from_code(answer.error_code) {
             // An older broker answers in version 0. Its answer has the ranges of versions too.
             None | Some(ResponseError::UnsupportedVersion) => {}
@@ -134,10 +150,20 @@ impl Connection {
         self.shared.pending().closed.is_some()
     }
 
-    /// Sends a request in the newest version that both sides support.
+    /// Sends a request in the newest version that both sides support. Fails after `timeout`.
     pub async fn call<R: Request>(&self, request: &R, timeout: Duration) -> Result<R::Response, CallError> {
+        self.call_within(request, timeout, timeout).await
+    }
+
+    /// Sends a request that is large, or has a large answer. Fails if no byte is transferred for it in `timeout`, and after `overall`.
+    pub async fn call_within<R: Request>(
+        &self,
+        request: &R,
+        timeout: Duration,
+        overall: Duration,
+    ) -> Result<R::Response, CallError> {
         let version = self.version_of(R::KEY)?;
-        self.call_version(request, version, timeout).await
+        self.call_version(request, version, CallLimits { timeout, overall: overall.max(timeout) }).await
     }
 
     fn version_of(&self, key: i16) -> Result<i16, CallError> {
@@ -156,16 +182,17 @@ impl Connection {
         &self,
         request: &R,
         version: i16,
-        timeout: Duration,
+        limits: CallLimits,
     ) -> Result<R::Response, CallError> {
         let correlation = self.correlation.fetch_add(1, Ordering::Relaxed);
         let frame =
             self.encode(request, version, correlation).map_err(|error| CallError::NotSent(error.to_string()))?;
-        let is_sent = Arc::new(AtomicBool::new(false));
+        let sending = Arc::new(Mutex::new(Sending::Waiting));
         let (answer, answered) = oneshot::channel();
-        let outgoing = Outgoing { frame, correlation, is_sent: is_sent.clone(), answer };
-        let failed = |why: String| {
-            if is_sent.load(Ordering::Acquire) { CallError::NoAnswer(why) } else { CallError::NotSent(why) }
+        let outgoing = Outgoing { frame, correlation, sending: sending.clone(), answer };
+        let failed = |why: String| match *lock(&sending) {
+            Sending::Waiting => CallError::NotSent(why),
+            Sending::Begun | Sending::Sent(_) => CallError::NoAnswer(why),
         };
         let exchange = async {
             if self.requests.send(outgoing).await.is_err() {
@@ -173,21 +200,48 @@ impl Connection {
             }
             answered.await.unwrap_or_else(|_| Err(self.why_closed()))
         };
-        let mut answer = match tokio::time::timeout(timeout, exchange).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(why)) => return Err(failed(why)),
-            Err(_) => {
-                let why = format!("the broker has not answered within {} ms", timeout.as_millis());
+        let waited = tokio::select! {
+            biased;
+            exchanged = exchange => exchanged,
+            why = self.time_out(&sending, limits) => {
                 self.shared.close(&why);
-                return Err(failed(why));
+                Err(why)
             }
         };
+        let mut answer = waited.map_err(failed)?;
         let decoded = decode::<R>(&mut answer, version);
         decoded.map_err(|error| {
             let why = format!("cannot decode the answer: {error}");
             self.shared.close(&why);
             CallError::NoAnswer(why)
         })
+    }
+
+    /// Resolves with the reason when a call has had no progress for its timeout, or has reached its overall bound.
+    async fn time_out(&self, sending: &Mutex<Sending>, limits: CallLimits) -> String {
+        let began = Instant::now();
+        let end = began + limits.overall;
+        loop {
+            let idle_until = self.progress_at(sending).max(began) + limits.timeout;
+            let now = Instant::now();
+            if idle_until <= now {
+                return format!("the broker has not answered within {} ms", limits.timeout.as_millis());
+            }
+            if end <= now {
+                return format!("the answer is not complete after {} ms", limits.overall.as_millis());
+            }
+            tokio::time::sleep_until(idle_until.min(end)).await;
+        }
+    }
+
+    /// When bytes were last transferred that this call depends on: its request and those before it, its answer and those before it.
+    /// Requests behind it do not count, since a broker that is frozen still takes them into the buffers of its socket.
+    fn progress_at(&self, sending: &Mutex<Sending>) -> Instant {
+        let written_at = match *lock(sending) {
+            Sending::Sent(at) => at,
+            Sending::Waiting | Sending::Begun => *lock(&self.shared.written_at),
+        };
+        written_at.max(*lock(&self.shared.read_at))
     }
 
     fn encode<R: Request>(&self, request: &R, version: i16, correlation: i32) -> Result<Bytes, DecodeError> {
@@ -217,6 +271,18 @@ impl Drop for Connection {
     }
 }
 
+/// The time that a call has.
+#[derive(Debug, Clone, Copy)]
+struct CallLimits {
+    /// Without progress.
+    timeout: Duration,
+    overall: Duration,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The name of a request in Kafka's protocol, such as `IncrementalAlterConfigs`.
 fn api_name(key: i16) -> String {
     ApiKey::try_from(key).map_or_else(|()| "an unknown request".to_owned(), |api| format!("{api:?}"))
@@ -236,7 +302,7 @@ fn decode<R: Request>(answer: &mut Bytes, version: i16) -> Result<R::Response, D
 
 impl Shared {
     fn pending(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.pending)
     }
 
     fn close(&self, why: &str) {
@@ -267,22 +333,19 @@ where
 {
     let writing = async {
         while let Some(outgoing) = waiting.recv().await {
-            let Outgoing { frame, correlation, is_sent, answer } = outgoing;
+            let Outgoing { frame, correlation, sending, answer } = outgoing;
             {
                 let mut pending = shared.pending();
                 if let Some(why) = &pending.closed {
                     let _ = answer.send(Err(why.clone()));
                     continue;
                 }
-                is_sent.store(true, Ordering::Release);
+                *lock(&sending) = Sending::Begun;
                 pending.answers.push_back(Waiting { correlation, answer });
             }
-            let written = async {
-                socket.write_all(&frame).await?;
-                socket.flush().await
-            };
-            if let Err(error) = written.await {
-                shared.close(&format!("connection lost: {error}"));
+            match write_frame(&mut socket, &frame, &shared).await {
+                Ok(()) => *lock(&sending) = Sending::Sent(Instant::now()),
+                Err(error) => shared.close(&format!("connection lost: {error}")),
             }
         }
     };
@@ -293,13 +356,25 @@ where
     let _ = tokio::time::timeout(Duration::from_millis(100), socket.shutdown()).await;
 }
 
+async fn write_frame<W: AsyncWrite + Unpin>(socket: &mut W, frame: &[u8], shared: &Shared) -> io::Result<()> {
+    let mut rest = frame;
+    while !rest.is_empty() {
+        match socket.write(rest).await? {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            written => rest = &rest[written..],
+        }
+        *lock(&shared.written_at) = Instant::now();
+    }
+    socket.flush().await
+}
+
 async fn read_answers<R>(mut socket: R, shared: Arc<Shared>)
 where
     R: AsyncRead + Unpin,
 {
     let reading = async {
         loop {
-            match read_frame(&mut socket).await {
+            match read_frame(&mut socket, || *lock(&shared.read_at) = Instant::now()).await {
                 Ok(frame) => {
                     if let Err(why) = shared.answer(frame) {
                         return why;
@@ -335,8 +410,10 @@ impl Shared {
     }
 }
 
-async fn read_frame<R: AsyncRead + Unpin>(socket: &mut R) -> io::Result<Bytes> {
+/// Reads one frame. Calls `progressed` after each piece of it.
+async fn read_frame<R: AsyncRead + Unpin>(socket: &mut R, progressed: impl Fn()) -> io::Result<Bytes> {
     let claimed = socket.read_i32().await?;
+    progressed();
     let length = usize::try_from(claimed).ok().filter(|length| *length <= ANSWER_BYTES_MAX);
     let length = length.ok_or_else(|| {
         let why = format!("invalid response length {claimed}; the limit is {} MiB", ANSWER_BYTES_MAX >> 20);
@@ -348,94 +425,10 @@ async fn read_frame<R: AsyncRead + Unpin>(socket: &mut R) -> io::Result<Bytes> {
         if rest.read_buf(&mut frame).await? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
+        progressed();
     }
     Ok(frame.freeze())
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use kafka_protocol::messages::MetadataRequest;
-    use tokio::io::DuplexStream;
-
-    const SOON: Duration = Duration::from_millis(200);
-
-    fn connection() -> (Connection, DuplexStream) {
-        let (ours, theirs) = tokio::io::duplex(1 << 16);
-        let mut connection = Connection::start(ours, "test");
-        connection.versions.insert(MetadataRequest::KEY, (0, 12));
-        (connection, theirs)
-    }
-
-    async fn request_of(broker: &mut DuplexStream) -> Vec<u8> {
-        read_frame(broker).await.unwrap().to_vec()
-    }
-
-    #[tokio::test]
-    async fn a_call_without_an_answer_is_over_in_time_and_closes_the_connection() {
-        let (connection, mut broker) = connection();
-        let request = MetadataRequest::default();
-        let (answer, _) = tokio::join!(connection.call(&request, SOON), request_of(&mut broker));
-        assert!(matches!(answer, Err(CallError::NoAnswer(_))), "{answer:?}");
-        assert!(connection.is_closed());
-        let next = connection.call(&MetadataRequest::default(), SOON).await;
-        assert!(matches!(next, Err(CallError::NotSent(_))), "{next:?}");
-    }
-
-    #[tokio::test]
-    async fn a_broker_that_hangs_up_ends_the_calls_under_way() {
-        let (connection, mut broker) = connection();
-        let request = MetadataRequest::default();
-        let call = connection.call(&request, SOON * 50);
-        let (answer, ()) = tokio::join!(call, async {
-            request_of(&mut broker).await;
-            drop(broker);
-        });
-        assert!(matches!(answer, Err(CallError::NoAnswer(_))), "{answer:?}");
-    }
-
-    #[tokio::test]
-    async fn an_answer_of_another_request_closes_the_connection() {
-        let (connection, mut broker) = connection();
-        let request = MetadataRequest::default();
-        let call = connection.call(&request, SOON * 50);
-        let (answer, ()) = tokio::join!(call, async {
-            request_of(&mut broker).await;
-            broker.write_all(&[0, 0, 0, 5, 0, 0, 0, 9, 0]).await.unwrap();
-        });
-        assert!(matches!(answer, Err(CallError::NoAnswer(_))), "{answer:?}");
-        assert!(connection.is_closed());
-    }
-
-    #[tokio::test]
-    async fn an_invalid_response_length_closes_the_connection() {
-        let (connection, mut broker) = connection();
-        let request = MetadataRequest::default();
-        let call = connection.call(&request, SOON * 50);
-        let (answer, ()) = tokio::join!(call, async {
-            request_of(&mut broker).await;
-            broker.write_all(&[0x7f, 0xff, 0xff, 0xff]).await.unwrap();
-        });
-        assert!(matches!(answer, Err(CallError::NoAnswer(_))), "{answer:?}");
-    }
-
-    #[tokio::test]
-    async fn a_request_that_the_broker_does_not_know_is_not_sent() {
-        let (mut connection, _broker) = connection();
-        connection.versions.clear();
-        let answer = connection.call(&MetadataRequest::default(), SOON).await;
-        assert!(matches!(answer, Err(CallError::NotSent(_))), "{answer:?}");
-    }
-
-    #[tokio::test]
-    async fn an_unsupported_request_is_named_in_the_error() {
-        let (mut connection, _broker) = connection();
-        connection.versions.clear();
-        let missing = connection.call(&MetadataRequest::default(), SOON).await.unwrap_err();
-        assert_eq!(missing.to_string(), "the broker does not support Metadata (API key 3)");
-        connection.versions.insert(MetadataRequest::KEY, (13, 14));
-        let newer = connection.call(&MetadataRequest::default(), SOON).await.unwrap_err();
-        let expected = "the broker supports Metadata from version 13; Whimbrel supports up to version 12";
-        assert_eq!(newer.to_string(), expected);
-    }
-}
+mod tests;

@@ -12,6 +12,7 @@ use tokio::runtime::Handle;
 use tokio_rustls::TlsConnector;
 
 use super::connection::Connection;
+use super::resolve::Resolver;
 use super::sasl;
 use crate::kafka::settings::{KafkaSettings, KafkaStartError, Sasl, Tls};
 
@@ -22,6 +23,7 @@ const OPENING_MAX: Duration = Duration::from_secs(3);
 #[derive(Clone)]
 pub(crate) struct Dialer {
     runtime: Handle,
+    resolver: Resolver,
     tls: Option<TlsConnector>,
     sasl: Option<Arc<Sasl>>,
     client_id: Arc<str>,
@@ -32,7 +34,8 @@ impl Dialer {
     pub fn new(settings: &KafkaSettings, runtime: Handle) -> Result<Self, KafkaStartError> {
         let tls = settings.tls.as_ref().map(tls_connector).transpose()?;
         let sasl = settings.sasl.clone().map(Arc::new);
-        Ok(Self { runtime, tls, sasl, client_id: settings.client_id.as_str().into() })
+        let (resolver, client_id) = (Resolver::of_the_system(), settings.client_id.as_str().into());
+        Ok(Self { runtime, resolver, tls, sasl, client_id })
     }
 
     /// Opens a connection to `host:port`. The error names the address and the step that failed.
@@ -58,7 +61,8 @@ impl Dialer {
     }
 
     async fn dial(&self, address: &str) -> Result<Connection, String> {
-        let stream = TcpStream::connect(address).await.map_err(|error| error.to_string())?;
+        let found = self.resolver.resolve(address).await?;
+        let stream = TcpStream::connect(&*found).await.map_err(|error| error.to_string())?;
         stream.set_nodelay(true).map_err(|error| error.to_string())?;
         let mut connection = match &self.tls {
             None => Connection::start(stream, &self.client_id),

@@ -8,4 +8,5 @@ pub(crate) mod cluster;
 pub(crate) mod compression;
 pub(crate) mod connection;
 pub(crate) mod dial;
+mod resolve;
 mod sasl;

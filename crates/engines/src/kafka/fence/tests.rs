@@ -1,15 +1,25 @@
 //! Tests of fences on brokers that disagree.
 
 use super::*;
-use crate::kafka::stub_cluster::{PARTITIONS, StubCluster, TOPIC, TopicView};
+use crate::kafka::stub_cluster::{PARTITIONS, Respond, StubCluster, TOPIC, TopicView};
 use bytes::Bytes;
+use kafka_protocol::messages::{InitProducerIdResponse, ProducerId};
 use whimbrel_model::{Headers, PartitionId, Record, Timestamp, TopicNumber};
 
 const NUMBER: TopicNumber = TopicNumber(1);
 const TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Brokers that assign producer ids and accept no transaction.
+struct IdsOnly;
+
+impl Respond for IdsOnly {
+    fn init_producer_id(&self, _: i32) -> Option<InitProducerIdResponse> {
+        Some(InitProducerIdResponse::default().with_producer_id(ProducerId(1)))
+    }
+}
+
 async fn brokers(count: usize) -> StubCluster {
-    StubCluster::start(count, |_, _| None).await
+    StubCluster::start_with(count, IdsOnly).await
 }
 
 /// A context whose topic has `partitions` partitions, as far as this process knows.

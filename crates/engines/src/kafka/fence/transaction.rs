@@ -339,7 +339,8 @@ impl FencedProducer {
         parts: Vec<&Part>,
         deadline: Instant,
     ) -> impl Future<Output = Result<ProduceResponse, CallError>> + Send {
-        let left = deadline.saturating_duration_since(Instant::now()).clamp(MOVING_PAUSE, ANSWER_MAX);
+        let overall = deadline.saturating_duration_since(Instant::now()).max(MOVING_PAUSE);
+        let left = overall.min(ANSWER_MAX);
         let batches = parts.into_iter().map(|part| {
             let records = part.prepared.as_ref().map(|(_, bytes)| bytes.clone());
             (&*part.topic, part.partition, records)
@@ -347,7 +348,7 @@ impl FencedProducer {
         let request = requests::produce(batches, left).with_transactional_id(Some(self.transactional_id()));
         async move {
             let connection = self.links.to(&self.context.cluster, leader).await?;
-            connection.call(&request, left).await
+            connection.call_within(&request, left, overall).await
         }
     }
 
