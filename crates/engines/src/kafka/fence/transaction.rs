@@ -40,6 +40,8 @@ pub(super) const MOVING_PAUSE: Duration = Duration::from_millis(20);
 pub(super) const UNKNOWN_MAX: Duration = Duration::from_secs(1);
 /// How long ending an open transaction may take before the next attempt.
 const ENDING_MAX: Duration = Duration::from_secs(3);
+/// The least time that the coordinator has to report the leaders to a fence that it has opened.
+const LEADERS_MIN: Duration = Duration::from_millis(500);
 /// How often a step that takes long is logged.
 const SLOW_STEP: Duration = Duration::from_secs(1);
 /// The key type of a transactional id in `FindCoordinator`.
@@ -136,7 +138,8 @@ impl FencedProducer {
     async fn learn_leaders(&self, deadline: Instant) -> Result<(), CallError> {
         let coordinator = self.coordinator.ok_or_else(|| CallError::NotSent("no coordinator".to_owned()))?;
         let connection = self.links.to(&self.context.cluster, coordinator).await?;
-        let left = deadline.saturating_duration_since(Instant::now()).clamp(MOVING_PAUSE, ANSWER_MAX);
+        // The fence is open: a coordinator that took all of the time to open it is still asked.
+        let left = deadline.saturating_duration_since(Instant::now()).clamp(LEADERS_MIN, ANSWER_MAX);
         self.context.cluster.learn_leaders_from(&connection, left).await
     }
 
