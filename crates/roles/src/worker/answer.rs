@@ -7,7 +7,6 @@ use http::HeaderMap;
 use http::header::RETRY_AFTER;
 use http_body::Body;
 use http_body_util::BodyExt;
-use whimbrel_model::ports::ANSWER_KEPT_BYTES;
 
 use super::limits::ANSWER_READ_BYTES_MAX;
 
@@ -20,9 +19,9 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    /// Of a success nothing is kept.
-    pub(super) fn new(is_success: bool) -> Self {
-        Self { keeps: if is_success { 0 } else { ANSWER_KEPT_BYTES }, kept: BytesMut::new(), is_whole: false }
+    /// At most so many bytes of the body are kept.
+    pub(super) fn new(keeps: usize) -> Self {
+        Self { keeps, kept: BytesMut::new(), is_whole: false }
     }
 
     /// Reads to the end, or as far as a connection is worth. What goes wrong here does not change what the status said.

@@ -44,13 +44,13 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use tokio::time::timeout_at;
 use whimbrel_model::Timestamp;
-use whimbrel_model::ports::{Call, CallFailure, CallOutcome, Callbacks, Called, PortFuture};
+use whimbrel_model::ports::{ANSWER_KEPT_BYTES, Call, CallFailure, CallOutcome, Callbacks, Called, PortFuture};
 
 use answer::Reading;
 use dial::Dialer;
 use failure::Failure;
 use figures::WorkerFigures;
-use limits::{OWN_TIMEOUT_MAX, STALE_CONNECTIONS_MAX, SUCCESS_BODY_WITHIN};
+use limits::{ANSWER_READ_BYTES_MAX, OWN_TIMEOUT_MAX, STALE_CONNECTIONS_MAX, SUCCESS_BODY_WITHIN};
 use load::Sampler;
 use origin::Sender;
 use own_callback::OwnWay;
@@ -161,12 +161,18 @@ async fn exchange(core: &Arc<WorkerCore>, call: &Call, began: Instant) -> Result
 
     let (head, body) = response.into_parts();
     let status = head.status;
-    let mut reading = Reading::new(status.is_success());
+    // The endpoint of a callback that the message brought reports success in the body, see `center::dispatch::judge`.
+    let body_counts = prepared.destination.is_none();
+    let mut reading = Reading::new(match (body_counts, status.is_success()) {
+        (true, true) => ANSWER_READ_BYTES_MAX,
+        (false, true) => 0,
+        (_, false) => ANSWER_KEPT_BYTES,
+    });
     if body.is_end_stream() {
         reading.is_whole = true;
     } else {
         let patience = tokio::time::Instant::now() + SUCCESS_BODY_WITHIN;
-        let until = if status.is_success() { deadline.min(patience) } else { deadline };
+        let until = if status.is_success() && !body_counts { deadline.min(patience) } else { deadline };
         // The status has come: what is missing of the body when the time is over is only missing from the record.
         let _ = timeout_at(until, reading.read(body)).await;
     }

@@ -137,6 +137,7 @@ properties![
     pull::a_pull_waits_for_what_comes,
     pull::keys_are_pulled_in_order,
     doors::a_soraka_message_is_called_back_where_it_says,
+    doors::a_soraka_callback_that_reports_failure_is_tried_again,
     doors::a_soraka_message_that_was_cancelled_never_comes,
     doors::one_callback_of_soraka_that_asks_to_wait_holds_up_no_other,
     doors::a_soraka_message_never_leaves_with_the_headers_of_another_subscription,

@@ -118,7 +118,7 @@ impl Runner {
         let CallDone { outgoing, called } = done;
         let now = self.now();
         let spec = &self.subscription.stored.spec;
-        let verdict = judge(spec, called.outcome);
+        let verdict = judge(spec, outgoing.parcel.rule.as_deref(), called.outcome);
         let took = called.took;
         match verdict {
             Verdict::Success { status } => self.succeeded(outgoing, status, took, now),
