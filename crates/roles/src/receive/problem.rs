@@ -62,7 +62,7 @@ codes! {
     UnknownHold 404 "unknown_hold" "There is no such hold",
     UnknownSubscription 404 "unknown_subscription" "There is no such subscription",
     UnknownDevice 404 "unknown_device" "The user has no such device",
-    UnknownWorker 404 "unknown_worker" "The topic does not name this worker",
+    UnknownWorker 404 "unknown_worker" "There is no such worker",
     MethodNotAllowed 405 "method_not_allowed" "The path does not take this method",
     BodyTooSlow 408 "body_too_slow" "The body did not come on in time",
     InProgress 409 "in_progress" "A publish under the same key is under way",

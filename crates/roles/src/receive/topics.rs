@@ -24,6 +24,7 @@ use super::query::{Query, shown};
 use super::subscription_body::workers_of;
 use super::subscription_json::{WorkersDocument, workers_document};
 use super::subscriptions::subscribed;
+use super::topic_workers::check_pool;
 use crate::topics::{Growth, PutOutcome, Topic, TopicChange, WorkersChange};
 
 /// Bytes of a body that describes a topic.
@@ -171,6 +172,10 @@ pub(super) async fn put_topic(State(door): State<Arc<Door>>, request: Request) -
     let (mut load, wait) = (door.in_flight.begin(), door.settings.body_wait);
     let body = collect(body, &parts.headers, &mut load, wait, TOPIC_BODY_BYTES_MAX, too_large).await?;
     let change = change_of(&body)?;
+    if let Some(WorkersChange::Set(choice)) = &change.workers {
+        let known = door.registry.get(&name);
+        check_pool(&door, choice.as_ref(), known.as_ref().and_then(|topic| topic.stored.workers.as_ref()))?;
+    }
     let outcome = undisturbed(&door, move |door| async move { Ok(door.registry.put(&name, change).await?) }).await?;
     let PutOutcome { topic, created, grown } = outcome;
     let mut document = describe(&door, &topic).await?;

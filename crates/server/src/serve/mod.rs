@@ -251,6 +251,7 @@ impl Server<'_> {
             devices: Arc::clone(&self.engines.devices),
             reachability: Some(Arc::clone(&reach.reachability)),
             platforms: Arc::clone(&people.platforms),
+            workers: deliveries.live_workers(cluster),
             clock: Arc::clone(&self.clock),
         };
         let settings = wiring::receive_settings(
