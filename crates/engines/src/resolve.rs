@@ -5,6 +5,7 @@ mod state;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use tokio::task::JoinHandle;
 use whimbrel_model::EventSink;
 use whimbrel_model::ports::{
     Catalogue, CatalogueError, Coordination, Devices, DevicesError, Inbox, InboxError, Log, LogTopics, Notebook,
@@ -118,6 +119,8 @@ pub struct Engines {
     /// What was found at the start, in a sentence for the banner.
     pub description: String,
     opened: Opened,
+    /// Report until the engines are closed that a Redis lost what it kept.
+    loss_watches: Vec<JoinHandle<()>>,
 }
 
 enum Opened {
@@ -129,6 +132,7 @@ enum Opened {
 impl Engines {
     /// Ends the engines: what was accepted is durable already, this makes the next start quick.
     pub async fn close(&self) {
+        self.loss_watches.iter().for_each(JoinHandle::abort);
         self.timers.close().await;
         self.progress.close().await;
         self.inbox.close().await;
@@ -156,7 +160,7 @@ pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engi
                 return Err(EngineError::LogIsNotShared);
             }
             let catalogue = Arc::new(FileCatalogue::open(folder.clone())?);
-            let (log, recovered) = EmbeddedLog::open(folder, log_settings, events)?;
+            let (log, recovered) = EmbeddedLog::open(folder, log_settings, Arc::clone(&events))?;
             if catalogue.is_new() && !log.partitions().is_empty() {
                 return Err(OpenError::CatalogueMissing(catalogue.path().to_owned()).into());
             }
@@ -165,9 +169,11 @@ pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engi
             let shared: Arc<dyn Log> = Arc::new(log.clone());
             let list = Box::new(move || listed.partitions());
             let receipts = state.receipts(shared.clone(), list)?;
+            let catalogue: Arc<dyn Catalogue> = catalogue;
             Ok(Engines {
                 log: shared,
                 log_topics: Arc::new(log.clone()),
+                loss_watches: state.watch_losses(&catalogue, &events),
                 catalogue,
                 coordination,
                 receipts,
@@ -185,13 +191,14 @@ pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engi
         LogEngine::Kafka(kafka_settings) => {
             let description = format!("kafka at {}", kafka_settings.bootstrap);
             let (catalogue, coordination) = open_coordination(settings.coordination, folder).await?;
-            let log = crate::kafka::KafkaLog::connect(kafka_settings, events).await?;
+            let log = crate::kafka::KafkaLog::connect(kafka_settings, Arc::clone(&events)).await?;
             let listed = log.clone();
             let list = Box::new(move || listed.partitions());
             let receipts = state.receipts(log.clone(), list)?;
             Ok(Engines {
                 log: log.clone(),
                 log_topics: log.clone(),
+                loss_watches: state.watch_losses(&catalogue, &events),
                 catalogue,
                 coordination,
                 receipts,

@@ -4,7 +4,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use whimbrel_model::ports::{Devices, Inbox, Log, Progress, Receipts, Sessions, Timers};
+use tokio::task::JoinHandle;
+use whimbrel_model::EventSink;
+use whimbrel_model::ports::{Catalogue, Devices, Inbox, Log, Progress, Receipts, Sessions, Timers};
 
 use super::{EngineError, EngineSettings, StateEngine};
 use crate::embedded::receipts::ListPartitions;
@@ -13,7 +15,8 @@ use crate::embedded::{
 };
 #[cfg(feature = "redis")]
 use crate::redis::{
-    RedisConnection, RedisDevices, RedisInbox, RedisProgress, RedisReceipts, RedisSessions, RedisSettings, RedisTimers,
+    LossWatch, RedisConnection, RedisDevices, RedisInbox, RedisProgress, RedisReceipts, RedisSessions, RedisSettings,
+    RedisTimers,
 };
 
 /// Where the stores are. Whatever can be out of reach has been reached.
@@ -102,16 +105,46 @@ impl State {
         })
     }
 
-    /// What the banner says of the log, and what it says of stores that are elsewhere.
-    pub fn described(&self, log: String) -> String {
-        let stores = [
+    fn stores(&self) -> [(&'static str, &Place); 6] {
+        [
             ("holds", &self.timers),
             ("receipts", &self.receipts),
             ("progress", &self.progress),
             ("inboxes", &self.inbox),
             ("sessions", &self.sessions),
             ("devices", &self.devices),
-        ];
+        ]
+    }
+
+    /// Starts a watch over every Redis that is used, which reports when one has lost what it kept.
+    #[cfg(feature = "redis")]
+    pub fn watch_losses(&self, catalogue: &Arc<dyn Catalogue>, events: &EventSink) -> Vec<JoinHandle<()>> {
+        let mut watched: Vec<(&RedisConnection, Vec<&'static str>)> = Vec::new();
+        for (name, place) in self.stores() {
+            let Place::Redis(connection) = place else { continue };
+            let is_same = |other: &RedisConnection| {
+                (other.description(), other.prefix()) == (connection.description(), connection.prefix())
+            };
+            match watched.iter_mut().find(|(other, _)| is_same(other)) {
+                Some((_, names)) => names.push(name),
+                None => watched.push((connection, vec![name])),
+            }
+        }
+        let watch = |(connection, names): (&RedisConnection, _)| {
+            let (catalogue, events) = (Arc::clone(catalogue), Arc::clone(events));
+            tokio::spawn(LossWatch::new(connection.clone(), catalogue, names, events).run())
+        };
+        watched.into_iter().map(watch).collect()
+    }
+
+    #[cfg(not(feature = "redis"))]
+    pub fn watch_losses(&self, _catalogue: &Arc<dyn Catalogue>, _events: &EventSink) -> Vec<JoinHandle<()>> {
+        Vec::new()
+    }
+
+    /// What the banner says of the log, and what it says of stores that are elsewhere.
+    pub fn described(&self, log: String) -> String {
+        let stores = self.stores();
         let mut elsewhere: Vec<(Vec<&str>, &str)> = Vec::new();
         for (name, place) in stores {
             let Some(place) = place.elsewhere() else { continue };

@@ -44,6 +44,8 @@ mod people_sessions;
 mod random;
 mod readme;
 mod receiver;
+mod redis_loss;
+mod refused_bodies;
 mod server;
 mod services;
 mod serving;
