@@ -16,10 +16,11 @@ use whimbrel_model::ports::{
 };
 use whimbrel_model::{Clock, Event, EventSink, PartitionId, Timestamp};
 
+use super::append::append;
 use super::figures::CarrierFigures;
 use super::letters::LetterTopics;
 use super::pace::Pace;
-use super::partition::{AskId, Effect, Input, Letter, Partition, Trouble};
+use super::partition::{AskId, Effect, Input, Partition, Trouble};
 use super::settings::{CarrierSettings, READ_BYTES, READ_RECORDS, RECLAIM_USERS, RETRY_AFTER, SYNC_EVERY};
 use super::user_box::PlatformRules;
 
@@ -269,7 +270,7 @@ impl Owner {
                 Done::Input(Input::Rows { token, found: tools.inbox.rows(number, keys).await })
             }),
             Effect::Append(letters) => Box::pin(async move {
-                append(&tools, number, letters).await;
+                append(&tools, number, partition, letters).await;
                 Done::Input(Input::Appended)
             }),
             Effect::Apply(write) => {
@@ -434,34 +435,5 @@ async fn find_start(tools: &Tools, post: &Post) -> Result<(u64, u64, u64), Strin
                 tokio::time::sleep(RETRY_AFTER).await;
             }
         }
-    }
-}
-
-/// Appends until everything is durable: what was not is tried again. Ids are made from what it is about, so that a repeat folds away.
-async fn append(tools: &Tools, partition: u32, mut letters: Vec<Letter>) {
-    loop {
-        let now = tools.clock.now();
-        let entries = letters.iter().map(|letter| tools.topics.entry(partition, letter, now)).collect();
-        let mut outcomes = tools.log.append(entries).await.into_iter();
-        letters.retain(|letter| match outcomes.next() {
-            Some(Ok(_)) => false,
-            // It can never be written: a letter that is too large for its topic.
-            Some(Err(error @ (LogError::TooLarge { .. } | LogError::UnknownPartition(_)))) => {
-                let detail = format!("a carrier's letter could not be written: {error}");
-                tracing::error!(?letter, %error, "a carrier's letter could not be written");
-                (tools.events)(Event::failure("push_letter_refused", detail).with("partition", partition));
-                false
-            }
-            Some(Err(_)) | None => true,
-        });
-        if letters.is_empty() {
-            return;
-        }
-        tracing::warn!(
-            partition,
-            letters = letters.len(),
-            "letters of a carrier are not durable yet; they are tried again"
-        );
-        tokio::time::sleep(RETRY_AFTER).await;
     }
 }

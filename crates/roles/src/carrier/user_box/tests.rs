@@ -164,7 +164,7 @@ fn what_is_past_its_time_goes_and_a_platforms_own_time_may_be_shorter() {
     let mut user_box = with_seats(&["ios", "web"]);
     user_box.store(Slot { expires_at: at(20), ..slot(1) }, &rules);
     user_box.store(slot(2), &rules);
-    let gone: Vec<u64> = user_box.expire(&rules, at(60)).iter().map(|slot| slot.seq).collect();
+    let gone: Vec<u64> = user_box.expire(&rules, at(60)).gone.iter().map(|slot| slot.seq).collect();
     assert_eq!((gone, seqs(&user_box)), (vec![1], vec![2]));
     assert_eq!((user_box.seats[0].lost.clone(), user_box.seats[1].lost.clone()), (vec![(1, 2)], vec![(1, 1)]));
     assert_eq!(user_box.waiting(&user_box.seats[0]), 0);
@@ -305,6 +305,7 @@ fn any_box() -> impl Strategy<Value = UserBox> {
             cursor: cursor.into(),
             floor: floor.into(),
             seen_at: at(seen.into()),
+            exhausted: lost * 7,
             lost: (0..lost).map(|n| (n * 10 + 1, n * 10 + 4)).collect(),
         },
     );
