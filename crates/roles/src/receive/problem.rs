@@ -51,6 +51,7 @@ macro_rules! codes {
 
 codes! {
     BadBody 400 "bad_body" "The body could not be read to its end",
+    BadRequest 400 "bad_request" "The request is not valid HTTP",
     KeyMissing 401 "key_missing" "A key is needed",
     KeyUnknown 401 "key_unknown" "The key is not one of this server",
     Forbidden 403 "forbidden" "The key is not for this",
@@ -110,6 +111,7 @@ codes! {
     TooManyDevices 422 "too_many_devices" "The user has as many devices as there can be",
     Overloaded 429 "overloaded" "Too much is under way",
     NotYet 501 "not_yet" "This comes with a later version",
+    UnsupportedTransferCoding 501 "unsupported_transfer_coding" "The transfer coding is not supported",
     DiskFull 503 "disk_full" "The disk is full",
     LogClosed 503 "log_closed" "The log takes nothing until a restart",
     Unavailable 503 "unavailable" "A part of the system cannot be reached",

@@ -6,6 +6,7 @@
 mod banner;
 mod cluster;
 mod deliveries;
+mod framing;
 mod guard;
 mod listen;
 mod origins;
@@ -30,6 +31,7 @@ use whimbrel_model::push::PUSH_TOPIC;
 use whimbrel_model::{Clock, EVENTS_TOPIC, HOLDS_TOPIC, IdMint, SystemClock};
 use whimbrel_roles::center::{Center, CenterPorts};
 use whimbrel_roles::events::Events;
+use whimbrel_roles::lingering::LingerLimits;
 use whimbrel_roles::owners::{Desk, DispatchDesk, Duties, Together, resignations};
 use whimbrel_roles::reachability::Reachability;
 use whimbrel_roles::receive::{Ports, Receive, readiness};
@@ -361,12 +363,17 @@ fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
     })
 }
 
+/// Headers of a request beside those of its message: what clients, proxies and browsers add.
+const HTTP_HEADERS_MAX: usize = 36;
+
 fn listen_settings(config: &Config) -> ListenSettings {
     ListenSettings {
         workers: config.workers,
         connections_max: config.connections_max,
         header_wait: config.header_wait,
         shutdown_wait: config.shutdown_wait,
+        linger: LingerLimits { bytes: config.limits.linger_bytes, timeout: config.limits.linger_timeout },
+        headers_max: config.limits.headers + HTTP_HEADERS_MAX,
     }
 }
 

@@ -22,6 +22,7 @@ mod hold_outage;
 mod hold_settling;
 mod hold_work;
 mod holds;
+mod http_rules;
 mod kafka_admin;
 mod kafka_cluster;
 mod outage_battery;
