@@ -109,7 +109,7 @@ impl MessagesDoor {
         let caller = &call.caller;
         check_user_topic(&topic)?;
         caller.require_topic(Scope::Publish, &topic)?;
-        let message = message.unwrap_or_default();
+        let message = message.ok_or_else(|| Problem::new(Code::BadParameter, "`message` is missing"))?;
         let draft = draft_of(message, idempotency_key.as_deref(), &self.door.settings, self.door.ports.clock.now())?;
         let load = call.take_load(&self.door.in_flight);
         let accepted = accept_one(&self.door, &topic, caller.owner(), draft, load).await?;

@@ -101,6 +101,7 @@ properties![
     push::a_structured_callback_is_a_cloud_event_in_json,
     push::a_kmq_callback_has_the_headers_of_a_pusher,
     push::during_a_rotation_both_secrets_sign,
+    push::a_signed_payload_that_common_libraries_cannot_verify_is_shown,
     push::messages_of_a_key_come_in_order_and_keys_in_parallel,
     push::messages_of_a_partition_come_one_after_the_other,
     push::a_failing_key_holds_up_nobody_else,

@@ -156,6 +156,8 @@ pub struct Runner {
     delivered: Meter,
     failed: Meter,
     last_error: Option<LastError>,
+    /// Signed callbacks whose body is not UTF-8.
+    unverifiable: u64,
     stalled: Option<&'static str>,
     buried_unsaid: u64,
     /// Why the last of them died.
@@ -292,6 +294,7 @@ impl Runner {
             delivered: Meter::default(),
             failed: Meter::default(),
             last_error: None,
+            unverifiable: 0,
             stalled: None,
             buried_unsaid: 0,
             buried_lastly: String::new(),
