@@ -90,7 +90,7 @@ pub struct TopicDocument {
     pub created_at: String,
     /// Made by others in the engine, and found there.
     pub adopted: bool,
-    /// Messages that are kept, as far as offsets tell.
+    /// At most so many messages are kept: offsets are counted, and on Kafka the markers of transactions have offsets too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub messages: Option<u64>,
     pub rates: RatesDocument,
@@ -131,6 +131,7 @@ pub struct PartitionDocument {
     pub partition: u32,
     pub first_offset: u64,
     pub next_offset: u64,
+    /// At most so many, as for the topic.
     pub messages: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub leader: Option<i32>,
