@@ -9,6 +9,7 @@ mod attributes;
 mod batch;
 mod body;
 mod claims;
+mod contract;
 mod dead_letters;
 mod delay_queue;
 mod deliveries;

@@ -3,6 +3,7 @@
 mod commands;
 mod commands_sub;
 mod committed_reader;
+mod contract;
 mod crash;
 mod deliver;
 mod deliver_changing;
