@@ -5,11 +5,11 @@ mod state;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use whimbrel_model::EventSink;
 use whimbrel_model::ports::{
     Catalogue, CatalogueError, Coordination, Devices, DevicesError, Inbox, InboxError, Log, LogTopics, Notebook,
     Progress, ProgressError, Receipts, ReceiptsError, Sessions, Timers, TimersError,
 };
+use whimbrel_model::{Clock, EventSink, Timestamp};
 use whimbrel_storage::OpenError;
 
 use crate::embedded::{
@@ -115,6 +115,8 @@ pub struct Engines {
     pub sessions: Arc<dyn Sessions>,
     pub devices: Arc<dyn Devices>,
     pub notebook: Arc<dyn Notebook>,
+    /// The latest time of the records that the embedded log has.
+    pub latest_time: Option<Timestamp>,
     /// What was found at the start, in a sentence for the banner.
     pub description: String,
     opened: Opened,
@@ -143,20 +145,24 @@ impl Engines {
 }
 
 /// Opens the engines that the settings name.
-pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engines, EngineError> {
+pub async fn resolve(
+    settings: EngineSettings,
+    clock: Arc<dyn Clock>,
+    events: EventSink,
+) -> Result<Engines, EngineError> {
     let folder = embedded::open_folder(&settings.data)?;
-    let state = State::reach(&settings).await?;
+    let state = State::reach(&settings, Arc::clone(&clock)).await?;
     let timers = state.timers()?;
     let progress = state.progress()?;
     let (inbox, sessions, devices) = (state.inbox()?, state.sessions(), state.devices()?);
-    let notebook = open_notebook(&settings)?;
+    let notebook = open_notebook(&settings, Arc::clone(&clock))?;
     match settings.log {
         LogEngine::Embedded(log_settings) => {
             if !matches!(settings.coordination, CoordinationEngine::InProcess) {
                 return Err(EngineError::LogIsNotShared);
             }
             let catalogue = Arc::new(FileCatalogue::open(folder.clone())?);
-            let (log, recovered) = EmbeddedLog::open(folder, log_settings, events)?;
+            let (log, recovered) = EmbeddedLog::open(folder, log_settings, clock, events)?;
             if catalogue.is_new() && !log.partitions().is_empty() {
                 return Err(OpenError::CatalogueMissing(catalogue.path().to_owned()).into());
             }
@@ -177,6 +183,7 @@ pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engi
                 sessions,
                 devices,
                 notebook,
+                latest_time: log.latest_time(),
                 description: state.described(describe(&recovered)),
                 opened: Opened::Embedded(log),
             })
@@ -201,6 +208,7 @@ pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engi
                 sessions,
                 devices,
                 notebook,
+                latest_time: None,
                 description: state.described(description),
                 opened: Opened::Kafka(log),
             })
@@ -208,9 +216,9 @@ pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engi
     }
 }
 
-fn open_notebook(settings: &EngineSettings) -> Result<Arc<dyn Notebook>, EngineError> {
+fn open_notebook(settings: &EngineSettings, clock: Arc<dyn Clock>) -> Result<Arc<dyn Notebook>, EngineError> {
     let path = settings.data.join("notebook");
-    match FileNotebook::open(&path, settings.notebook.clone()) {
+    match FileNotebook::open(&path, settings.notebook.clone(), clock) {
         Ok(notebook) => Ok(Arc::new(notebook)),
         Err(source) => Err(EngineError::Notebook { path, source }),
     }

@@ -255,6 +255,11 @@ impl Core {
         self.known_partition(key)?.offset_at(time)
     }
 
+    /// The latest time of the records that partitions have in memory or in the segment that is being written, in milliseconds.
+    pub fn latest_time(&self) -> Option<i64> {
+        self.all_partitions().iter().filter_map(|partition| partition.latest_time()).max()
+    }
+
     pub fn bytes_on_disk(&self, key: PartitionKey) -> Result<u64, ReadError> {
         Ok(self.known_partition(key)?.bytes_on_disk())
     }

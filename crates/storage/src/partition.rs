@@ -200,6 +200,14 @@ impl Partition {
         (state.first, state.next)
     }
 
+    /// The latest time in memory or in the segment that is being written.
+    pub fn latest_time(&self) -> Option<i64> {
+        let state = self.state();
+        let in_memory = state.tail.iter().map(|tail| tail.batch.header.max_timestamp.get());
+        let in_segment = (state.active_len > 0).then_some(state.active_max_timestamp);
+        in_memory.chain(in_segment).max()
+    }
+
     pub fn bytes_on_disk(&self) -> u64 {
         let (segments, active_len) = {
             let state = self.state();

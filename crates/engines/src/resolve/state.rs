@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use whimbrel_model::Clock;
 use whimbrel_model::ports::{Devices, Inbox, Log, Progress, Receipts, Sessions, Timers};
 
 use super::{EngineError, EngineSettings, StateEngine};
@@ -19,6 +20,7 @@ use crate::redis::{
 /// Where the stores are. Whatever can be out of reach has been reached.
 pub(super) struct State {
     data: PathBuf,
+    clock: Arc<dyn Clock>,
     receipt_settings: ReceiptSettings,
     receipts: Place,
     timer_settings: TimerSettings,
@@ -36,7 +38,7 @@ enum Place {
 }
 
 impl State {
-    pub async fn reach(settings: &EngineSettings) -> Result<Self, EngineError> {
+    pub async fn reach(settings: &EngineSettings, clock: Arc<dyn Clock>) -> Result<Self, EngineError> {
         let mut reached = Reached::default();
         Ok(Self {
             timers: reached.reach(&settings.timers_engine).await?,
@@ -46,6 +48,7 @@ impl State {
             sessions: reached.reach(&settings.sessions_engine).await?,
             devices: reached.reach(&settings.devices_engine).await?,
             data: settings.data.clone(),
+            clock,
             receipt_settings: settings.receipts.clone(),
             timer_settings: settings.timers.clone(),
         })
@@ -78,7 +81,7 @@ impl State {
 
     pub fn sessions(&self) -> Arc<dyn Sessions> {
         match &self.sessions {
-            Place::Folder => Arc::new(MemorySessions::default()),
+            Place::Folder => Arc::new(MemorySessions::new(Arc::clone(&self.clock))),
             #[cfg(feature = "redis")]
             Place::Redis(connection) => Arc::new(RedisSessions::new(connection.clone())),
         }
@@ -94,11 +97,13 @@ impl State {
 
     /// Receipts in the folder follow the log; those on Redis are shared and have nothing to follow.
     pub fn receipts(&self, log: Arc<dyn Log>, partitions: ListPartitions) -> Result<Arc<dyn Receipts>, EngineError> {
-        let settings = self.receipt_settings.clone();
+        let (settings, clock) = (self.receipt_settings.clone(), Arc::clone(&self.clock));
         Ok(match &self.receipts {
-            Place::Folder => Arc::new(LsmReceipts::open(&self.data.join("receipts"), settings, log, partitions)?),
+            Place::Folder => {
+                Arc::new(LsmReceipts::open(&self.data.join("receipts"), settings, log, partitions, clock)?)
+            }
             #[cfg(feature = "redis")]
-            Place::Redis(connection) => Arc::new(RedisReceipts::new(connection.clone(), settings)),
+            Place::Redis(connection) => Arc::new(RedisReceipts::new(connection.clone(), settings, clock)),
         })
     }
 

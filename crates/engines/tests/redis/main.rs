@@ -23,6 +23,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use whimbrel_engines::conformance::{self, progress::OpenProgress, receipts::OpenReceipts, timers::OpenTimers};
 use whimbrel_engines::embedded::{ReceiptSettings, TimerSettings};
 use whimbrel_engines::redis::{RedisConnection, RedisProgress, RedisReceipts, RedisSettings, RedisTimers};
+use whimbrel_model::SystemClock;
 use whimbrel_model::ports::PortFuture;
 
 mod single {
@@ -130,7 +131,7 @@ async fn open_timers(settings: RedisSettings) -> OpenTimers {
 
 async fn open_receipts(settings: RedisSettings) -> RedisReceipts {
     let receipts = ReceiptSettings { window: WINDOW, ..ReceiptSettings::default() };
-    RedisReceipts::new(connect(settings).await, receipts)
+    RedisReceipts::new(connect(settings).await, receipts, Arc::new(SystemClock))
 }
 
 async fn connect(settings: RedisSettings) -> RedisConnection {

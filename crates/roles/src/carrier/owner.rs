@@ -131,6 +131,7 @@ pub(super) async fn own(
 impl Owner {
     fn step(&mut self, input: Input) {
         let now = self.tools.clock.now();
+        self.core.expire_by(self.tools.clock.expiry_now());
         let mut effects = self.core.step(now, input);
         // What could not be told is news at once.
         while !effects.is_empty() {
@@ -358,7 +359,7 @@ impl Owner {
 
     fn look_for_reclaimable(&mut self) {
         let (tools, number) = (Arc::clone(&self.tools), self.post.number);
-        let now = tools.clock.now();
+        let now = tools.clock.expiry_now();
         self.calls.push(Box::pin(async move {
             let found = tools.inbox.reclaimable(number, now, RECLAIM_USERS).await;
             Done::Input(Input::Reclaimable(found.map(|at| at.found).unwrap_or_default()))
@@ -369,7 +370,7 @@ impl Owner {
     fn trim(&mut self, upto: u64) {
         self.trimmed_behind = upto;
         let (tools, partition) = (Arc::clone(&self.tools), self.post.partition);
-        let kept_since = tools.clock.now().saturating_sub(tools.settings.keep_log);
+        let kept_since = tools.clock.expiry_now().saturating_sub(tools.settings.keep_log);
         self.calls.push(Box::pin(async move {
             let trimmed = async {
                 let cut = tools.log.offset_at(partition, kept_since).await?.min(upto);

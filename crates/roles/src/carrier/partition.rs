@@ -243,6 +243,8 @@ pub struct Partition {
     began: Timestamp,
     /// What the clock said last.
     clock: Timestamp,
+    /// Nothing later than this expires: a step of the wall clock is in doubt since then.
+    expiry_max: Timestamp,
     users: HashMap<Uid, Box<User>, RandomState>,
     work: VecDeque<Work>,
     records_waiting: usize,
@@ -306,6 +308,7 @@ impl Partition {
             inbox_epoch,
             began: now,
             clock: now,
+            expiry_max: Timestamp::from_millis(i64::MAX),
             users: HashMap::default(),
             work: VecDeque::new(),
             records_waiting: 0,
@@ -576,10 +579,20 @@ impl Partition {
         state.reclaim_at(i64::try_from(self.settings.keep_seats.as_millis()).unwrap_or(i64::MAX))
     }
 
+    /// Tells the time that expiry goes by, before a step.
+    pub fn expire_by(&mut self, time: Timestamp) {
+        self.expiry_max = time;
+    }
+
+    fn expiry_now(&self, now: Timestamp) -> Timestamp {
+        now.min(self.expiry_max)
+    }
+
     /// What is of no use to a user any more goes.
     fn expire_of(&mut self, uid: &Uid, now: Timestamp) {
+        let expiry_now = self.expiry_now(now);
         let Some(user) = self.users.get_mut(uid.as_str()) else { return };
-        let gone = user.state.expire(&*self.rules, now);
+        let gone = user.state.expire(&*self.rules, expiry_now);
         if !gone.is_empty() {
             user.is_dirty = true;
             self.unsaved.dirty.insert(uid.clone());
@@ -589,10 +602,11 @@ impl Partition {
     }
 
     fn reclaim(&mut self, uid: &Uid, now: Timestamp) {
-        let seen_since = now.saturating_sub(self.settings.keep_seats);
+        let expiry_now = self.expiry_now(now);
+        let seen_since = expiry_now.saturating_sub(self.settings.keep_seats);
         let rules = Arc::clone(&self.rules);
         let Some(user) = self.users.get_mut(uid.as_str()) else { return };
-        let gone = user.state.expire(&*rules, now);
+        let gone = user.state.expire(&*rules, expiry_now);
         self.counts.expired += gone.len() as u64;
         user.see(now);
         user.state.forget_seats(seen_since);

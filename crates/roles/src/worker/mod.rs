@@ -34,7 +34,7 @@ mod wire;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
@@ -43,7 +43,7 @@ use http_body::Body;
 use http_body_util::Full;
 use hyper::body::Incoming;
 use tokio::time::timeout_at;
-use whimbrel_model::Timestamp;
+use whimbrel_model::Clock;
 use whimbrel_model::ports::{Call, CallFailure, CallOutcome, Callbacks, Called, PortFuture};
 
 use answer::Reading;
@@ -83,6 +83,8 @@ pub struct Worker {
 struct WorkerCore {
     dialer: Dialer,
     connect_timeout: Duration,
+    /// Dates signatures, and tells how long a `Retry-After` with a date is.
+    clock: Arc<dyn Clock>,
     in_flight: AtomicU64,
     sampler: Sampler,
     figures: WorkerFigures,
@@ -93,8 +95,8 @@ impl Worker {
     pub fn new(settings: WorkerSettings) -> Result<Self, WorkerError> {
         let dialer = Dialer::new(settings.guard, &settings.extra_roots_pem).map_err(WorkerError)?;
         let (in_flight, sampler, figures) = (AtomicU64::new(0), Sampler::new(), WorkerFigures::new());
-        let connect_timeout = settings.connect_timeout;
-        let core = WorkerCore { dialer, connect_timeout, in_flight, sampler, figures };
+        let (connect_timeout, clock) = (settings.connect_timeout, settings.clock);
+        let core = WorkerCore { dialer, connect_timeout, clock, in_flight, sampler, figures };
         Ok(Self { core: Arc::new(core) })
     }
 
@@ -173,7 +175,7 @@ async fn exchange(core: &Arc<WorkerCore>, call: &Call, began: Instant) -> Result
     if reading.is_whole {
         destination.origin.put_idle(sender);
     }
-    let retry_after = if status.is_success() { None } else { retry_after(&head.headers, SystemTime::now()) };
+    let retry_after = if status.is_success() { None } else { retry_after(&head.headers, core.clock.now()) };
     Ok(CallOutcome::Answered { status: status.as_u16(), retry_after, answer: reading.into_kept() })
 }
 
@@ -183,7 +185,7 @@ fn request_of(
     prepared: &Prepared,
     now: Instant,
 ) -> Result<(Destination, Request<Full<Bytes>>), Failure> {
-    let envelope::Letter { mut headers, mut body } = envelope::write(call, prepared, wall_clock());
+    let envelope::Letter { mut headers, mut body } = envelope::write(call, prepared, core.clock.now());
     let mut method = Method::POST;
     let own = call.rule.as_ref().and_then(|rule| rule.callback.as_ref());
     // A subscription that says where it is called is called nowhere else: its headers and signatures are for that place, and whoever
@@ -249,10 +251,4 @@ async fn send(
         };
         stale += 1;
     }
-}
-
-/// What a signature is dated with.
-fn wall_clock() -> Timestamp {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    Timestamp::from_millis(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
 }

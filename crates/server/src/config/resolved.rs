@@ -48,6 +48,7 @@ pub struct Config {
     pub redis: RedisConfig,
     pub coordination: CoordinationEngineName,
     pub clock_skew: Duration,
+    pub clock_stepout: Duration,
     pub etcd: EtcdConfig,
     pub telemetry_level: String,
     pub telemetry_format: TelemetryFormat,
@@ -396,6 +397,7 @@ pub fn resolve(settings: &Settings, findings: &mut Findings) -> Config {
             _ => CoordinationEngineName::Process,
         },
         clock_skew: take.time("coordination.clock_skew"),
+        clock_stepout: take.time("coordination.clock_stepout"),
         etcd: EtcdConfig {
             endpoints: take.separated("etcd.endpoints"),
             prefix: take.text("etcd.prefix"),

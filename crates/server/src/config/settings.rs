@@ -572,6 +572,12 @@ const SERVICES: &[Setting] = &[
         "How far the clocks of processes may be apart. One whose clock is further off is refused.",
     ),
     setting(
+        "coordination.clock_stepout",
+        duration(Duration::ZERO, Duration::from_secs(86_400)),
+        Text("5m"),
+        "How long a step of this machine's wall clock beyond `clock_skew` must last before it is followed. 0s: at once.",
+    ),
+    setting(
         "etcd.endpoints",
         Kind::Text,
         Text("http://127.0.0.1:2379"),

@@ -51,7 +51,7 @@ impl Deliveries {
         }
         let stats = TopicStats::new(Arc::clone(clock), Arc::clone(&engines.notebook));
         let worker = if config.roles.worker {
-            Some(Worker::new(wiring::worker_settings(config)?).map_err(cannot_start)?)
+            Some(Worker::new(wiring::worker_settings(config, clock)?).map_err(cannot_start)?)
         } else {
             None
         };

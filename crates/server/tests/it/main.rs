@@ -1,5 +1,6 @@
 //! The real binary, started on free ports with folders of their own: what a user does, and what must survive.
 
+mod clock_steps;
 mod commands;
 mod commands_sub;
 mod committed_reader;

@@ -41,7 +41,7 @@ fn write(folder: &Path, topic: &str, record: Record) {
             devices_engine: StateEngine::Embedded,
             notebook: NotebookSettings::default(),
         };
-        let engines = resolve(settings, Arc::new(|_| {})).await.unwrap();
+        let engines = resolve(settings, Arc::new(SystemClock), Arc::new(|_| {})).await.unwrap();
         let ports = RegistryPorts {
             log: Arc::clone(&engines.log),
             log_topics: Arc::clone(&engines.log_topics),

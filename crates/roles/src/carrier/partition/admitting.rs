@@ -46,10 +46,11 @@ impl Partition {
         let rules = Arc::clone(&self.rules);
         let end = self.folded.max(self.began_at);
         let epoch = self.epoch_of(&uid);
+        let expiry_now = self.expiry_now(now);
         let Some((user, seat, mut gone)) = self.take_seat(&uid, &live.platform, &device, now) else { return };
         let mut cursor = user.state.seats[seat].cursor;
         let (mut resumed, mut why) = (false, None);
-        gone.extend(user.state.expire(&*rules, now));
+        gone.extend(user.state.expire(&*rules, expiry_now));
         if let Some(resume) = resume {
             if *resume.epoch != *epoch {
                 why = Some("other_epoch");
@@ -153,9 +154,10 @@ impl Partition {
         live.attempt = before.map_or(0, |before| before.attempt);
         self.make_way(&uid, &live, &settings, now);
         let rules = Arc::clone(&self.rules);
+        let expiry_now = self.expiry_now(now);
         let Some((user, seat, mut gone)) = self.take_seat(&uid, &live.platform, &device, now) else { return };
         gone.extend(user.state.acknowledge(seat, acked.min(sent), &*rules));
-        gone.extend(user.state.expire(&*rules, now));
+        gone.extend(user.state.expire(&*rules, expiry_now));
         let state = &user.state.seats[seat];
         for slot in user.state.slots.iter().filter(|slot| slot.seq <= sent && state.waits_for(slot)) {
             live.unacked.push_back((slot.seq, slot.bytes));

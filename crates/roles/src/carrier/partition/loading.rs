@@ -91,7 +91,7 @@ impl Partition {
                 // It was written before boxes said it themselves.
                 user.state.found_under = self.reclaim_at(&user.state);
             }
-            let gone = user.state.expire(&*self.rules, now);
+            let gone = user.state.expire(&*self.rules, self.expiry_now(now));
             user.is_dirty = !gone.is_empty();
             self.counts.expired += gone.len() as u64;
             if user.is_dirty {
