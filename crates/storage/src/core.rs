@@ -41,6 +41,12 @@ const TOLD_MAX: usize = 1000;
 pub enum Event {
     /// Of a partition, where one is known.
     Damaged(Damage, Option<PartitionKey>),
+    /// Retention could not read, seal or remove a segment, and went on with the others. Told once until it works again.
+    SegmentUnreadable {
+        key: PartitionKey,
+        file: PathBuf,
+        error: String,
+    },
     DiskFull(String),
     DiskHasRoom,
     Poisoned(String),
@@ -79,6 +85,8 @@ pub struct Core {
     refusal: Mutex<Option<Refusal>>,
     /// Damage that was told of: a reader that comes back to it is no news.
     told: Mutex<HashSet<(String, u64)>>,
+    /// Files that the last retention could not read.
+    unreadable: Mutex<HashSet<PathBuf>>,
     retention: RwLock<HashMap<u32, TopicRetention>>,
     on_event: OnEvent,
     /// Last, so that the lock on the folder goes when everything else is gone.

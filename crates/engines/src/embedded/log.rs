@@ -302,6 +302,18 @@ fn event_of(event: StorageEvent) -> Event {
                 None => event,
             }
         }
+        StorageEvent::SegmentUnreadable { key, file, error } => {
+            let file = file.display();
+            let detail = format!(
+                "retention cannot read {file} of topic number {}, partition {}: {error}; other segments are dropped as usual",
+                key.topic, key.partition
+            );
+            Event::warning("segment_unreadable", detail)
+                .with("file", file)
+                .with("error", error)
+                .with("topic_number", key.topic)
+                .with("partition", key.partition)
+        }
         StorageEvent::DiskFull(why) => {
             Event::warning("disk_full", format!("nothing is accepted until there is room: {why}"))
         }
