@@ -166,7 +166,7 @@ pub async fn resolve(
             if catalogue.is_new() && !log.partitions().is_empty() {
                 return Err(OpenError::CatalogueMissing(catalogue.path().to_owned()).into());
             }
-            let coordination = Arc::new(InProcessCoordination::open(catalogue.clone()).await?);
+            let coordination = Arc::new(InProcessCoordination::new(catalogue.clone()));
             let listed = log.clone();
             let shared: Arc<dyn Log> = Arc::new(log.clone());
             let list = Box::new(move || listed.partitions());
@@ -232,7 +232,7 @@ async fn open_coordination(
     match engine {
         CoordinationEngine::InProcess => {
             let catalogue = Arc::new(FileCatalogue::open(folder)?);
-            let coordination = InProcessCoordination::open(catalogue.clone()).await?;
+            let coordination = InProcessCoordination::new(catalogue.clone());
             Ok((catalogue, Arc::new(coordination)))
         }
         #[cfg(feature = "etcd")]

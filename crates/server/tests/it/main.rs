@@ -15,6 +15,7 @@ mod deliver_pull;
 mod deliver_push;
 mod deliver_verified;
 mod device;
+mod full_disk;
 mod hold_crash;
 mod hold_heard;
 mod hold_model;
