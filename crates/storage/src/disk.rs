@@ -100,16 +100,45 @@ pub fn read_whole(disk: &dyn Disk, path: &Path) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
+/// Why it is not certain that a small file was replaced.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplaceError {
+    /// The old file is there as it was.
+    #[error(transparent)]
+    NotReplaced(io::Error),
+    /// The new file is in place, and a power loss may bring the old one back.
+    #[error("the file was replaced, and its folder could not be synced: {0}")]
+    NotSynced(io::Error),
+}
+
+impl From<ReplaceError> for io::Error {
+    fn from(error: ReplaceError) -> Self {
+        match error {
+            ReplaceError::NotReplaced(error) => error,
+            ReplaceError::NotSynced(ref cause) => Self::new(cause.kind(), error.to_string()),
+        }
+    }
+}
+
 /// Replaces a small file so that after any crash it is the old one or the new one, whole.
-pub fn replace_file(disk: &dyn Disk, path: &Path, contents: &[u8]) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
+pub fn replace_file(disk: &dyn Disk, path: &Path, contents: &[u8]) -> Result<(), ReplaceError> {
+    let temporary = write_beside(disk, path, contents).map_err(ReplaceError::NotReplaced)?;
+    disk.rename(&temporary, path).map_err(ReplaceError::NotReplaced)?;
+    disk.sync_dir(folder_of(path)).map_err(ReplaceError::NotSynced)
+}
+
+/// Writes what is to replace a small file beside it, synced, and returns where.
+fn write_beside(disk: &dyn Disk, path: &Path, contents: &[u8]) -> io::Result<PathBuf> {
     let temporary = path.with_extension("new");
     let file = disk.create(&temporary)?;
     file.set_len(0)?;
     file.write_at(contents, 0)?;
     file.sync()?;
-    disk.rename(&temporary, path)?;
-    disk.sync_dir(folder)
+    Ok(temporary)
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new("."))
 }
 
 /// A disk that has no room: the one I/O error that passes by itself.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use support::{Folder, UnsyncedDisk, append, key, small, values};
+use whimbrel_storage::disk::RealDisk;
 use whimbrel_storage::{AppendError, Core, DataFolder, Event, Outcome, ReadError, Settings, TopicRetention, Work};
 
 #[test]
@@ -191,6 +192,25 @@ fn segments_of(folder: &Folder, topic: u32) -> Vec<std::path::PathBuf> {
     let mut segments: Vec<_> = files.filter(|file| file.extension().is_some_and(|ext| ext == "segment")).collect();
     segments.sort();
     segments
+}
+
+#[test]
+fn a_log_that_is_synced_file_by_file_opens_as_it_was() {
+    let folder = Folder::new();
+    let open = || {
+        let data = Arc::new(DataFolder::open(Arc::new(RealDisk::by_file()), folder.path()).unwrap());
+        Core::open(data, small(), 0, Box::new(|event| panic!("{event:?}"))).unwrap().0
+    };
+    let core = open();
+    core.create_partitions(1, 2).unwrap();
+    for partition in [0, 1] {
+        core.commit(&[Work::Append(vec![support::part(key(1, partition), 0, &["a", "b"])])]);
+    }
+    core.checkpoint(0, &mut || {}).unwrap();
+    drop(core);
+    let core = open();
+    assert_eq!(core.bounds(key(1, 1)), Ok((0, 2)));
+    assert_eq!(core.bounds(key(1, 0)), Ok((0, 2)));
 }
 
 #[test]

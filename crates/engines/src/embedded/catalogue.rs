@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use whimbrel_model::ports::{Catalogue, CatalogueError, PortFuture, Versioned};
-use whimbrel_storage::disk::{Disk, read_whole, replace_file};
+use whimbrel_storage::disk::{Disk, ReplaceError, read_whole, replace_file};
 use whimbrel_storage::{DataFolder, OpenError};
 
 const FILE: &str = "catalogue.json";
@@ -96,11 +96,23 @@ impl FileCatalogue {
             None => drop(changed.entries.remove(key)),
         }
         let bytes = serde_json::to_vec_pretty(&changed).map_err(|error| self.not_written(error.into()))?;
-        replace_file(&*self.disk, &self.path, &bytes).map_err(|error| self.not_written(error))?;
+        let replaced = replace_file(&*self.disk, &self.path, &bytes);
+        if let Err(ReplaceError::NotReplaced(error)) = replaced {
+            return Err(self.not_written(error));
+        }
+        // The file has the change, whether that lasts or not: whoever reads or watches sees it, and so does the next start, most likely.
         *contents = changed;
         drop(contents);
         self.revision.send_replace(version);
-        Ok(version)
+        match replaced {
+            Ok(()) => Ok(version),
+            Err(error) => Err(self.maybe_written(&error)),
+        }
+    }
+
+    fn maybe_written(&self, error: &ReplaceError) -> CatalogueError {
+        tracing::warn!(%error, file = %self.path.display(), "whether the catalogue was written is not known");
+        CatalogueError::OutcomeUnknown("the change is in place, and may not survive a power loss".to_owned())
     }
 
     /// Where the file lies is the operator's business, so it goes to the log of the process and not into an answer.

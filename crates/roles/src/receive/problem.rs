@@ -246,6 +246,7 @@ impl From<CatalogueError> for Problem {
             CatalogueError::Conflict { .. } => Code::Conflict,
             CatalogueError::DiskFull => Code::DiskFull,
             CatalogueError::Unavailable(_) => Code::Unavailable,
+            CatalogueError::OutcomeUnknown(_) => Code::OutcomeUnknown,
         };
         Self::new(code, error.to_string())
     }
