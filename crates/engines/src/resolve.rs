@@ -161,7 +161,7 @@ pub async fn resolve(
             if !matches!(settings.coordination, CoordinationEngine::InProcess) {
                 return Err(EngineError::LogIsNotShared);
             }
-            let catalogue = Arc::new(FileCatalogue::open(folder.clone())?);
+            let catalogue = open_catalogue(&folder, &events)?;
             let (log, recovered) = EmbeddedLog::open(folder, log_settings, clock, events)?;
             if catalogue.is_new() && !log.partitions().is_empty() {
                 return Err(OpenError::CatalogueMissing(catalogue.path().to_owned()).into());
@@ -191,7 +191,7 @@ pub async fn resolve(
         #[cfg(feature = "kafka")]
         LogEngine::Kafka(kafka_settings) => {
             let description = format!("kafka at {}", kafka_settings.bootstrap);
-            let (catalogue, coordination) = open_coordination(settings.coordination, folder).await?;
+            let (catalogue, coordination) = open_coordination(settings.coordination, folder, &events).await?;
             let log = crate::kafka::KafkaLog::connect(kafka_settings, events).await?;
             let listed = log.clone();
             let list = Box::new(move || listed.partitions());
@@ -216,6 +216,17 @@ pub async fn resolve(
     }
 }
 
+fn open_catalogue(
+    folder: &Arc<whimbrel_storage::DataFolder>,
+    events: &EventSink,
+) -> Result<Arc<FileCatalogue>, EngineError> {
+    let catalogue = FileCatalogue::open(Arc::clone(folder))?;
+    if let Some(event) = catalogue.finding() {
+        events(event.clone());
+    }
+    Ok(Arc::new(catalogue))
+}
+
 fn open_notebook(settings: &EngineSettings, clock: Arc<dyn Clock>) -> Result<Arc<dyn Notebook>, EngineError> {
     let path = settings.data.join("notebook");
     match FileNotebook::open(&path, settings.notebook.clone(), clock) {
@@ -228,10 +239,11 @@ fn open_notebook(settings: &EngineSettings, clock: Arc<dyn Clock>) -> Result<Arc
 async fn open_coordination(
     engine: CoordinationEngine,
     folder: Arc<whimbrel_storage::DataFolder>,
+    events: &EventSink,
 ) -> Result<(Arc<dyn Catalogue>, Arc<dyn Coordination>), EngineError> {
     match engine {
         CoordinationEngine::InProcess => {
-            let catalogue = Arc::new(FileCatalogue::open(folder)?);
+            let catalogue = open_catalogue(&folder, events)?;
             let coordination = InProcessCoordination::new(catalogue.clone());
             Ok((catalogue, Arc::new(coordination)))
         }
