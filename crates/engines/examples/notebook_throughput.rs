@@ -36,7 +36,9 @@ async fn main() {
     let temporary = tempfile::tempdir().expect("a temporary folder");
     let folder = arguments.next().map_or(temporary.path().join("notebook"), PathBuf::from);
     let _ = std::fs::remove_dir_all(&folder);
-    let notebook = FileNotebook::open(&folder, NotebookSettings::default()).expect("the folder opens");
+    let notebook =
+        FileNotebook::open(&folder, NotebookSettings::default(), std::sync::Arc::new(whimbrel_model::SystemClock))
+            .expect("the folder opens");
 
     let (began, mut noting, mut ahead) = (Instant::now(), Duration::ZERO, 0);
     for first in (0..notes).step_by(TOGETHER as usize) {

@@ -5,11 +5,12 @@ mod state;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use whimbrel_model::EventSink;
+use tokio::task::JoinHandle;
 use whimbrel_model::ports::{
     Catalogue, CatalogueError, Coordination, Devices, DevicesError, Inbox, InboxError, Log, LogTopics, Notebook,
     Progress, ProgressError, Receipts, ReceiptsError, Sessions, Timers, TimersError,
 };
+use whimbrel_model::{Clock, EventSink, Timestamp};
 use whimbrel_storage::OpenError;
 
 use crate::embedded::{
@@ -115,9 +116,13 @@ pub struct Engines {
     pub sessions: Arc<dyn Sessions>,
     pub devices: Arc<dyn Devices>,
     pub notebook: Arc<dyn Notebook>,
+    /// The latest time of the records that the embedded log has.
+    pub latest_time: Option<Timestamp>,
     /// What was found at the start, in a sentence for the banner.
     pub description: String,
     opened: Opened,
+    /// Report until the engines are closed that a Redis lost what it kept.
+    loss_watches: Vec<JoinHandle<()>>,
 }
 
 enum Opened {
@@ -129,6 +134,7 @@ enum Opened {
 impl Engines {
     /// Ends the engines: what was accepted is durable already, this makes the next start quick.
     pub async fn close(&self) {
+        self.loss_watches.iter().for_each(JoinHandle::abort);
         self.timers.close().await;
         self.progress.close().await;
         self.inbox.close().await;
@@ -143,31 +149,37 @@ impl Engines {
 }
 
 /// Opens the engines that the settings name.
-pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engines, EngineError> {
+pub async fn resolve(
+    settings: EngineSettings,
+    clock: Arc<dyn Clock>,
+    events: EventSink,
+) -> Result<Engines, EngineError> {
     let folder = embedded::open_folder(&settings.data)?;
-    let state = State::reach(&settings).await?;
+    let state = State::reach(&settings, Arc::clone(&clock)).await?;
     let timers = state.timers()?;
     let progress = state.progress()?;
     let (inbox, sessions, devices) = (state.inbox()?, state.sessions(), state.devices()?);
-    let notebook = open_notebook(&settings)?;
+    let notebook = open_notebook(&settings, Arc::clone(&clock))?;
     match settings.log {
         LogEngine::Embedded(log_settings) => {
             if !matches!(settings.coordination, CoordinationEngine::InProcess) {
                 return Err(EngineError::LogIsNotShared);
             }
-            let catalogue = Arc::new(FileCatalogue::open(folder.clone())?);
-            let (log, recovered) = EmbeddedLog::open(folder, log_settings, events)?;
+            let catalogue = open_catalogue(&folder, &events)?;
+            let (log, recovered) = EmbeddedLog::open(folder, log_settings, clock, Arc::clone(&events))?;
             if catalogue.is_new() && !log.partitions().is_empty() {
                 return Err(OpenError::CatalogueMissing(catalogue.path().to_owned()).into());
             }
-            let coordination = Arc::new(InProcessCoordination::open(catalogue.clone()).await?);
+            let coordination = Arc::new(InProcessCoordination::new(catalogue.clone()));
             let listed = log.clone();
             let shared: Arc<dyn Log> = Arc::new(log.clone());
             let list = Box::new(move || listed.partitions());
             let receipts = state.receipts(shared.clone(), list)?;
+            let catalogue: Arc<dyn Catalogue> = catalogue;
             Ok(Engines {
                 log: shared,
                 log_topics: Arc::new(log.clone()),
+                loss_watches: state.watch_losses(&catalogue, &events),
                 catalogue,
                 coordination,
                 receipts,
@@ -177,6 +189,7 @@ pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engi
                 sessions,
                 devices,
                 notebook,
+                latest_time: log.latest_time(),
                 description: state.described(describe(&recovered)),
                 opened: Opened::Embedded(log),
             })
@@ -184,14 +197,15 @@ pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engi
         #[cfg(feature = "kafka")]
         LogEngine::Kafka(kafka_settings) => {
             let description = format!("kafka at {}", kafka_settings.bootstrap);
-            let (catalogue, coordination) = open_coordination(settings.coordination, folder).await?;
-            let log = crate::kafka::KafkaLog::connect(kafka_settings, events).await?;
+            let (catalogue, coordination) = open_coordination(settings.coordination, folder, &events).await?;
+            let log = crate::kafka::KafkaLog::connect(kafka_settings, Arc::clone(&events)).await?;
             let listed = log.clone();
             let list = Box::new(move || listed.partitions());
             let receipts = state.receipts(log.clone(), list)?;
             Ok(Engines {
                 log: log.clone(),
                 log_topics: log.clone(),
+                loss_watches: state.watch_losses(&catalogue, &events),
                 catalogue,
                 coordination,
                 receipts,
@@ -201,6 +215,7 @@ pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engi
                 sessions,
                 devices,
                 notebook,
+                latest_time: None,
                 description: state.described(description),
                 opened: Opened::Kafka(log),
             })
@@ -208,9 +223,20 @@ pub async fn resolve(settings: EngineSettings, events: EventSink) -> Result<Engi
     }
 }
 
-fn open_notebook(settings: &EngineSettings) -> Result<Arc<dyn Notebook>, EngineError> {
+fn open_catalogue(
+    folder: &Arc<whimbrel_storage::DataFolder>,
+    events: &EventSink,
+) -> Result<Arc<FileCatalogue>, EngineError> {
+    let catalogue = FileCatalogue::open(Arc::clone(folder))?;
+    if let Some(event) = catalogue.finding() {
+        events(event.clone());
+    }
+    Ok(Arc::new(catalogue))
+}
+
+fn open_notebook(settings: &EngineSettings, clock: Arc<dyn Clock>) -> Result<Arc<dyn Notebook>, EngineError> {
     let path = settings.data.join("notebook");
-    match FileNotebook::open(&path, settings.notebook.clone()) {
+    match FileNotebook::open(&path, settings.notebook.clone(), clock) {
         Ok(notebook) => Ok(Arc::new(notebook)),
         Err(source) => Err(EngineError::Notebook { path, source }),
     }
@@ -220,11 +246,12 @@ fn open_notebook(settings: &EngineSettings) -> Result<Arc<dyn Notebook>, EngineE
 async fn open_coordination(
     engine: CoordinationEngine,
     folder: Arc<whimbrel_storage::DataFolder>,
+    events: &EventSink,
 ) -> Result<(Arc<dyn Catalogue>, Arc<dyn Coordination>), EngineError> {
     match engine {
         CoordinationEngine::InProcess => {
-            let catalogue = Arc::new(FileCatalogue::open(folder)?);
-            let coordination = InProcessCoordination::open(catalogue.clone()).await?;
+            let catalogue = open_catalogue(&folder, events)?;
+            let coordination = InProcessCoordination::new(catalogue.clone());
             Ok((catalogue, Arc::new(coordination)))
         }
         #[cfg(feature = "etcd")]

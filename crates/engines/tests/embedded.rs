@@ -53,7 +53,7 @@ fn silent() -> EventSink {
 }
 
 fn open_log(path: &Path, store: Arc<TempDir>) -> OpenLog {
-    let (log, _) = EmbeddedLog::open(open_folder(path).unwrap(), settings(), silent()).unwrap();
+    let (log, _) = EmbeddedLog::open(open_folder(path).unwrap(), settings(), Arc::new(SystemClock), silent()).unwrap();
     let log = Arc::new(log);
     OpenLog { log: log.clone(), topics: log, store }
 }
@@ -119,7 +119,7 @@ impl conformance::receipts::Factory for Embedded {
 }
 
 fn receipts_in(store: &TempDir, log: Arc<dyn Log>, settings: ReceiptSettings) -> LsmReceipts {
-    LsmReceipts::open(&store.path().join("receipts"), settings, log, Box::new(Vec::new)).unwrap()
+    LsmReceipts::open(&store.path().join("receipts"), settings, log, Box::new(Vec::new), Arc::new(SystemClock)).unwrap()
 }
 
 fn open_timers(store: Arc<TempDir>) -> OpenTimers {
@@ -226,7 +226,9 @@ async fn a_record_with_two_names_gives_a_lost_store_the_answers_to_both() {
     assert!(opened.log.append(vec![Entry { partition, record }]).await[0].is_ok());
     let path = tempfile::tempdir().unwrap();
     let log = opened.log.clone();
-    let receipts = LsmReceipts::open(path.path(), ReceiptSettings::default(), log, Box::new(Vec::new)).unwrap();
+    let receipts =
+        LsmReceipts::open(path.path(), ReceiptSettings::default(), log, Box::new(Vec::new), Arc::new(SystemClock))
+            .unwrap();
     receipts.recover(&[partition]).await.unwrap();
     for text in ["m-1", "origin-1"] {
         let claim = Claim { kind: ClaimKind::Id, text: text.to_owned(), ..claim(0) };
@@ -297,7 +299,9 @@ async fn the_answer_to_a_held_message_stays_that_after_it_has_fired_and_the_stor
     for order in [[orders, holds], [holds, orders]] {
         let path = tempfile::tempdir().unwrap();
         let log = opened.log.clone();
-        let receipts = LsmReceipts::open(path.path(), ReceiptSettings::default(), log, Box::new(Vec::new)).unwrap();
+        let receipts =
+            LsmReceipts::open(path.path(), ReceiptSettings::default(), log, Box::new(Vec::new), Arc::new(SystemClock))
+                .unwrap();
         for partition in order {
             receipts.recover(&[partition]).await.unwrap();
         }

@@ -13,7 +13,7 @@ struct InProcess;
 
 async fn open(store: Arc<TempDir>) -> OpenCoordination {
     let catalogue = FileCatalogue::open(open_folder(store.path()).unwrap()).unwrap();
-    let coordination = InProcessCoordination::open(Arc::new(catalogue)).await.unwrap();
+    let coordination = InProcessCoordination::new(Arc::new(catalogue));
     OpenCoordination { coordination: Arc::new(coordination), store }
 }
 

@@ -12,9 +12,9 @@ use whimbrel_engines::conformance::inbox::OpenInbox;
 use whimbrel_engines::conformance::inbox::naive::Naive;
 use whimbrel_engines::conformance::sessions::OpenSessions;
 use whimbrel_engines::embedded::{LsmDevices, LsmInbox, MemorySessions};
-use whimbrel_model::Timestamp;
 use whimbrel_model::people::Uid;
 use whimbrel_model::ports::{Inbox, InboxChange, InboxWrite, PortFuture, RowKey};
+use whimbrel_model::{SystemClock, Timestamp};
 
 whimbrel_engines::conformance_suite!(inbox, Embedded);
 whimbrel_engines::conformance_suite!(sessions, Embedded);
@@ -49,7 +49,9 @@ impl conformance::inbox::Factory for Embedded {
 
 impl conformance::sessions::Factory for Embedded {
     fn open(&self) -> PortFuture<'_, OpenSessions> {
-        Box::pin(async { OpenSessions { sessions: Arc::new(MemorySessions::default()), store: Arc::new(()) } })
+        Box::pin(async {
+            OpenSessions { sessions: Arc::new(MemorySessions::new(Arc::new(SystemClock))), store: Arc::new(()) }
+        })
     }
 }
 

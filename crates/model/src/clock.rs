@@ -1,4 +1,12 @@
 //! Time as something that is passed in: the deciding parts ask a [`Clock`], tests and the simulator bring their own.
+//!
+//! A server has one clock for the whole process, [`GuardedClock`]. [`SystemClock`] is for tools that measure and for tests.
+
+mod guarded;
+mod step_filter;
+
+pub use guarded::{ClockSource, GuardedClock};
+pub use step_filter::{ClockChange, Sample, StepFilter, StepLimits};
 
 use crate::Timestamp;
 
@@ -9,6 +17,12 @@ pub trait Clock: Send + Sync + 'static {
     /// Microseconds of the present millisecond that have passed, where the clock is that fine.
     fn micros_into(&self) -> u16 {
         0
+    }
+
+    /// The time that expiry and other destructive acts go by. It is [`Clock::now`], and stands still while a step of the wall
+    /// clock is in doubt: what is deleted by a wrong time does not come back.
+    fn expiry_now(&self) -> Timestamp {
+        self.now()
     }
 }
 

@@ -19,7 +19,7 @@ pub mod subscription;
 pub mod time;
 pub mod topic;
 
-pub use clock::{Clock, SystemClock};
+pub use clock::{Clock, GuardedClock, SystemClock};
 pub use event::{EVENTS_TOPIC, Event, EventLevel, EventSink};
 pub use hold::{Ending, HOLDS_TOPIC, HeldMessage, Hold, HoldEnd, HoldId, HoldRecord};
 pub use id::{IdMint, MessageId, MintedPlace};

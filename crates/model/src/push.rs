@@ -321,6 +321,11 @@ pub fn seq_of(offset: u64) -> u64 {
     offset + 1
 }
 
+/// The offset of the record of a message with that number.
+pub fn offset_of(seq: u64) -> u64 {
+    seq.saturating_sub(1)
+}
+
 /// When a message is of no use any more.
 pub fn expiry(published: Timestamp, ttl_ms: u64) -> Timestamp {
     Timestamp::from_millis(published.as_millis().saturating_add(i64::try_from(ttl_ms).unwrap_or(i64::MAX)))

@@ -186,3 +186,30 @@ fn the_page_of_http_has_every_path_with_its_methods() {
     }
     assert_eq!(documented, in_code);
 }
+
+/// The blocks of TOML of the pages that show a configuration.
+fn configurations() -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for folder in ["docs/operating", "docs/guides"] {
+        for entry in fs::read_dir(root().join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            let text = fs::read_to_string(&path).unwrap();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            let blocks = text.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next());
+            found.extend(blocks.map(|block| (name.clone(), block.to_owned())));
+        }
+    }
+    found
+}
+
+#[test]
+fn every_configuration_that_a_page_shows_is_accepted() {
+    let found = configurations();
+    assert!(found.iter().any(|(_, text)| text.contains("engine = \"etcd\"")), "the one of several nodes is among them");
+    for (page, text) in found {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), &text).unwrap();
+        let shown = checked(&["--config".to_owned(), file.path().display().to_string()]);
+        assert_eq!(shown["problems"], serde_json::json!([]), "{page}:\n{text}");
+    }
+}

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use whimbrel_storage::disk::RealDisk;
-use whimbrel_storage::{DataFolder, Outcome, Part, PartitionKey, Record, Settings, Store, Ticket, Work};
+use whimbrel_storage::{DataFolder, Outcome, Part, PartitionKey, Record, Settings, Store, SystemClock, Ticket, Work};
 
 const RECORDS_PER_BATCH: u32 = 1000;
 const VALUE_BYTES: usize = 100;
@@ -27,7 +27,9 @@ fn main() {
     let folder = tempfile::tempdir_in(folder).expect("a temporary folder can be made");
     let device = device_bandwidth(folder.path());
     let data = Arc::new(DataFolder::open(Arc::new(RealDisk::new()), folder.path().join("data").as_path()).unwrap());
-    let (store, _) = Store::open(data, Settings::default(), Box::new(|event| eprintln!("{event:?}"))).unwrap();
+    let (store, _) =
+        Store::open(data, Settings::default(), Arc::new(SystemClock), Box::new(|event| eprintln!("{event:?}")))
+            .unwrap();
     let store = Arc::new(store);
     store.create_partitions(1, partitions).unwrap();
 

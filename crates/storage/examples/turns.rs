@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use whimbrel_storage::disk::RealDisk;
-use whimbrel_storage::{DataFolder, Outcome, Part, PartitionKey, Record, Settings, Store, Work};
+use whimbrel_storage::{DataFolder, Outcome, Part, PartitionKey, Record, Settings, Store, SystemClock, Work};
 
 const APPEND_BYTES: usize = 100;
 const COMMIT_BYTES: usize = 256 << 10;
@@ -23,7 +23,9 @@ fn main() {
     let folder = arguments.next().map_or_else(std::env::temp_dir, PathBuf::from);
     let folder = tempfile::tempdir_in(folder).expect("a temporary folder can be made");
     let data = Arc::new(DataFolder::open(Arc::new(RealDisk::new()), folder.path().join("data").as_path()).unwrap());
-    let (store, _) = Store::open(data, Settings::default(), Box::new(|event| eprintln!("{event:?}"))).unwrap();
+    let (store, _) =
+        Store::open(data, Settings::default(), Arc::new(SystemClock), Box::new(|event| eprintln!("{event:?}")))
+            .unwrap();
     store.create_partitions(1, COMMITTING_THREADS + APPENDING_THREADS).unwrap();
     let Ok(Outcome::FenceOpened(token)) = store.submit(Work::OpenFence(FENCE.into())).map(|ticket| ticket.wait())
     else {

@@ -57,7 +57,7 @@ impl Checkpoint {
         let mut bytes = header.as_bytes().to_vec();
         bytes.extend_from_slice(self.partitions.as_bytes());
         bytes.extend_from_slice(&crc(&bytes).to_le_bytes());
-        replace_file(disk, path, &bytes)
+        Ok(replace_file(disk, path, &bytes)?)
     }
 
     /// Reads it; `None` where the log is new. It is replaced whole, so one that cannot be read is damage, and the log does not

@@ -41,6 +41,12 @@ const TOLD_MAX: usize = 1000;
 pub enum Event {
     /// Of a partition, where one is known.
     Damaged(Damage, Option<PartitionKey>),
+    /// Retention could not read, seal or remove a segment, and went on with the others. Told once until it works again.
+    SegmentUnreadable {
+        key: PartitionKey,
+        file: PathBuf,
+        error: String,
+    },
     DiskFull(String),
     DiskHasRoom,
     Poisoned(String),
@@ -79,6 +85,8 @@ pub struct Core {
     refusal: Mutex<Option<Refusal>>,
     /// Damage that was told of: a reader that comes back to it is no news.
     told: Mutex<HashSet<(String, u64)>>,
+    /// Files that the last retention could not read.
+    unreadable: Mutex<HashSet<PathBuf>>,
     retention: RwLock<HashMap<u32, TopicRetention>>,
     on_event: OnEvent,
     /// Last, so that the lock on the folder goes when everything else is gone.
@@ -253,6 +261,11 @@ impl Core {
     /// The first record at or after a time, in milliseconds. May block on the disk.
     pub fn offset_at(&self, key: PartitionKey, time: i64) -> Result<u64, ReadError> {
         self.known_partition(key)?.offset_at(time)
+    }
+
+    /// The latest time of the records that partitions have in memory or in the segment that is being written, in milliseconds.
+    pub fn latest_time(&self) -> Option<i64> {
+        self.all_partitions().iter().filter_map(|partition| partition.latest_time()).max()
     }
 
     pub fn bytes_on_disk(&self, key: PartitionKey) -> Result<u64, ReadError> {

@@ -100,16 +100,68 @@ pub fn read_whole(disk: &dyn Disk, path: &Path) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
+/// Why it is not certain that a small file was replaced.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplaceError {
+    /// The old file is there as it was.
+    #[error(transparent)]
+    NotReplaced(io::Error),
+    /// The new file is in place, and a power loss may bring the old one back.
+    #[error("the file was replaced, and its folder could not be synced: {0}")]
+    NotSynced(io::Error),
+}
+
+impl From<ReplaceError> for io::Error {
+    fn from(error: ReplaceError) -> Self {
+        match error {
+            ReplaceError::NotReplaced(error) => error,
+            ReplaceError::NotSynced(ref cause) => Self::new(cause.kind(), error.to_string()),
+        }
+    }
+}
+
 /// Replaces a small file so that after any crash it is the old one or the new one, whole.
-pub fn replace_file(disk: &dyn Disk, path: &Path, contents: &[u8]) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let temporary = path.with_extension("new");
+pub fn replace_file(disk: &dyn Disk, path: &Path, contents: &[u8]) -> Result<(), ReplaceError> {
+    let temporary = write_beside(disk, path, contents).map_err(ReplaceError::NotReplaced)?;
+    disk.rename(&temporary, path).map_err(ReplaceError::NotReplaced)?;
+    disk.sync_dir(folder_of(path)).map_err(ReplaceError::NotSynced)
+}
+
+/// The same, with the version before it kept under the name `previous`. After a crash in between, `path` may be missing; the version
+/// before is then under `previous`, and the new one may be whole at [`beside`].
+pub fn replace_file_keeping(
+    disk: &dyn Disk,
+    path: &Path,
+    previous: &Path,
+    contents: &[u8],
+) -> Result<(), ReplaceError> {
+    let temporary = write_beside(disk, path, contents).map_err(ReplaceError::NotReplaced)?;
+    disk.rename(path, previous).map_err(ReplaceError::NotReplaced)?;
+    if let Err(error) = disk.rename(&temporary, path) {
+        // Without the new file beside it, the version before is what a start finds.
+        let is_undone = disk.remove_file(&temporary).and_then(|()| disk.rename(previous, path)).is_ok();
+        return Err(if is_undone { ReplaceError::NotReplaced(error) } else { ReplaceError::NotSynced(error) });
+    }
+    disk.sync_dir(folder_of(path)).map_err(ReplaceError::NotSynced)
+}
+
+/// Where a small file that is to replace `path` is written first.
+pub fn beside(path: &Path) -> PathBuf {
+    path.with_extension("new")
+}
+
+/// Writes what is to replace a small file beside it, synced, and returns where.
+fn write_beside(disk: &dyn Disk, path: &Path, contents: &[u8]) -> io::Result<PathBuf> {
+    let temporary = beside(path);
     let file = disk.create(&temporary)?;
     file.set_len(0)?;
     file.write_at(contents, 0)?;
     file.sync()?;
-    disk.rename(&temporary, path)?;
-    disk.sync_dir(folder)
+    Ok(temporary)
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new("."))
 }
 
 /// A disk that has no room: the one I/O error that passes by itself.

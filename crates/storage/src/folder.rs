@@ -50,7 +50,7 @@ impl DataFolder {
                 let secret = FolderSecret(disk.random());
                 let contents = format_contents(secret);
                 replace_file(&*disk, &path.join(FORMAT_FILE), contents.as_bytes())
-                    .map_err(io("writing the format of"))?;
+                    .map_err(|error| io("writing the format of")(error.into()))?;
                 secret
             }
         };

@@ -11,6 +11,7 @@
 //! on writing after a sync failed; touch a disk other than through [`disk::Disk`].
 
 mod checkpoint;
+mod clock;
 mod core;
 pub mod disk;
 mod error;
@@ -24,6 +25,7 @@ mod settings;
 mod store;
 mod ticket;
 
+pub use crate::clock::{Clock, SystemClock};
 pub use crate::core::{Core, Event, Outcome, Part, Recovered, TopicRetention, Work};
 pub use error::{AppendError, Damage, OpenError, ReadError};
 pub use folder::{DataFolder, FOLDER_FORMAT};

@@ -80,6 +80,14 @@ pub(crate) enum Published {
     Deleted,
 }
 
+/// A segment that could not be read, sealed or removed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Unreadable {
+    pub key: PartitionKey,
+    pub file: PathBuf,
+    pub error: String,
+}
+
 /// What a segment write brought, also where it failed midway.
 #[derive(Default)]
 pub(crate) struct Spilled {
@@ -198,6 +206,14 @@ impl Partition {
     pub fn bounds(&self) -> (u64, u64) {
         let state = self.state();
         (state.first, state.next)
+    }
+
+    /// The latest time in memory or in the segment that is being written.
+    pub fn latest_time(&self) -> Option<i64> {
+        let state = self.state();
+        let in_memory = state.tail.iter().map(|tail| tail.batch.header.max_timestamp.get());
+        let in_segment = (state.active_len > 0).then_some(state.active_max_timestamp);
+        in_memory.chain(in_segment).max()
     }
 
     pub fn bytes_on_disk(&self) -> u64 {
@@ -377,18 +393,25 @@ impl Partition {
     }
 
     /// Drops whole segments that are older than `not_before`, and the oldest while there are more than `bytes_max`. Their files
-    /// stay until [`Partition::remove`].
-    pub fn retain(&self, not_before: Option<i64>, bytes_max: Option<u64>) -> io::Result<()> {
+    /// stay until [`Partition::remove`]. Returns the files that could not be read: retention goes on around them.
+    pub fn retain(&self, not_before: Option<i64>, bytes_max: Option<u64>) -> Vec<Unreadable> {
+        let mut unreadable = Vec::new();
+        let mut failed = |segment: &Segment, error: io::Error| {
+            unreadable.push(Unreadable { key: self.key, file: segment.path().to_owned(), error: error.to_string() });
+        };
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let active_expired = {
             let state = self.state();
             if state.deleted {
-                return Ok(());
+                return Vec::new();
             }
-            state.active_len > 0 && not_before.is_some_and(|limit| state.active_max_timestamp < limit)
+            let is_expired = not_before.is_some_and(|limit| state.active_max_timestamp < limit);
+            state.segments.last().filter(|_| state.active_len > 0 && is_expired).cloned()
         };
-        if active_expired {
-            self.seal_active()?;
+        if let Some(active) = active_expired
+            && let Err(error) = self.seal_active()
+        {
+            failed(&active, error);
         }
         let (segments, active_len, saved_next) = {
             let state = self.state();
@@ -397,16 +420,20 @@ impl Partition {
         let sealed = &segments[..segments.len() - usize::from(active_len > 0)];
         let mut lens = Vec::with_capacity(sealed.len());
         for segment in sealed {
-            lens.push(self.disk.open(segment.path())?.len()?);
+            lens.push(self.disk.open(segment.path()).and_then(|file| file.len()));
         }
-        let mut total = lens.iter().sum::<u64>() + active_len;
+        let mut total = lens.iter().flatten().sum::<u64>() + active_len;
         let mut dropped = 0;
-        for (index, (segment, len)) in sealed.iter().zip(&lens).enumerate() {
+        for (index, (segment, len)) in sealed.iter().zip(lens).enumerate() {
             let end = segments.get(index + 1).map_or(saved_next, |following| following.base);
-            let max_timestamp = match not_before {
-                Some(_) => segment.max_timestamp(&*self.disk, self.batches_of(), *len, end)?,
-                None => Some(i64::MAX),
+            let age_of = |len| match not_before {
+                Some(_) => segment.max_timestamp(&*self.disk, self.batches_of(), len, end).map(|max| (len, max)),
+                None => Ok((len, Some(i64::MAX))),
             };
+            let (len, max_timestamp) = len.and_then(age_of).unwrap_or_else(|error| {
+                failed(segment, error);
+                (0, None)
+            });
             let too_old = not_before.zip(max_timestamp).is_some_and(|(limit, max)| max < limit);
             let too_much = bytes_max.is_some_and(|max| total > max);
             if too_old || too_much {
@@ -418,7 +445,7 @@ impl Partition {
             total -= len;
         }
         self.state().drop_front(dropped);
-        Ok(())
+        unreadable
     }
 
     /// Makes `before` the first kept offset and drops the segments that are wholly below it. Their files stay until
@@ -446,17 +473,24 @@ impl Partition {
         }
     }
 
-    /// Removes the files of dropped segments, of which no durable checkpoint speaks any more.
-    pub fn remove(&self, doomed: &[Arc<Segment>]) -> io::Result<()> {
+    /// Removes the files of dropped segments, of which no durable checkpoint speaks any more. Returns those that could not be
+    /// removed; they are tried again with the next ones.
+    pub fn remove(&self, doomed: &[Arc<Segment>]) -> Vec<Unreadable> {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         if self.state().deleted {
-            return Ok(());
+            return Vec::new();
         }
+        let mut left = Vec::new();
         for segment in doomed {
-            segment.remove(&*self.disk)?;
-            self.state().doomed.retain(|other| other.base != segment.base);
+            match segment.remove(&*self.disk) {
+                Ok(()) => self.state().doomed.retain(|other| other.base != segment.base),
+                Err(error) => {
+                    let file = segment.path().to_owned();
+                    left.push(Unreadable { key: self.key, file, error: error.to_string() });
+                }
+            }
         }
-        Ok(())
+        left
     }
 
     /// Keeps everybody from writing to the partition's folder.

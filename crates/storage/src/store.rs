@@ -4,8 +4,9 @@ use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
+use crate::clock::Clock;
 use crate::core::OnEvent;
 use crate::error::{AppendError, OpenError};
 use crate::folder::DataFolder;
@@ -26,6 +27,7 @@ pub struct Store {
 
 struct Shared {
     core: Core,
+    clock: Arc<dyn Clock>,
     queue: Mutex<Queue>,
     /// The journal's thread waits here for work.
     work_came: Condvar,
@@ -56,10 +58,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn now_ms() -> i64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis() as i64
-}
-
 impl Deref for Store {
     type Target = Core;
 
@@ -72,11 +70,13 @@ impl Store {
     pub fn open(
         folder: Arc<DataFolder>,
         settings: Settings,
+        clock: Arc<dyn Clock>,
         on_event: OnEvent,
     ) -> Result<(Self, Recovered), OpenError> {
-        let (core, recovered) = Core::open(folder, settings, now_ms(), on_event)?;
+        let (core, recovered) = Core::open(folder, settings, clock.now_ms(), on_event)?;
         let shared = Arc::new(Shared {
             core,
+            clock,
             queue: Mutex::default(),
             work_came: Condvar::new(),
             keeper: Mutex::default(),
@@ -238,7 +238,7 @@ impl Shared {
         self.core.prepare_journal();
         loop {
             let closing = self.next_round();
-            let now = now_ms();
+            let now = self.clock.now_ms();
             self.core.prepare_journal();
             let is_time =
                 last_checkpoint.elapsed() >= self.core.settings().checkpoint_interval && self.core.has_written();
@@ -256,7 +256,7 @@ impl Shared {
                 last_room = Instant::now();
             }
             if last_retention.elapsed() >= RETENTION_INTERVAL {
-                if let Err(error) = self.core.retain(now) {
+                if let Err(error) = self.core.retain(self.clock.expiry_ms()) {
                     tracing::warn!(%error, "dropping old segments failed; it is tried again");
                 }
                 last_retention = Instant::now();

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use support::{Folder, UnsyncedDisk, append, key, small, values};
-use whimbrel_storage::{AppendError, Core, DataFolder, Outcome, ReadError, Settings, TopicRetention, Work};
+use whimbrel_storage::disk::RealDisk;
+use whimbrel_storage::{AppendError, Core, DataFolder, Event, Outcome, ReadError, Settings, TopicRetention, Work};
 
 #[test]
 fn what_was_appended_is_read_in_order() {
@@ -144,6 +145,72 @@ fn retention_drops_whole_old_segments_and_the_next_offset_stays() {
     let store = folder.store(small());
     assert_eq!(store.bounds(key(1, 0)), Ok((30, 30)));
     assert_eq!(append(&store, key(1, 0), &["on"]), 30);
+}
+
+#[test]
+fn a_segment_that_cannot_be_read_holds_up_no_other_topic_and_is_told_of_once() {
+    let folder = Folder::new();
+    let (core, _, events) = folder.core(Settings { segment_bytes: 4096, ..small() });
+    let filler = "x".repeat(1000);
+    for topic in 1..=3 {
+        core.create_partitions(topic, 1).unwrap();
+        core.set_retention(topic, TopicRetention { time: Some(Duration::from_millis(1)), bytes: None });
+        for _ in 0..4 {
+            core.commit(&[Work::Append(vec![support::part(key(topic, 0), 0, &[filler.as_str(); 3])])]);
+            core.relieve_memory(0).unwrap();
+        }
+    }
+    // A folder in its place opens as no file, for anyone.
+    let segment = segments_of(&folder, 1).remove(1);
+    let away = segment.with_extension("away");
+    std::fs::rename(&segment, &away).unwrap();
+    std::fs::create_dir(&segment).unwrap();
+    std::fs::remove_file(segment.with_extension("index")).ok();
+    let told = |events: &support::Events| {
+        let events = events.lock().unwrap();
+        let files = events.iter().filter_map(|event| match event {
+            Event::SegmentUnreadable { file, .. } => Some(file.clone()),
+            _ => None,
+        });
+        files.collect::<Vec<_>>()
+    };
+    for _ in 0..3 {
+        core.retain(1_000_000).ok();
+    }
+    assert_eq!(core.bounds(key(2, 0)), Ok((12, 12)), "later topics are retained");
+    assert_eq!(core.bounds(key(3, 0)), Ok((12, 12)));
+    assert_eq!(told(&events), std::slice::from_ref(&segment), "it is named once");
+    std::fs::remove_dir(&segment).unwrap();
+    std::fs::rename(&away, &segment).unwrap();
+    core.retain(1_000_000).unwrap();
+    assert_eq!(core.bounds(key(1, 0)), Ok((12, 12)));
+}
+
+fn segments_of(folder: &Folder, topic: u32) -> Vec<std::path::PathBuf> {
+    let partition = folder.path().join(format!("log/topics/{topic}/0"));
+    let files = std::fs::read_dir(partition).unwrap().map(|entry| entry.unwrap().path());
+    let mut segments: Vec<_> = files.filter(|file| file.extension().is_some_and(|ext| ext == "segment")).collect();
+    segments.sort();
+    segments
+}
+
+#[test]
+fn a_log_that_is_synced_file_by_file_opens_as_it_was() {
+    let folder = Folder::new();
+    let open = || {
+        let data = Arc::new(DataFolder::open(Arc::new(RealDisk::by_file()), folder.path()).unwrap());
+        Core::open(data, small(), 0, Box::new(|event| panic!("{event:?}"))).unwrap().0
+    };
+    let core = open();
+    core.create_partitions(1, 2).unwrap();
+    for partition in [0, 1] {
+        core.commit(&[Work::Append(vec![support::part(key(1, partition), 0, &["a", "b"])])]);
+    }
+    core.checkpoint(0, &mut || {}).unwrap();
+    drop(core);
+    let core = open();
+    assert_eq!(core.bounds(key(1, 1)), Ok((0, 2)));
+    assert_eq!(core.bounds(key(1, 0)), Ok((0, 2)));
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod support;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use support::{Folder, UnsyncedDisk, key, part, small};
-use whimbrel_storage::{DataFolder, Outcome, Settings, Store, Ticket, Work};
+use whimbrel_storage::{DataFolder, Outcome, Settings, Store, SystemClock, Ticket, Work};
 
 /// Far more than a few frames hold.
 const CROWD: u64 = 60;
@@ -30,7 +30,7 @@ impl Gated {
         let data = DataFolder::open(Arc::new(disk), folder.path()).unwrap();
         let settings = Settings { queue_bytes_max: 16 << 20, ..small() };
         assert!(CROWD as usize * VALUE_BYTES > 10 * settings.frame_bytes_target);
-        let (store, _) = Store::open(data.into(), settings, Box::new(|_| {})).unwrap();
+        let (store, _) = Store::open(data.into(), settings, Arc::new(SystemClock), Box::new(|_| {})).unwrap();
         store.create_partitions(1, 1).unwrap();
         let Outcome::FenceOpened(token) = store.submit(Work::OpenFence("f".into())).unwrap().wait() else {
             panic!("a fence opens");

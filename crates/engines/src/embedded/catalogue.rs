@@ -1,29 +1,44 @@
 //! The `Catalogue` port as one small file, replaced whole at each change.
 //!
-//! The file is JSON, so that an operator can read it. A version is the number of the change that made it, counted over all
-//! keys: it only grows, also across a key's deletion.
+//! The file is JSON, so that an operator can read it: a checksum, and the contents that it is of. The version before is kept beside it
+//! (`catalogue.json.previous`), and is used where the file is damaged or lost; a damaged one is set aside. A version of an entry is the
+//! number of the change that made it, counted over all keys: it only grows, also across a key's deletion.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use tokio::sync::watch;
+use whimbrel_model::Event;
 use whimbrel_model::ports::{Catalogue, CatalogueError, PortFuture, Versioned};
-use whimbrel_storage::disk::{Disk, read_whole, replace_file};
+use whimbrel_storage::disk::{Disk, ReplaceError, beside, read_whole, replace_file, replace_file_keeping};
+use whimbrel_storage::format::crc;
 use whimbrel_storage::{DataFolder, OpenError};
 
 const FILE: &str = "catalogue.json";
-const FORMAT: u32 = 1;
+const PREVIOUS: &str = "catalogue.json.previous";
+const DAMAGED: &str = "catalogue.json.damaged";
+const FORMAT: u32 = 2;
+/// The same contents without a checksum. Read, and written as [`FORMAT`] with the next change.
+const FORMAT_UNCHECKED: u32 = 1;
 
 /// The catalogue of a data folder.
 pub struct FileCatalogue {
     path: PathBuf,
     disk: Arc<dyn Disk>,
-    contents: Mutex<Contents>,
+    state: Mutex<State>,
     revision: watch::Sender<u64>,
+    finding: Option<Event>,
     _folder: Arc<DataFolder>,
+}
+
+struct State {
+    contents: Contents,
+    /// There is a file, and it is sound: the next change keeps it as the version before.
+    is_in_place: bool,
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -47,25 +62,97 @@ enum Value {
     Bytes(Vec<u8>),
 }
 
+/// The file: what is in it, and the CRC of exactly those bytes.
+#[derive(Deserialize)]
+struct Sealed<'a> {
+    checksum: String,
+    #[serde(borrow)]
+    contents: &'a RawValue,
+}
+
+/// Why a file's contents are not used.
+enum Unusable {
+    Damaged(String),
+    OtherFormat(u32),
+}
+
+impl Contents {
+    fn encode(&self) -> serde_json::Result<Vec<u8>> {
+        let contents = serde_json::to_string_pretty(self)?;
+        let checksum = crc(contents.as_bytes());
+        Ok(format!("{{\n\"checksum\": \"{checksum:08x}\",\n\"contents\": {contents}\n}}\n").into_bytes())
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, Unusable> {
+        let damaged = |error: serde_json::Error| Unusable::Damaged(error.to_string());
+        let (contents, known) = match serde_json::from_slice::<Sealed<'_>>(bytes) {
+            Ok(Sealed { checksum, contents }) => {
+                let contents = contents.get();
+                if u32::from_str_radix(&checksum, 16) != Ok(crc(contents.as_bytes())) {
+                    return Err(Unusable::Damaged("its checksum is wrong".to_owned()));
+                }
+                (serde_json::from_str::<Self>(contents).map_err(damaged)?, FORMAT)
+            }
+            Err(error) => match serde_json::from_slice::<Self>(bytes) {
+                Ok(contents) => (contents, FORMAT_UNCHECKED),
+                Err(_) => return Err(damaged(error)),
+            },
+        };
+        if contents.format != known {
+            return Err(Unusable::OtherFormat(contents.format));
+        }
+        Ok(Self { format: FORMAT, ..contents })
+    }
+}
+
 impl FileCatalogue {
     pub fn open(folder: Arc<DataFolder>) -> Result<Self, OpenError> {
         let path = folder.path.join(FILE);
-        let failed = |source| OpenError::Io { what: format!("reading {}", path.display()), source };
-        let contents = match read_whole(&*folder.disk, &path).map_err(failed)? {
-            None => Contents { format: FORMAT, ..Contents::default() },
-            Some(bytes) => {
-                let unreadable =
-                    |error: serde_json::Error| OpenError::Unreadable { path: path.clone(), why: error.to_string() };
-                let contents: Contents = serde_json::from_slice(&bytes).map_err(unreadable)?;
-                if contents.format != FORMAT {
-                    let found = format!("{} in {FILE}", contents.format);
-                    return Err(OpenError::OtherFormat { path: folder.path.clone(), found, known: FORMAT });
-                }
-                contents
-            }
+        let failed = |what: &str, path: &Path| {
+            let what = format!("{what} {}", path.display());
+            move |source| OpenError::Io { what, source }
         };
+        let read = |path: &Path| {
+            let bytes = read_whole(&*folder.disk, path).map_err(failed("reading", path))?;
+            Ok::<_, OpenError>(bytes.map(|bytes| Contents::decode(&bytes)))
+        };
+        let sound = |path: &Path| Ok::<_, OpenError>(read(path)?.and_then(Result::ok));
+        let (contents, finding) = match read(&path)? {
+            Some(Ok(contents)) => (contents, None),
+            Some(Err(Unusable::OtherFormat(found))) => {
+                let found = format!("{found} in {FILE}");
+                return Err(OpenError::OtherFormat { path: folder.path.clone(), found, known: FORMAT });
+            }
+            Some(Err(Unusable::Damaged(why))) => {
+                let Some(previous) = sound(&folder.path.join(PREVIOUS))? else {
+                    return Err(OpenError::Unreadable { path, why });
+                };
+                let aside = folder.path.join(DAMAGED);
+                folder.disk.rename(&path, &aside).map_err(failed("renaming", &path))?;
+                (previous, Some(damaged_event(&path, &why)))
+            }
+            None => match sound(&folder.path.join(PREVIOUS))? {
+                None => (Contents { format: FORMAT, ..Contents::default() }, None),
+                Some(previous) => match sound(&beside(&path))? {
+                    // A change was cut off between two renames: it is whole, and nobody was told that it failed.
+                    Some(changed) if changed.revision == previous.revision + 1 => (changed, None),
+                    _ => (previous, Some(damaged_event(&path, "it is missing"))),
+                },
+            },
+        };
+        let is_in_place = folder.disk.exists(&path).map_err(failed("looking for", &path))?;
         let revision = watch::Sender::new(contents.revision);
-        Ok(Self { path, disk: folder.disk.clone(), contents: Mutex::new(contents), revision, _folder: folder })
+        let state = Mutex::new(State { contents, is_in_place });
+        Ok(Self { path, disk: folder.disk.clone(), state, revision, finding, _folder: folder })
+    }
+
+    /// What was wrong with the file when it was opened, for whoever writes events.
+    pub fn finding(&self) -> Option<&Event> {
+        self.finding.as_ref()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Nothing was ever written to it.
@@ -80,12 +167,12 @@ impl FileCatalogue {
     /// Makes a change, durably, if the key is at the expected version.
     async fn change(&self, key: &str, expected: Option<u64>, value: Option<Vec<u8>>) -> Result<u64, CatalogueError> {
         // The file is small and changes are rare; they are made one after the other, on the caller's thread.
-        let mut contents = self.contents.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = contents.entries.get(key).map(|entry| entry.version);
+        let mut state = self.state();
+        let found = state.contents.entries.get(key).map(|entry| entry.version);
         if found != expected {
             return Err(CatalogueError::Conflict { key: key.to_owned(), found });
         }
-        let mut changed = contents.clone();
+        let mut changed = state.contents.clone();
         changed.revision += 1;
         let version = changed.revision;
         match value {
@@ -95,12 +182,28 @@ impl FileCatalogue {
             }
             None => drop(changed.entries.remove(key)),
         }
-        let bytes = serde_json::to_vec_pretty(&changed).map_err(|error| self.not_written(error.into()))?;
-        replace_file(&*self.disk, &self.path, &bytes).map_err(|error| self.not_written(error))?;
-        *contents = changed;
-        drop(contents);
+        let bytes = changed.encode().map_err(|error| self.not_written(error.into()))?;
+        let replaced = if state.is_in_place {
+            replace_file_keeping(&*self.disk, &self.path, &self.path.with_file_name(PREVIOUS), &bytes)
+        } else {
+            replace_file(&*self.disk, &self.path, &bytes)
+        };
+        if let Err(ReplaceError::NotReplaced(error)) = replaced {
+            return Err(self.not_written(error));
+        }
+        // The file has the change, whether that lasts or not: whoever reads or watches sees it, and so does the next start, most likely.
+        *state = State { contents: changed, is_in_place: true };
+        drop(state);
         self.revision.send_replace(version);
-        Ok(version)
+        match replaced {
+            Ok(()) => Ok(version),
+            Err(error) => Err(self.maybe_written(&error)),
+        }
+    }
+
+    fn maybe_written(&self, error: &ReplaceError) -> CatalogueError {
+        tracing::warn!(%error, file = %self.path.display(), "whether the catalogue was written is not known");
+        CatalogueError::OutcomeUnknown("the change is in place, and may not survive a power loss".to_owned())
     }
 
     /// Where the file lies is the operator's business, so it goes to the log of the process and not into an answer.
@@ -113,8 +216,17 @@ impl FileCatalogue {
     }
 
     fn look<T>(&self, look: impl FnOnce(&BTreeMap<String, Entry>) -> T) -> T {
-        look(&self.contents.lock().unwrap_or_else(PoisonError::into_inner).entries)
+        look(&self.state().contents.entries)
     }
+}
+
+fn damaged_event(path: &Path, why: &str) -> Event {
+    let file = path.display();
+    let detail = format!(
+        "{file} cannot be used: {why}. The version before it, {PREVIOUS}, is used: the last change of a topic, a subscription or a \
+         platform may be missing"
+    );
+    Event::warning("catalogue_damaged", detail).with("file", file).with("why", why).with("used", PREVIOUS)
 }
 
 impl Entry {
@@ -163,3 +275,7 @@ impl Catalogue for FileCatalogue {
         })
     }
 }
+
+#[cfg(test)]
+#[path = "catalogue/tests.rs"]
+mod tests;

@@ -1,5 +1,6 @@
 //! The `Coordination` port within one process: members and owners in memory, and one number in the catalogue that makes epochs
-//! grow over restarts.
+//! grow over restarts. The number is written when the first name is owned, and not before: a process that owns nothing, or cannot
+//! write because the disk is full, starts all the same. Until the number is durable nothing is owned.
 //!
 //! Who joins here is a part of this process, so a session ends only when it is left or dropped, never by itself.
 
@@ -17,6 +18,8 @@ const STARTS: &str = "coordination/starts";
 const EPOCHS_PER_START: u64 = 1 << 20;
 /// Node numbers, as many as fit into a minted id.
 const NODES_MAX: u16 = 1 << 12;
+/// What the next epoch is before the start was counted: the last one of start zero, which is used up.
+const NOT_COUNTED: u64 = EPOCHS_PER_START - 1;
 /// Tries to count a start while others count theirs.
 const COUNT_TRIES_MAX: usize = 16;
 
@@ -28,6 +31,8 @@ pub struct InProcessCoordination {
 
 struct Shared {
     cluster: Mutex<Cluster>,
+    /// Held while a start is counted: those who want epochs at the same time need one count.
+    counting: tokio::sync::Mutex<()>,
     revision: watch::Sender<u64>,
 }
 
@@ -40,13 +45,16 @@ struct Cluster {
 }
 
 impl InProcessCoordination {
-    /// Counts this start in the catalogue of the data folder.
-    pub async fn open(catalogue: Arc<dyn Catalogue>) -> Result<Self, CatalogueError> {
-        let next_epoch = count_start(&*catalogue).await? * EPOCHS_PER_START;
-        let cluster = Cluster { next_epoch, next_session: 1, sessions: BTreeMap::new(), owners: BTreeMap::new() };
+    pub fn new(catalogue: Arc<dyn Catalogue>) -> Self {
+        let cluster =
+            Cluster { next_epoch: NOT_COUNTED, next_session: 1, sessions: BTreeMap::new(), owners: BTreeMap::new() };
         // Revisions begin at one, so that a watcher who begins with zero is answered at once.
-        let shared = Shared { cluster: Mutex::new(cluster), revision: watch::Sender::new(1) };
-        Ok(Self { catalogue, shared: Arc::new(shared) })
+        let shared = Shared {
+            cluster: Mutex::new(cluster),
+            counting: tokio::sync::Mutex::default(),
+            revision: watch::Sender::new(1),
+        };
+        Self { catalogue, shared: Arc::new(shared) }
     }
 }
 
@@ -155,7 +163,7 @@ impl InProcessMembership {
         self.shared.end(self.node, self.session);
     }
 
-    /// Takes the name under the next epoch; `None` where this start's epochs are used up.
+    /// Takes the name under the next epoch; `None` where this start is not counted yet, or its epochs are used up.
     fn try_own(&self, name: &str) -> Result<Option<u64>, CoordinationError> {
         let mut cluster = self.shared.cluster();
         self.check()?;
@@ -206,6 +214,11 @@ impl Membership for InProcessMembership {
                 if let Some(epoch) = self.try_own(name)? {
                     return Ok(epoch);
                 }
+                let _counting = self.shared.counting.lock().await;
+                // Another may have counted meanwhile.
+                if let Some(epoch) = self.try_own(name)? {
+                    return Ok(epoch);
+                }
                 let counted = count_start(&*self.catalogue).await;
                 let start = counted.map_err(|error| CoordinationError::Unavailable(error.to_string()))?;
                 let mut cluster = self.shared.cluster();
@@ -241,23 +254,98 @@ impl Membership for InProcessMembership {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+    use whimbrel_model::ports::Versioned;
+
     use super::*;
     use crate::embedded::{FileCatalogue, open_folder};
+
+    /// A catalogue whose disk can be full, and that counts writes.
+    struct Counted {
+        catalogue: FileCatalogue,
+        is_full: AtomicBool,
+        writes: AtomicUsize,
+    }
+
+    impl Catalogue for Counted {
+        fn get<'a>(&'a self, key: &'a str) -> PortFuture<'a, Result<Option<Versioned>, CatalogueError>> {
+            self.catalogue.get(key)
+        }
+
+        fn list<'a>(&'a self, prefix: &'a str) -> PortFuture<'a, Result<Vec<(String, Versioned)>, CatalogueError>> {
+            self.catalogue.list(prefix)
+        }
+
+        fn put<'a>(
+            &'a self,
+            key: &'a str,
+            value: Vec<u8>,
+            expected: Option<u64>,
+        ) -> PortFuture<'a, Result<u64, CatalogueError>> {
+            if self.is_full.load(Ordering::Relaxed) {
+                return Box::pin(async { Err(CatalogueError::DiskFull) });
+            }
+            self.writes.fetch_add(1, Ordering::Relaxed);
+            self.catalogue.put(key, value, expected)
+        }
+
+        fn remove<'a>(&'a self, key: &'a str, expected: u64) -> PortFuture<'a, Result<(), CatalogueError>> {
+            self.catalogue.remove(key, expected)
+        }
+
+        fn changed(&self, seen: u64) -> PortFuture<'_, Result<u64, CatalogueError>> {
+            self.catalogue.changed(seen)
+        }
+    }
+
+    fn catalogue(folder: &tempfile::TempDir) -> Arc<Counted> {
+        let catalogue = FileCatalogue::open(open_folder(folder.path()).unwrap()).unwrap();
+        Arc::new(Counted { catalogue, is_full: AtomicBool::new(false), writes: AtomicUsize::new(0) })
+    }
+
+    async fn join(coordination: &InProcessCoordination) -> Arc<dyn Membership> {
+        let member = Member { name: "a".to_owned(), ..Member::default() };
+        coordination.join(member, None).await.unwrap()
+    }
 
     #[tokio::test]
     async fn a_start_whose_epochs_are_used_up_goes_on_with_another() {
         let folder = tempfile::tempdir().unwrap();
-        let catalogue = Arc::new(FileCatalogue::open(open_folder(folder.path()).unwrap()).unwrap());
-        let coordination = InProcessCoordination::open(catalogue.clone()).await.unwrap();
-        let member = Member { name: "a".to_owned(), ..Member::default() };
-        let membership = coordination.join(member, None).await.unwrap();
+        let catalogue = catalogue(&folder);
+        let coordination = InProcessCoordination::new(catalogue.clone());
+        let membership = join(&coordination).await;
         let first = membership.own("x").await.unwrap();
         coordination.shared.cluster().next_epoch = first / EPOCHS_PER_START * EPOCHS_PER_START + EPOCHS_PER_START - 1;
         let next = membership.own("y").await.unwrap();
         assert_eq!(next, (first / EPOCHS_PER_START + 1) * EPOCHS_PER_START);
         drop((membership, coordination));
-        let again = InProcessCoordination::open(catalogue).await.unwrap();
-        let member = Member { name: "a".to_owned(), ..Member::default() };
-        assert!(again.join(member, None).await.unwrap().own("x").await.unwrap() > next);
+        let again = InProcessCoordination::new(catalogue);
+        assert!(join(&again).await.own("x").await.unwrap() > next);
+    }
+
+    #[tokio::test]
+    async fn a_start_on_a_full_disk_joins_and_owns_when_there_is_room() {
+        let folder = tempfile::tempdir().unwrap();
+        let catalogue = catalogue(&folder);
+        let before = join(&InProcessCoordination::new(catalogue.clone())).await.own("x").await.unwrap();
+        catalogue.is_full.store(true, Ordering::Relaxed);
+        let coordination = InProcessCoordination::new(catalogue.clone());
+        let membership = join(&coordination).await;
+        assert!(matches!(membership.own("x").await, Err(CoordinationError::Unavailable(_))));
+        catalogue.is_full.store(false, Ordering::Relaxed);
+        assert!(membership.own("x").await.unwrap() > before);
+    }
+
+    #[tokio::test]
+    async fn a_start_writes_nothing_until_something_is_owned_and_then_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let catalogue = catalogue(&folder);
+        let coordination = InProcessCoordination::new(catalogue.clone());
+        let membership = join(&coordination).await;
+        assert_eq!(catalogue.writes.load(Ordering::Relaxed), 0);
+        let owned = futures_util::future::join_all(["x", "y", "z"].map(|name| membership.own(name))).await;
+        assert!(owned.iter().all(Result::is_ok), "{owned:?}");
+        assert_eq!(catalogue.writes.load(Ordering::Relaxed), 1);
     }
 }

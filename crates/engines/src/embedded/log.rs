@@ -6,7 +6,7 @@ use std::sync::Arc;
 use whimbrel_model::ports::{
     AppendOutcome, Bounds, CommitOutcome, Entry, Fence, Log, LogError, PortFuture, ReadBatch, ReadLimits,
 };
-use whimbrel_model::{Event, EventSink, PartitionId, Timestamp, TopicNumber};
+use whimbrel_model::{Clock, Event, EventSink, PartitionId, Timestamp, TopicNumber};
 use whimbrel_storage::{
     AppendError, DataFolder, Event as StorageEvent, OpenError, Outcome, ReadError, Recovered, Settings, Store, Ticket,
     Work,
@@ -32,15 +32,29 @@ pub fn record_bytes_max(settings: &Settings) -> usize {
     settings.frame_bytes_max / RECORDS_PER_LARGEST_FRAME - RECORD_OVERHEAD_BYTES
 }
 
+/// The process's clock, as the storage asks for it.
+struct LogClock(Arc<dyn Clock>);
+
+impl whimbrel_storage::Clock for LogClock {
+    fn now_ms(&self) -> i64 {
+        self.0.now().as_millis()
+    }
+
+    fn expiry_ms(&self) -> i64 {
+        self.0.expiry_now().as_millis()
+    }
+}
+
 impl EmbeddedLog {
     /// Opens the log of a data folder and recovers it.
     pub fn open(
         folder: Arc<DataFolder>,
         settings: Settings,
+        clock: Arc<dyn Clock>,
         events: EventSink,
     ) -> Result<(Self, Recovered), OpenError> {
         let on_event = Box::new(move |event| events(event_of(event)));
-        let (store, recovered) = Store::open(folder, settings, on_event)?;
+        let (store, recovered) = Store::open(folder, settings, Arc::new(LogClock(clock)), on_event)?;
         Ok((Self { store: Arc::new(store) }, recovered))
     }
 
@@ -53,6 +67,11 @@ impl EmbeddedLog {
     /// The partitions that exist now.
     pub fn partitions(&self) -> Vec<PartitionId> {
         self.store.partition_keys().into_iter().map(id_of).collect()
+    }
+
+    /// The latest time of the records that are at the ends of the partitions.
+    pub fn latest_time(&self) -> Option<Timestamp> {
+        self.store.latest_time().map(Timestamp::from_millis)
     }
 
     /// The largest [`whimbrel_model::Record::size`] that is taken.
@@ -282,6 +301,18 @@ fn event_of(event: StorageEvent) -> Event {
                 Some(offset) => event.with("resume_at", offset),
                 None => event,
             }
+        }
+        StorageEvent::SegmentUnreadable { key, file, error } => {
+            let file = file.display();
+            let detail = format!(
+                "retention cannot read {file} of topic number {}, partition {}: {error}; other segments are dropped as usual",
+                key.topic, key.partition
+            );
+            Event::warning("segment_unreadable", detail)
+                .with("file", file)
+                .with("error", error)
+                .with("topic_number", key.topic)
+                .with("partition", key.partition)
         }
         StorageEvent::DiskFull(why) => {
             Event::warning("disk_full", format!("nothing is accepted until there is room: {why}"))

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 use whimbrel_model::ports::{AttemptNote, AttemptOutcome, MinuteRow, Notebook, PortFuture};
-use whimbrel_model::{Clock, PartitionId, SubscriptionNumber, SystemClock, Timestamp, TopicNumber};
+use whimbrel_model::{Clock, PartitionId, SubscriptionNumber, Timestamp, TopicNumber};
 
 use super::background::yields;
 use attempts::{AttemptChunks, attempts_group};
@@ -127,9 +127,9 @@ impl Heap {
 }
 
 impl FileNotebook {
-    pub fn open(path: &Path, settings: NotebookSettings) -> io::Result<Self> {
+    pub fn open(path: &Path, settings: NotebookSettings, clock: Arc<dyn Clock>) -> io::Result<Self> {
         std::fs::create_dir_all(path)?;
-        let now = SystemClock.now();
+        let now = clock.now();
         let shelf = |family, slice_time, bytes_max| {
             let settings = ShelfSettings { slice_time, bytes_max, keep: settings.keep };
             Shelf::open(path, family, settings, now)
@@ -139,6 +139,7 @@ impl FileNotebook {
             minutes: shelf("minutes", MINUTES_SLICE, settings.minutes_bytes_max)?,
             chunks: AttemptChunks::default(),
             failing: false,
+            clock,
         };
         let heap = Arc::<Heap>::default();
         let taken = Arc::clone(&heap);
@@ -275,6 +276,7 @@ struct Writer {
     chunks: AttemptChunks,
     /// The disk took nothing the last time; said once.
     failing: bool,
+    clock: Arc<dyn Clock>,
 }
 
 impl Writer {
@@ -293,7 +295,7 @@ impl Writer {
 
     fn write(&mut self, waiting: Waiting) {
         let Waiting { notes, minutes, lookers, note_count, .. } = waiting;
-        let now = SystemClock.now();
+        let now = self.clock.now();
         notes.iter().flatten().for_each(|note| self.chunks.add(note));
         let bytes = self.chunks.take();
         let written = self.attempts.append(&bytes, now);

@@ -23,7 +23,7 @@ use whimbrel_model::ports::{
 use whimbrel_model::record::{
     HEADER_ALSO_ID, HEADER_FINGERPRINT, HEADER_ID, HEADER_IDEMPOTENCY_KEY, split_idempotency_header,
 };
-use whimbrel_model::{Clock, HoldRecord, PartitionId, StoredRecord, SystemClock, Timestamp};
+use whimbrel_model::{Clock, HoldRecord, PartitionId, StoredRecord, Timestamp};
 
 use super::slices::{self, Slices};
 use keys::{applied_key, claim_key, decode_answer, encode_answer, id_key, id_prefix};
@@ -84,6 +84,7 @@ struct Inner {
     noted: Mutex<HashMap<PartitionId, u64>>,
     log: Arc<dyn Log>,
     partitions: ListPartitions,
+    clock: Arc<dyn Clock>,
 }
 
 struct UnderWay {
@@ -108,6 +109,7 @@ impl LsmReceipts {
         settings: ReceiptSettings,
         log: Arc<dyn Log>,
         partitions: ListPartitions,
+        clock: Arc<dyn Clock>,
     ) -> Result<Self, ReceiptsError> {
         let database = Database::builder(path).cache_size(CACHE_BYTES).worker_threads(1).open().map_err(unavailable)?;
         let applied = database.keyspace("applied", slices::small_keyspace).map_err(unavailable)?;
@@ -123,6 +125,7 @@ impl LsmReceipts {
             noted: Mutex::default(),
             log,
             partitions,
+            clock,
         };
         Ok(Self(Arc::new(inner)))
     }
@@ -319,7 +322,7 @@ impl Inner {
             };
             self.note(partition, oldest.map_or(bounds.next, |from| from.min(bounds.next)))?;
         }
-        let now = SystemClock.now();
+        let now = self.clock.expiry_now();
         // Nobody repeated them while an answer would have been kept; now nobody may count on it.
         let not_before = now.saturating_sub(self.settings.window + self.settings.lease);
         self.under_way().retain(|_, claim| !claim.left || claim.first_at >= not_before);
@@ -371,7 +374,7 @@ impl Receipts for LsmReceipts {
 
     fn recover<'a>(&'a self, partitions: &'a [PartitionId]) -> PortFuture<'a, Result<(), ReceiptsError>> {
         Box::pin(async move {
-            let now = SystemClock.now();
+            let now = self.0.clock.expiry_now();
             // A log that is far away takes its time for each; they need not wait for each other.
             let followed: Vec<_> = partitions.iter().map(|partition| self.0.follow(*partition, now)).collect();
             stream::iter(followed).buffer_unordered(FOLLOWED_AT_ONCE).try_collect::<()>().await?;

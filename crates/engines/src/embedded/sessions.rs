@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 use whimbrel_model::people::{GatewayId, OnlineSession, Uid};
 use whimbrel_model::ports::{Heard, PortFuture, SessionNews, Sessions, SessionsError, UserChange, UserSessions};
-use whimbrel_model::{Clock, SystemClock, Timestamp};
+use whimbrel_model::{Clock, Timestamp};
 
 use shard::Shard;
 
 /// Sessions in memory.
-#[derive(Default)]
 pub struct MemorySessions {
+    clock: Arc<dyn Clock>,
     shards: RwLock<HashMap<u32, Arc<Mutex<Kept>>>>,
 }
 
@@ -27,6 +27,10 @@ struct Kept {
 }
 
 impl MemorySessions {
+    pub fn new(clock: Arc<dyn Clock>) -> Self {
+        Self { clock, shards: RwLock::default() }
+    }
+
     fn with<T>(&self, number: u32, act: impl FnOnce(&mut Kept) -> T) -> T {
         let known = self.shards.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned();
         let kept = known.unwrap_or_else(|| {
@@ -38,7 +42,7 @@ impl MemorySessions {
 
 impl Sessions for MemorySessions {
     fn put(&self, shard: u32, news: Vec<SessionNews>) -> PortFuture<'_, Result<Vec<UserChange>, SessionsError>> {
-        Box::pin(async move { Ok(self.with(shard, |kept| kept.shard.put(news, SystemClock.now()))) })
+        Box::pin(async move { Ok(self.with(shard, |kept| kept.shard.put(news, self.clock.now()))) })
     }
 
     fn replace(
@@ -49,7 +53,7 @@ impl Sessions for MemorySessions {
         sessions: Vec<(Uid, OnlineSession)>,
     ) -> PortFuture<'_, Result<Vec<UserChange>, SessionsError>> {
         Box::pin(async move {
-            Ok(self.with(shard, |kept| kept.shard.replace(gateway, version, sessions, SystemClock.now())))
+            Ok(self.with(shard, |kept| kept.shard.replace(gateway, version, sessions, self.clock.now())))
         })
     }
 

@@ -98,7 +98,8 @@ impl RedisConnection {
         &self.description
     }
 
-    pub(super) fn prefix(&self) -> &str {
+    /// What every key starts with.
+    pub fn prefix(&self) -> &str {
         &self.prefix
     }
 

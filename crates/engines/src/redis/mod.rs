@@ -3,7 +3,7 @@
 //! In reading order: [`settings`] (where Redis is, and how long it may take), `connection` (one connection that all share and
 //! that comes back by itself; what of Redis's own settings concerns us), `timers` with `layout` and `write` (the holds of a shard
 //! as keys, members and one script's arguments), `forget` (removing them all), `receipts`, `progress`, `inbox`, `sessions`,
-//! `devices`, `reply` (Redis's answers, taken apart).
+//! `devices`, `loss` (detects that Redis was emptied), `reply` (Redis's answers, taken apart).
 //! What Redis itself decides is in `lua/`, one script for each step that must be one.
 //!
 //! All keys of a shard, of a brought id, of a subscription, of a user, have a hash tag in common, so that a Cluster keeps them together, and a
@@ -15,6 +15,7 @@ mod devices;
 mod forget;
 mod inbox;
 mod layout;
+mod loss;
 mod progress;
 mod receipts;
 mod reply;
@@ -27,6 +28,7 @@ pub use connection::RedisConnection;
 pub use devices::RedisDevices;
 pub use forget::forget_holds;
 pub use inbox::RedisInbox;
+pub use loss::LossWatch;
 pub use progress::RedisProgress;
 pub use receipts::RedisReceipts;
 pub use sessions::RedisSessions;

@@ -4,7 +4,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use whimbrel_model::ports::{Devices, Inbox, Log, Progress, Receipts, Sessions, Timers};
+use tokio::task::JoinHandle;
+use whimbrel_model::ports::{Catalogue, Devices, Inbox, Log, Progress, Receipts, Sessions, Timers};
+use whimbrel_model::{Clock, EventSink};
 
 use super::{EngineError, EngineSettings, StateEngine};
 use crate::embedded::receipts::ListPartitions;
@@ -13,12 +15,14 @@ use crate::embedded::{
 };
 #[cfg(feature = "redis")]
 use crate::redis::{
-    RedisConnection, RedisDevices, RedisInbox, RedisProgress, RedisReceipts, RedisSessions, RedisSettings, RedisTimers,
+    LossWatch, RedisConnection, RedisDevices, RedisInbox, RedisProgress, RedisReceipts, RedisSessions, RedisSettings,
+    RedisTimers,
 };
 
 /// Where the stores are. Whatever can be out of reach has been reached.
 pub(super) struct State {
     data: PathBuf,
+    clock: Arc<dyn Clock>,
     receipt_settings: ReceiptSettings,
     receipts: Place,
     timer_settings: TimerSettings,
@@ -36,7 +40,7 @@ enum Place {
 }
 
 impl State {
-    pub async fn reach(settings: &EngineSettings) -> Result<Self, EngineError> {
+    pub async fn reach(settings: &EngineSettings, clock: Arc<dyn Clock>) -> Result<Self, EngineError> {
         let mut reached = Reached::default();
         Ok(Self {
             timers: reached.reach(&settings.timers_engine).await?,
@@ -46,6 +50,7 @@ impl State {
             sessions: reached.reach(&settings.sessions_engine).await?,
             devices: reached.reach(&settings.devices_engine).await?,
             data: settings.data.clone(),
+            clock,
             receipt_settings: settings.receipts.clone(),
             timer_settings: settings.timers.clone(),
         })
@@ -78,7 +83,7 @@ impl State {
 
     pub fn sessions(&self) -> Arc<dyn Sessions> {
         match &self.sessions {
-            Place::Folder => Arc::new(MemorySessions::default()),
+            Place::Folder => Arc::new(MemorySessions::new(Arc::clone(&self.clock))),
             #[cfg(feature = "redis")]
             Place::Redis(connection) => Arc::new(RedisSessions::new(connection.clone())),
         }
@@ -94,24 +99,56 @@ impl State {
 
     /// Receipts in the folder follow the log; those on Redis are shared and have nothing to follow.
     pub fn receipts(&self, log: Arc<dyn Log>, partitions: ListPartitions) -> Result<Arc<dyn Receipts>, EngineError> {
-        let settings = self.receipt_settings.clone();
+        let (settings, clock) = (self.receipt_settings.clone(), Arc::clone(&self.clock));
         Ok(match &self.receipts {
-            Place::Folder => Arc::new(LsmReceipts::open(&self.data.join("receipts"), settings, log, partitions)?),
+            Place::Folder => {
+                Arc::new(LsmReceipts::open(&self.data.join("receipts"), settings, log, partitions, clock)?)
+            }
             #[cfg(feature = "redis")]
-            Place::Redis(connection) => Arc::new(RedisReceipts::new(connection.clone(), settings)),
+            Place::Redis(connection) => Arc::new(RedisReceipts::new(connection.clone(), settings, clock)),
         })
     }
 
-    /// What the banner says of the log, and what it says of stores that are elsewhere.
-    pub fn described(&self, log: String) -> String {
-        let stores = [
+    fn stores(&self) -> [(&'static str, &Place); 6] {
+        [
             ("holds", &self.timers),
             ("receipts", &self.receipts),
             ("progress", &self.progress),
             ("inboxes", &self.inbox),
             ("sessions", &self.sessions),
             ("devices", &self.devices),
-        ];
+        ]
+    }
+
+    /// Starts a watch over every Redis that is used, which reports when one has lost what it kept.
+    #[cfg(feature = "redis")]
+    pub fn watch_losses(&self, catalogue: &Arc<dyn Catalogue>, events: &EventSink) -> Vec<JoinHandle<()>> {
+        let mut watched: Vec<(&RedisConnection, Vec<&'static str>)> = Vec::new();
+        for (name, place) in self.stores() {
+            let Place::Redis(connection) = place else { continue };
+            let is_same = |other: &RedisConnection| {
+                (other.description(), other.prefix()) == (connection.description(), connection.prefix())
+            };
+            match watched.iter_mut().find(|(other, _)| is_same(other)) {
+                Some((_, names)) => names.push(name),
+                None => watched.push((connection, vec![name])),
+            }
+        }
+        let watch = |(connection, names): (&RedisConnection, _)| {
+            let (catalogue, events) = (Arc::clone(catalogue), Arc::clone(events));
+            tokio::spawn(LossWatch::new(connection.clone(), catalogue, names, events).run())
+        };
+        watched.into_iter().map(watch).collect()
+    }
+
+    #[cfg(not(feature = "redis"))]
+    pub fn watch_losses(&self, _catalogue: &Arc<dyn Catalogue>, _events: &EventSink) -> Vec<JoinHandle<()>> {
+        Vec::new()
+    }
+
+    /// What the banner says of the log, and what it says of stores that are elsewhere.
+    pub fn described(&self, log: String) -> String {
+        let stores = self.stores();
         let mut elsewhere: Vec<(Vec<&str>, &str)> = Vec::new();
         for (name, place) in stores {
             let Some(place) = place.elsewhere() else { continue };

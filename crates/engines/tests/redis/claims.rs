@@ -1,5 +1,6 @@
 //! Claims that two nodes share: who holds one, when it lapses, and what a slow holder may still do.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use whimbrel_engines::embedded::ReceiptSettings;
@@ -54,7 +55,8 @@ async fn a_claim_whose_append_takes_long_does_not_lapse_on_its_own_node() {
 async fn a_claim_that_was_left_lapses_after_its_lease_with_every_place_it_went_to() {
     needs_redis!();
     let settings = Shared(ONE).settings();
-    let node = async || RedisReceipts::new(connect(settings.clone()).await, ReceiptSettings::default());
+    let node =
+        async || RedisReceipts::new(connect(settings.clone()).await, ReceiptSettings::default(), Arc::new(SystemClock));
     let (first, second) = (node().await, node().await);
     assert_eq!(first.begin(&claim(0), 5, at(0)).await, Ok(Begun::New));
     first.leave(&claim(0)).await.unwrap();
@@ -114,8 +116,8 @@ async fn a_claim_is_renewed_while_its_holder_is_at_it() {
     let settings: RedisSettings = Shared(ONE).settings();
     let lease = Duration::from_millis(600);
     let receipts = ReceiptSettings { lease, ..ReceiptSettings::default() };
-    let first = RedisReceipts::new(connect(settings.clone()).await, receipts.clone());
-    let second = RedisReceipts::new(connect(settings).await, receipts);
+    let first = RedisReceipts::new(connect(settings.clone()).await, receipts.clone(), Arc::new(SystemClock));
+    let second = RedisReceipts::new(connect(settings).await, receipts, Arc::new(SystemClock));
     let began = SystemClock.now();
     assert_eq!(first.begin(&claim(0), 5, began).await, Ok(Begun::New));
     let past_the_lease = Timestamp::from_millis(began.as_millis() + lease.as_millis() as i64 + 1);

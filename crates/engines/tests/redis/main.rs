@@ -6,6 +6,7 @@
 
 #![cfg(feature = "redis")]
 
+mod access;
 mod claims;
 mod moving;
 mod outage;
@@ -23,6 +24,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use whimbrel_engines::conformance::{self, progress::OpenProgress, receipts::OpenReceipts, timers::OpenTimers};
 use whimbrel_engines::embedded::{ReceiptSettings, TimerSettings};
 use whimbrel_engines::redis::{RedisConnection, RedisProgress, RedisReceipts, RedisSettings, RedisTimers};
+use whimbrel_model::SystemClock;
 use whimbrel_model::ports::PortFuture;
 
 mod single {
@@ -45,7 +47,20 @@ mod cluster {
     whimbrel_engines::conformance_suite!(devices, Shared(CLUSTER));
 }
 
+/// A user with the rights that docs/operating/redis.md lists, and no others.
+mod restricted {
+    use super::{RESTRICTED, Shared};
+    whimbrel_engines::conformance_suite!(timers, Shared(RESTRICTED));
+    whimbrel_engines::conformance_suite!(receipts, Shared(RESTRICTED));
+    whimbrel_engines::conformance_suite!(progress, Shared(RESTRICTED));
+    whimbrel_engines::conformance_suite!(inbox, Shared(RESTRICTED));
+    whimbrel_engines::conformance_suite!(sessions, Shared(RESTRICTED));
+    whimbrel_engines::conformance_suite!(devices, Shared(RESTRICTED));
+}
+
 const ONE: &str = "WHIMBREL_TEST_REDIS";
+/// The same server, as another user.
+const RESTRICTED: &str = "restricted";
 const CLUSTER: &str = "WHIMBREL_TEST_REDIS_CLUSTER";
 const REMEMBER: Duration = Duration::from_secs(3600);
 const WINDOW: Duration = Duration::from_secs(60);
@@ -54,13 +69,20 @@ const WINDOW: Duration = Duration::from_secs(60);
 struct Shared(&'static str);
 
 impl Shared {
+    fn variable(&self) -> &'static str {
+        if self.0 == RESTRICTED { ONE } else { self.0 }
+    }
+
     fn settings(&self) -> RedisSettings {
+        if self.0 == RESTRICTED {
+            return access::settings(Shared(ONE).settings());
+        }
         let nodes = std::env::var(self.0).expect("the servers' addresses");
         RedisSettings { prefix: new_prefix(), ..RedisSettings::new(nodes.split(',')) }
     }
 
     fn skip_reason(&self) -> Option<String> {
-        if std::env::var_os(self.0).is_some() {
+        if std::env::var_os(self.variable()).is_some() {
             return None;
         }
         let quick = std::env::var("WHIMBREL_TEST_QUICK").is_ok_and(|value| value == "1");
@@ -69,7 +91,7 @@ impl Shared {
             "these tests need Redis: run `scripts/services up` and `source target/services/env`, \
              or set WHIMBREL_TEST_QUICK=1 to skip them"
         );
-        Some(format!("the tests of the Redis engine need Redis, and {} names none", self.0))
+        Some(format!("the tests of the Redis engine need Redis, and {} names none", self.variable()))
     }
 }
 
@@ -130,7 +152,7 @@ async fn open_timers(settings: RedisSettings) -> OpenTimers {
 
 async fn open_receipts(settings: RedisSettings) -> RedisReceipts {
     let receipts = ReceiptSettings { window: WINDOW, ..ReceiptSettings::default() };
-    RedisReceipts::new(connect(settings).await, receipts)
+    RedisReceipts::new(connect(settings).await, receipts, Arc::new(SystemClock))
 }
 
 async fn connect(settings: RedisSettings) -> RedisConnection {

@@ -50,7 +50,8 @@ pub enum CallOutcome {
     Answered {
         status: u16,
         retry_after: Option<Duration>,
-        /// The start of the answer's body, at most [`super::ANSWER_KEPT_BYTES`]; empty for a 2xx.
+        /// The start of the answer's body, at most [`super::ANSWER_KEPT_BYTES`]. Of a 2xx it is empty, unless the message brought its
+        /// callback: then it is at most 64 KiB, because the body says whether the callback succeeded.
         answer: Bytes,
     },
     Failed {

@@ -19,6 +19,9 @@ pub enum CatalogueError {
     DiskFull,
     #[error("the catalogue is not available: {0}")]
     Unavailable(String),
+    /// It may have been written, and may last or not. Reading tells what it is now.
+    #[error("whether the catalogue was written is not known: {0}")]
+    OutcomeUnknown(String),
 }
 
 /// Small values under names such as `topics/orders`. Every write is durable when it answers, and atomic by key.

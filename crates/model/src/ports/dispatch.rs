@@ -142,6 +142,9 @@ pub struct SubscriptionStatus {
     pub last_error: Option<LastError>,
     /// Bytes of bodies in memory.
     pub prefetched_bytes: u64,
+    /// Signed callbacks since its owner began whose body is not UTF-8: common libraries cannot verify those.
+    #[serde(default)]
+    pub unverifiable: u64,
     pub partitions: Vec<PartitionStanding>,
     /// Runs of replays, with how far they are.
     pub replays: Vec<ReplayStanding>,

@@ -189,7 +189,7 @@ impl View<'_> {
                 @else if self.rows.is_empty() { p { "None yet. The first publish makes one." } }
                 @else {
                     table {
-                        thead { tr { th { "Topic" } th { "Partitions" } th { "Messages" } th { "Published/s" } th { "Kept for" } } }
+                        thead { tr { th { "Topic" } th { "Partitions" } th { "Messages (at most)" } th { "Published/s" } th { "Kept for" } } }
                         tbody {
                             @for row in &self.rows {
                                 tr {

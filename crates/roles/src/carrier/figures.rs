@@ -42,7 +42,7 @@ pub const NAMES: &[(&str, &str)] = &[
     (EXPIRED, "Messages that went by their age"),
     (LOST, "Messages that went by a bound or a collapse key"),
     (NOTICES, "Notices asked for"),
-    (DEAD, "Pushes that could not be understood, kept as dead letters"),
+    (DEAD, "Pushes that became dead letters: not understood, or expired without an acknowledgement after all retries"),
     (SESSIONS, "Sessions of the partitions owned here"),
     (USERS, "Users whose boxes are in memory"),
     (PARTITIONS, "Partitions of pushes that are owned here"),

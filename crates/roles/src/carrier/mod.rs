@@ -3,6 +3,7 @@
 //! [`partition`] decides, and is pure; `owner` does what it says, one task per partition, on threads of its own. Which partitions are its
 //! own is told to it ([`Duties`]); what gateways say comes through its [`CarrierDesk`].
 
+mod append;
 mod figures;
 mod letters;
 mod owner;

@@ -16,10 +16,11 @@ use whimbrel_model::ports::{
 };
 use whimbrel_model::{Clock, Event, EventSink, PartitionId, Timestamp};
 
+use super::append::append;
 use super::figures::CarrierFigures;
 use super::letters::LetterTopics;
 use super::pace::Pace;
-use super::partition::{AskId, Effect, Input, Letter, Partition, Trouble};
+use super::partition::{AskId, Effect, Input, Partition, Trouble};
 use super::settings::{CarrierSettings, READ_BYTES, READ_RECORDS, RECLAIM_USERS, RETRY_AFTER, SYNC_EVERY};
 use super::user_box::PlatformRules;
 
@@ -131,6 +132,7 @@ pub(super) async fn own(
 impl Owner {
     fn step(&mut self, input: Input) {
         let now = self.tools.clock.now();
+        self.core.expire_by(self.tools.clock.expiry_now());
         let mut effects = self.core.step(now, input);
         // What could not be told is news at once.
         while !effects.is_empty() {
@@ -269,7 +271,7 @@ impl Owner {
                 Done::Input(Input::Rows { token, found: tools.inbox.rows(number, keys).await })
             }),
             Effect::Append(letters) => Box::pin(async move {
-                append(&tools, number, letters).await;
+                append(&tools, number, partition, letters).await;
                 Done::Input(Input::Appended)
             }),
             Effect::Apply(write) => {
@@ -358,7 +360,7 @@ impl Owner {
 
     fn look_for_reclaimable(&mut self) {
         let (tools, number) = (Arc::clone(&self.tools), self.post.number);
-        let now = tools.clock.now();
+        let now = tools.clock.expiry_now();
         self.calls.push(Box::pin(async move {
             let found = tools.inbox.reclaimable(number, now, RECLAIM_USERS).await;
             Done::Input(Input::Reclaimable(found.map(|at| at.found).unwrap_or_default()))
@@ -369,7 +371,7 @@ impl Owner {
     fn trim(&mut self, upto: u64) {
         self.trimmed_behind = upto;
         let (tools, partition) = (Arc::clone(&self.tools), self.post.partition);
-        let kept_since = tools.clock.now().saturating_sub(tools.settings.keep_log);
+        let kept_since = tools.clock.expiry_now().saturating_sub(tools.settings.keep_log);
         self.calls.push(Box::pin(async move {
             let trimmed = async {
                 let cut = tools.log.offset_at(partition, kept_since).await?.min(upto);
@@ -434,34 +436,5 @@ async fn find_start(tools: &Tools, post: &Post) -> Result<(u64, u64, u64), Strin
                 tokio::time::sleep(RETRY_AFTER).await;
             }
         }
-    }
-}
-
-/// Appends until everything is durable: what was not is tried again. Ids are made from what it is about, so that a repeat folds away.
-async fn append(tools: &Tools, partition: u32, mut letters: Vec<Letter>) {
-    loop {
-        let now = tools.clock.now();
-        let entries = letters.iter().map(|letter| tools.topics.entry(partition, letter, now)).collect();
-        let mut outcomes = tools.log.append(entries).await.into_iter();
-        letters.retain(|letter| match outcomes.next() {
-            Some(Ok(_)) => false,
-            // It can never be written: a letter that is too large for its topic.
-            Some(Err(error @ (LogError::TooLarge { .. } | LogError::UnknownPartition(_)))) => {
-                let detail = format!("a carrier's letter could not be written: {error}");
-                tracing::error!(?letter, %error, "a carrier's letter could not be written");
-                (tools.events)(Event::failure("push_letter_refused", detail).with("partition", partition));
-                false
-            }
-            Some(Err(_)) | None => true,
-        });
-        if letters.is_empty() {
-            return;
-        }
-        tracing::warn!(
-            partition,
-            letters = letters.len(),
-            "letters of a carrier are not durable yet; they are tried again"
-        );
-        tokio::time::sleep(RETRY_AFTER).await;
     }
 }

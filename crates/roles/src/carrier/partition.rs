@@ -28,11 +28,11 @@ use whimbrel_model::ports::{
     Announced, Applied, Arrival, At, InboxError, InboxWrite, LogError, OutMessage, PeopleAsk, PeopleError, PeopleTold,
     ReadBatch, RowKey, ToCarrier, ToGateway,
 };
-use whimbrel_model::push::{BadPush, Notice, PushTask};
+use whimbrel_model::push::{BadPush, Notice, PushTask, offset_of};
 use whimbrel_model::{Record, Timestamp};
 
 use super::settings::{CarrierSettings, WORK_RECORDS_MAX};
-use super::user_box::{PlatformRules, UserBox};
+use super::user_box::{Exhausted, Expired, PlatformRules, UserBox};
 use coming::Coming;
 use saving::{InFlight, Unsaved};
 
@@ -128,6 +128,13 @@ pub enum Letter {
     Dead {
         offset: u64,
         record: Record,
+        reason: String,
+    },
+    /// A message of one user that expired after its last retry. Its record is in the log, at that offset.
+    Exhausted {
+        offset: u64,
+        uid: Uid,
+        platforms: Vec<Platform>,
         reason: String,
     },
 }
@@ -243,6 +250,8 @@ pub struct Partition {
     began: Timestamp,
     /// What the clock said last.
     clock: Timestamp,
+    /// Nothing later than this expires: a step of the wall clock is in doubt since then.
+    expiry_max: Timestamp,
     users: HashMap<Uid, Box<User>, RandomState>,
     work: VecDeque<Work>,
     records_waiting: usize,
@@ -306,6 +315,7 @@ impl Partition {
             inbox_epoch,
             began: now,
             clock: now,
+            expiry_max: Timestamp::from_millis(i64::MAX),
             users: HashMap::default(),
             work: VecDeque::new(),
             records_waiting: 0,
@@ -576,23 +586,47 @@ impl Partition {
         state.reclaim_at(i64::try_from(self.settings.keep_seats.as_millis()).unwrap_or(i64::MAX))
     }
 
+    /// Tells the time that expiry goes by, before a step.
+    pub fn expire_by(&mut self, time: Timestamp) {
+        self.expiry_max = time;
+    }
+
+    fn expiry_now(&self, now: Timestamp) -> Timestamp {
+        now.min(self.expiry_max)
+    }
+
     /// What is of no use to a user any more goes.
     fn expire_of(&mut self, uid: &Uid, now: Timestamp) {
+        let expiry_now = self.expiry_now(now);
         let Some(user) = self.users.get_mut(uid.as_str()) else { return };
-        let gone = user.state.expire(&*self.rules, now);
+        let Expired { gone, exhausted } = user.state.expire(&*self.rules, expiry_now);
         if !gone.is_empty() {
             user.is_dirty = true;
             self.unsaved.dirty.insert(uid.clone());
             self.counts.expired += gone.len() as u64;
             self.unsaved.drop_rows(uid, gone);
         }
+        self.bury(uid, exhausted);
+    }
+
+    /// Messages that expired without an acknowledgement after their last retry become dead letters. The box is saved behind them.
+    fn bury(&mut self, uid: &Uid, exhausted: Vec<Exhausted>) {
+        let attempts = self.settings.retry_after.len() + 1;
+        for Exhausted { seq, platforms } in exhausted {
+            self.counts.dead += 1;
+            let names: Vec<&str> = platforms.iter().map(Platform::as_str).collect();
+            let reason = format!("not acknowledged by {} after {attempts} attempts, and expired", names.join(", "));
+            let offset = offset_of(seq);
+            self.letters.push(Letter::Exhausted { offset, uid: uid.clone(), platforms, reason });
+        }
     }
 
     fn reclaim(&mut self, uid: &Uid, now: Timestamp) {
-        let seen_since = now.saturating_sub(self.settings.keep_seats);
+        let expiry_now = self.expiry_now(now);
+        let seen_since = expiry_now.saturating_sub(self.settings.keep_seats);
         let rules = Arc::clone(&self.rules);
         let Some(user) = self.users.get_mut(uid.as_str()) else { return };
-        let gone = user.state.expire(&*rules, now);
+        let Expired { gone, exhausted } = user.state.expire(&*rules, expiry_now);
         self.counts.expired += gone.len() as u64;
         user.see(now);
         user.state.forget_seats(seen_since);
@@ -600,6 +634,7 @@ impl Partition {
         user.is_dirty = true;
         self.unsaved.dirty.insert(uid.clone());
         self.unsaved.drop_rows(uid, gone);
+        self.bury(uid, exhausted);
     }
 }
 

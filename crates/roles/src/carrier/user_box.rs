@@ -5,6 +5,7 @@
 //! has no seat yet has not), or by age, bound or collapse key; what a seat loses so is noted, to be told. And it has the user's latest kicks.
 
 pub(super) mod coding;
+mod exhausted;
 mod kicks;
 #[cfg(test)]
 mod tests;
@@ -17,6 +18,7 @@ use whimbrel_model::push::PushMessage;
 use whimbrel_model::{SessionsRule, Timestamp};
 
 pub use coding::BadBox;
+pub use exhausted::{Exhausted, Expired};
 pub use kicks::{KICK_KEPT, KICKS_MAX, Kick};
 
 /// Seats of one user; beyond, the one that was not seen for the longest time is forgotten.
@@ -59,6 +61,8 @@ pub struct Seat {
     /// Nothing up to here is for it any more: beyond its bound.
     pub floor: u64,
     pub seen_at: Timestamp,
+    /// It was sent everything up to here, did not acknowledge all of it, and has no retries left. Zero: there was no such message.
+    pub exhausted: u64,
     /// What it lost above its cursor, both ends included, in order. Between two ranges something waits for it: so there is at most one more
     /// of them than what waits, which its platform's `max_stored` bounds.
     pub lost: Vec<(u64, u64)>,
@@ -113,7 +117,7 @@ impl Slot {
 
 impl Seat {
     pub fn new(platform: Platform, device: &str, now: Timestamp) -> Self {
-        Self { platform, device: device.into(), cursor: 0, floor: 0, seen_at: now, lost: Vec::new() }
+        Self { platform, device: device.into(), cursor: 0, floor: 0, seen_at: now, exhausted: 0, lost: Vec::new() }
     }
 
     /// Its device's own name, where it has one.
@@ -353,9 +357,10 @@ impl UserBox {
         (bound.unwrap_or(0) as usize).max(default)
     }
 
-    /// What is of no use any more goes; who waited for it has lost it.
-    pub fn expire(&mut self, rules: &PlatformRules, now: Timestamp) -> Vec<Slot> {
+    /// Removes what has expired; a seat that waited for it has lost it.
+    pub fn expire(&mut self, rules: &PlatformRules, now: Timestamp) -> Expired {
         self.forget_kicks(now);
+        let exhausted = self.expiring_exhausted(rules, now);
         let mut gone = Vec::new();
         while let Some(at) = self.slots.iter().position(|slot| slot.expires_at <= now) {
             gone.extend(self.lose(at, rules));
@@ -374,7 +379,7 @@ impl UserBox {
         if has_given_up {
             gone.extend(self.settle(rules, u64::MAX));
         }
-        gone
+        Expired { gone, exhausted }
     }
 
     /// The seat has everything up to there. Only forwards.
@@ -459,7 +464,10 @@ impl UserBox {
         let slots = self.slots.iter().map(|slot| slot.expires_at);
         let seats =
             self.seats.iter().map(|seat| Timestamp::from_millis(seat.seen_at.as_millis().saturating_add(seat_kept_ms)));
-        slots.chain(seats).chain(self.kicks.iter().map(|kick| kick.until)).max()
+        let last = slots.chain(seats).chain(self.kicks.iter().map(|kick| kick.until)).max();
+        // A message without retries becomes a dead letter when it expires, and not when its seat is forgotten.
+        let exhausted = self.slots.iter().filter(|slot| self.seats.iter().any(|seat| seat.is_exhausted(slot)));
+        exhausted.map(|slot| slot.expires_at).chain(last).min()
     }
 
     /// How many messages wait for a seat.

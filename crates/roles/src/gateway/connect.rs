@@ -12,6 +12,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::{ConnectInfo, Request, State};
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use futures_util::task::AtomicWaker;
 use http::header::{CONNECTION, FORWARDED, HOST, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
 use http::uri::Authority;
@@ -28,6 +29,7 @@ use super::refusal::Refusal;
 use super::session::{Session, Way};
 use super::shared::Place;
 use super::websocket::handshake::judge;
+use crate::lingering::LingeringStream;
 
 /// Bytes that are read at once, into a buffer that all connections of a thread share.
 const READ_BYTES: usize = 64 << 10;
@@ -104,13 +106,12 @@ pub fn is_public_name(host: &str) -> bool {
 
 fn open(gateway: &Arc<Gateway>, upgraded: Upgraded, format: Format, place: Place, is_local: bool, is_forwarded: bool) {
     let Some(lane) = gateway.lane_here() else { return };
-    match downcast::<TokioIo<TcpStream>>(upgraded) {
-        Ok(parts) => {
-            let stream = parts.io.into_inner();
+    match socket_of(upgraded) {
+        Ok((stream, begun)) => {
             let is_local = is_local || !is_forwarded && stream.peer_addr().is_ok_and(|peer| is_loopback(&peer));
             let session = Session::open(&lane, Way::Socket(stream), format, is_local, place);
-            if !parts.read_buf.is_empty() {
-                session.take_bytes(&mut parts.read_buf.to_vec());
+            if !begun.is_empty() {
+                session.take_bytes(&mut begun.to_vec());
             }
             tokio::spawn(read(session));
         }
@@ -119,6 +120,14 @@ fn open(gateway: &Arc<Gateway>, upgraded: Upgraded, format: Format, place: Place
             let session = Session::open(&lane, way, format, is_local, place);
             tokio::spawn(carry(session, upgraded));
         }
+    }
+}
+
+/// The socket below, with what was read of it already, where it is one.
+fn socket_of(upgraded: Upgraded) -> Result<(TcpStream, Bytes), Upgraded> {
+    match downcast::<TokioIo<LingeringStream>>(upgraded) {
+        Ok(parts) => Ok((parts.io.into_inner().into_inner(), parts.read_buf)),
+        Err(upgraded) => downcast::<TokioIo<TcpStream>>(upgraded).map(|parts| (parts.io.into_inner(), parts.read_buf)),
     }
 }
 

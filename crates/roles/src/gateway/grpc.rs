@@ -71,7 +71,9 @@ async fn read(session: Arc<Session>, mut frames: Streaming<ClientFrame>) {
                 session.hear(Err(status.message().to_owned()));
                 return;
             }
-            _ => return session.end(),
+            // The device has ended its side and still reads: the last frame is `close`.
+            Ok(None) => return session.close_normally(),
+            Err(_) => return session.end(),
         }
     }
 }

@@ -24,6 +24,9 @@ const OPENING_BYTES_MAX: usize = 16 << 10;
 /// How long a device that cannot be served shall wait at least.
 const COME_BACK_AFTER_MS: u64 = 1_000;
 
+/// The close code of a session that ended as its device wanted, of RFC 6455.
+const CLOSED_NORMALLY: u16 = 1000;
+
 /// How bytes get to the device.
 pub(super) enum Way {
     /// Written to at once, by whoever has something for it.
@@ -101,7 +104,7 @@ impl Session {
             (Incoming::Pong(_), _) => return,
             (Incoming::Close(said), _) => {
                 // Answered with the same code, and then over.
-                let code = said.map_or(1000, |(code, _)| code);
+                let code = said.map_or(CLOSED_NORMALLY, |(code, _)| code);
                 self.close_protocol(state, code, "", now);
                 return;
             }
@@ -351,6 +354,14 @@ impl Session {
             self.leave(state);
             self.look(state, now);
         }
+    }
+
+    /// The device ended the session in order, some other way than with a WebSocket's close frame.
+    pub(super) fn close_normally(self: &Arc<Self>) {
+        let now = self.shared().now();
+        let state = &mut *self.lock();
+        self.close_protocol(state, CLOSED_NORMALLY, "", now);
+        self.flush(state, now);
     }
 
     fn close_protocol(&self, state: &mut State, code: u16, reason: &str, now: Tick) {

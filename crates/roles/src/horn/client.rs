@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Request, Uri};
@@ -23,6 +23,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 use whimbrel_model::ports::PortFuture;
+use whimbrel_model::{Clock, Timestamp};
 
 use super::limits::{
     ANSWER_BYTES_MAX, CONNECT_WITHIN, IDLE_APNS_CONNECTION_FOR, IDLE_CONNECTION_FOR, IDLE_CONNECTIONS_MAX, LOOKUPS_MAX,
@@ -43,6 +44,7 @@ pub(super) enum Speaks {
 #[derive(Clone)]
 pub(super) struct Client {
     pooled: PooledClient<Connector, Full<Bytes>>,
+    clock: Arc<dyn Clock>,
 }
 
 pub(super) struct Answer {
@@ -50,11 +52,12 @@ pub(super) struct Answer {
     pub(super) headers: HeaderMap,
     /// The start of it.
     pub(super) body: Bytes,
+    pub(super) received_at: Timestamp,
 }
 
 impl Answer {
     pub(super) fn retry_after(&self) -> Option<Duration> {
-        retry_after(&self.headers, SystemTime::now())
+        retry_after(&self.headers, self.received_at)
     }
 }
 
@@ -77,7 +80,12 @@ impl From<Forbidden> for NoAnswer {
 
 impl Client {
     /// Without a guard everything may be dialled.
-    pub(super) fn new(speaks: Speaks, guard: Option<AddressGuard>, extra_roots_pem: &[u8]) -> Result<Self, String> {
+    pub(super) fn new(
+        speaks: Speaks,
+        guard: Option<AddressGuard>,
+        extra_roots_pem: &[u8],
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, String> {
         let mut tls = client_tls(extra_roots_pem)?;
         tls.alpn_protocols = match speaks {
             Speaks::Http2 => vec![b"h2".to_vec()],
@@ -95,7 +103,7 @@ impl Client {
             .http2_keep_alive_interval(PING_EVERY)
             .http2_keep_alive_timeout(PING_WITHIN)
             .http2_keep_alive_while_idle(speaks == Speaks::Http2);
-        Ok(Self { pooled: builder.build(Connector { core: Arc::new(core) }) })
+        Ok(Self { pooled: builder.build(Connector { core: Arc::new(core) }), clock })
     }
 
     pub(super) async fn ask(&self, request: Request<Full<Bytes>>, deadline: Instant) -> Result<Answer, NoAnswer> {
@@ -114,7 +122,8 @@ impl Client {
             }
         };
         let _ = timeout_at(deadline, reading).await;
-        Ok(Answer { status: head.status.as_u16(), headers: head.headers, body: read.freeze() })
+        let received_at = self.clock.now();
+        Ok(Answer { status: head.status.as_u16(), headers: head.headers, body: read.freeze(), received_at })
     }
 }
 

@@ -39,7 +39,7 @@ use futures_util::future::join_all;
 use whimbrel_model::people::{Platform, Uid};
 use whimbrel_model::ports::{Device, Devices, DevicesError, Provider};
 use whimbrel_model::push::{Notice, NoticeDevice};
-use whimbrel_model::{Clock, EventSink, Timestamp};
+use whimbrel_model::{Clock, EventSink, SystemClock, Timestamp};
 
 use apns::Apns;
 use client::{Client, Speaks};
@@ -99,9 +99,10 @@ struct Providers {
 }
 
 impl Providers {
-    fn new(settings: HornSettings) -> Result<Self, HornError> {
+    fn new(settings: HornSettings, clock: &Arc<dyn Clock>) -> Result<Self, HornError> {
         let HornSettings { apns, fcm, webpush, http, guard, extra_roots_pem, timeout: _ } = settings;
-        let client = |speaks, guard| Client::new(speaks, guard, &extra_roots_pem).map_err(HornError::Tls);
+        let client =
+            |speaks, guard| Client::new(speaks, guard, &extra_roots_pem, Arc::clone(clock)).map_err(HornError::Tls);
         let apns = apns.map(|apns| Apns::new(apns, client(Speaks::Http2, None)?)).transpose()?;
         let fcm = fcm.map(|fcm| Fcm::new(fcm, client(Speaks::Either, None)?)).transpose()?;
         // Devices bring those places themselves, plain HTTP's included.
@@ -114,7 +115,8 @@ impl Providers {
 
 /// Whether a horn of these settings could be, for whoever wants to know before there is one.
 pub fn check(settings: HornSettings) -> Result<(), HornError> {
-    Providers::new(settings).map(drop)
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    Providers::new(settings, &clock).map(drop)
 }
 
 /// A notice that nobody could be looked up for.
@@ -130,7 +132,7 @@ impl Horn {
     /// A recorder of metrics must be installed before, or nothing is counted.
     pub fn new(settings: HornSettings, parts: HornParts) -> Result<Self, HornError> {
         let timeout = settings.timeout;
-        let providers = Providers::new(settings)?;
+        let providers = Providers::new(settings, &parts.clock)?;
         let (pauses, silences, throttled) = (Mutex::default(), Mutex::default(), Mutex::default());
         let (remembered, complaints) = (Mutex::default(), Mutex::default());
         let figures = HornFigures::new();

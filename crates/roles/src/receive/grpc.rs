@@ -109,7 +109,7 @@ impl MessagesDoor {
         let caller = &call.caller;
         check_user_topic(&topic)?;
         caller.require_topic(Scope::Publish, &topic)?;
-        let message = message.unwrap_or_default();
+        let message = message.ok_or_else(|| Problem::new(Code::BadParameter, "`message` is missing"))?;
         let draft = draft_of(message, idempotency_key.as_deref(), &self.door.settings, self.door.ports.clock.now())?;
         let load = call.take_load(&self.door.in_flight);
         let accepted = accept_one(&self.door, &topic, caller.owner(), draft, load).await?;
@@ -302,7 +302,9 @@ fn grpc_code(code: Code) -> tonic::Code {
     match code {
         Code::KeyMissing | Code::KeyUnknown => tonic::Code::Unauthenticated,
         Code::Forbidden | Code::OriginNotAllowed => tonic::Code::PermissionDenied,
-        Code::UnknownPath | Code::MethodNotAllowed | Code::NotYet => tonic::Code::Unimplemented,
+        Code::UnknownPath | Code::MethodNotAllowed | Code::NotYet | Code::UnsupportedTransferCoding => {
+            tonic::Code::Unimplemented
+        }
         Code::UnknownTopic
         | Code::UnknownPartition
         | Code::UnknownMessage
@@ -340,6 +342,7 @@ fn grpc_code(code: Code) -> tonic::Code {
         // The deadline that passed is the log's, not the caller's, but it means the same: whether it happened is open.
         Code::OutcomeUnknown => tonic::Code::DeadlineExceeded,
         Code::BadBody
+        | Code::BadRequest
         | Code::PayloadTooLarge
         | Code::BatchTooLarge
         | Code::BadName

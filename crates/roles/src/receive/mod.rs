@@ -9,6 +9,7 @@ mod attributes;
 mod batch;
 mod body;
 mod claims;
+mod contract;
 mod dead_letters;
 mod delay_queue;
 mod deliveries;
@@ -77,6 +78,7 @@ pub use keys::{ApiKey, Scope, Secret};
 pub use operating::readiness;
 pub use problem::{Code, Problem};
 pub use settings::{PageInfo, ReceiveSettings};
+pub use topic_workers::LiveWorkers;
 
 /// Every path that is served over HTTP, with its methods in lower case: for whoever documents or measures them.
 pub fn served_paths() -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
@@ -105,6 +107,8 @@ pub struct Ports {
     pub reachability: Option<Arc<Reachability>>,
     /// Somebody else follows the catalogue with it.
     pub platforms: Arc<Platforms>,
+    /// The workers that callbacks can be given to.
+    pub workers: LiveWorkers,
     pub clock: Arc<dyn Clock>,
 }
 

@@ -1,4 +1,4 @@
-//! `GET /openapi.json`: the contract for programs, generated from the handlers' own descriptions.
+//! `GET /openapi.json`: the contract for programs, generated from the handlers' own descriptions and amended by [`super::contract`].
 //!
 //! The router and this document are held together by a test: a path that one has and the other has not fails the build's tests.
 
@@ -6,6 +6,7 @@ use std::sync::LazyLock;
 
 use bytes::Bytes;
 use http::StatusCode;
+use serde_json::Value;
 use utoipa::openapi::path::OperationBuilder;
 use utoipa::openapi::schema::Schema;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
@@ -15,14 +16,14 @@ use utoipa::{Modify, OpenApi};
 use super::answer::json_response;
 use super::problem::Code;
 use super::{
-    batch, dead_letters, delay_queue, event_stream, hold_list, holds, messages, mqproxy, operating, people, publish,
-    pulling, read, search, soraka, stats, subscription_runs, subscriptions, tail, topic_workers, topics,
+    batch, contract, dead_letters, delay_queue, event_stream, hold_list, holds, messages, mqproxy, operating, people,
+    publish, pulling, read, search, soraka, stats, subscription_runs, subscriptions, tail, topic_workers, topics,
 };
 use crate::admin::{page, people_page};
 
 /// The document, made once.
 static DOCUMENT: LazyLock<Bytes> =
-    LazyLock::new(|| document().to_json().expect("the document is plain data").into_bytes().into());
+    LazyLock::new(|| serde_json::to_vec(&document()).expect("the document is plain data").into());
 
 /// This document
 #[utoipa::path(
@@ -33,8 +34,13 @@ pub(super) async fn openapi() -> axum::response::Response {
     json_response(StatusCode::OK, DOCUMENT.clone())
 }
 
-/// The API document of everything that the door serves over HTTP.
-pub fn document() -> Document {
+/// The API document of everything that is served over HTTP.
+pub fn document() -> Value {
+    contract::amended(serde_json::to_value(generated()).expect("the document is plain data"))
+}
+
+/// What the handlers of the door say of themselves.
+pub(super) fn generated() -> Document {
     WhimbrelApi::openapi()
 }
 

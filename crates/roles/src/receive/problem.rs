@@ -51,6 +51,7 @@ macro_rules! codes {
 
 codes! {
     BadBody 400 "bad_body" "The body could not be read to its end",
+    BadRequest 400 "bad_request" "The request is not valid HTTP",
     KeyMissing 401 "key_missing" "A key is needed",
     KeyUnknown 401 "key_unknown" "The key is not one of this server",
     Forbidden 403 "forbidden" "The key is not for this",
@@ -62,7 +63,7 @@ codes! {
     UnknownHold 404 "unknown_hold" "There is no such hold",
     UnknownSubscription 404 "unknown_subscription" "There is no such subscription",
     UnknownDevice 404 "unknown_device" "The user has no such device",
-    UnknownWorker 404 "unknown_worker" "The topic does not name this worker",
+    UnknownWorker 404 "unknown_worker" "There is no such worker",
     MethodNotAllowed 405 "method_not_allowed" "The path does not take this method",
     BodyTooSlow 408 "body_too_slow" "The body did not come on in time",
     InProgress 409 "in_progress" "A publish under the same key is under way",
@@ -110,6 +111,7 @@ codes! {
     TooManyDevices 422 "too_many_devices" "The user has as many devices as there can be",
     Overloaded 429 "overloaded" "Too much is under way",
     NotYet 501 "not_yet" "This comes with a later version",
+    UnsupportedTransferCoding 501 "unsupported_transfer_coding" "The transfer coding is not supported",
     DiskFull 503 "disk_full" "The disk is full",
     LogClosed 503 "log_closed" "The log takes nothing until a restart",
     Unavailable 503 "unavailable" "A part of the system cannot be reached",
@@ -246,6 +248,7 @@ impl From<CatalogueError> for Problem {
             CatalogueError::Conflict { .. } => Code::Conflict,
             CatalogueError::DiskFull => Code::DiskFull,
             CatalogueError::Unavailable(_) => Code::Unavailable,
+            CatalogueError::OutcomeUnknown(_) => Code::OutcomeUnknown,
         };
         Self::new(code, error.to_string())
     }

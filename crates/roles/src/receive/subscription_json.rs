@@ -138,6 +138,9 @@ pub struct SubscriptionStanding {
     /// Bytes of bodies in memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefetched_bytes: Option<u64>,
+    /// Signed callbacks since its owner began whose body is not UTF-8, where there were any: see `note`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unverifiable: Option<u64>,
     /// Where one subscription was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partitions: Option<Vec<SubscriptionPartition>>,
@@ -290,6 +293,7 @@ pub(super) fn whole_document(
         status: error.status,
         reason: error.reason,
     });
+    document.note = (status.unverifiable > 0).then(|| unverifiable_note(status.unverifiable));
     document.standing = SubscriptionStanding {
         owner: None,
         lag: Some(status.lag),
@@ -306,9 +310,17 @@ pub(super) fn whole_document(
         stalled: status.stalled,
         last_error,
         prefetched_bytes: Some(status.prefetched_bytes),
+        unverifiable: Some(status.unverifiable).filter(|count| *count > 0),
         partitions: with_partitions.then(|| partitions.collect()),
     };
     document
+}
+
+fn unverifiable_note(count: u64) -> String {
+    format!(
+        "{count} signed callbacks had a payload that is not UTF-8: the Standard Webhooks libraries for JavaScript and Python decode the \
+         body first and cannot verify those; use `\"envelope\":\"structured\"`, or verify the raw bytes yourself"
+    )
 }
 
 fn settings_of(spec: &SubscriptionSpec) -> SubscriptionSettings {

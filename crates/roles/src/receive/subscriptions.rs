@@ -24,6 +24,7 @@ use super::subscription_delete::delete;
 use super::subscription_json::{
     SubscriptionDocument, SubscriptionList, SubscriptionSettings, decided_document, whole_document,
 };
+use super::topic_workers::check_pool;
 use super::undisturbed::Undisturbed;
 use crate::subscriptions::{Made, is_system_subscription};
 
@@ -63,6 +64,8 @@ pub(super) async fn put_subscription(State(door): State<Arc<Door>>, request: Req
         return Err(Problem::new(Code::Forbidden, detail));
     }
     let Wanted { spec, secret, generated, says_start } = wanted;
+    let known = door.subscriptions.get(&name);
+    check_pool(&door, spec.workers.as_ref(), known.as_ref().and_then(|known| known.stored.spec.workers.as_ref()))?;
     let start = spec.start;
     let (owned, named) = (Arc::clone(&door), name.clone());
     let made = Undisturbed::new(async move { owned.subscriptions.put(&named, spec, secret).await }).await?;

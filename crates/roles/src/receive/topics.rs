@@ -24,6 +24,7 @@ use super::query::{Query, shown};
 use super::subscription_body::workers_of;
 use super::subscription_json::{WorkersDocument, workers_document};
 use super::subscriptions::subscribed;
+use super::topic_workers::check_pool;
 use crate::topics::{Growth, PutOutcome, Topic, TopicChange, WorkersChange};
 
 /// Bytes of a body that describes a topic.
@@ -89,7 +90,7 @@ pub struct TopicDocument {
     pub created_at: String,
     /// Made by others in the engine, and found there.
     pub adopted: bool,
-    /// Messages that are kept, as far as offsets tell.
+    /// At most so many messages are kept: offsets are counted, and on Kafka the markers of transactions have offsets too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub messages: Option<u64>,
     pub rates: RatesDocument,
@@ -130,6 +131,7 @@ pub struct PartitionDocument {
     pub partition: u32,
     pub first_offset: u64,
     pub next_offset: u64,
+    /// At most so many, as for the topic.
     pub messages: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub leader: Option<i32>,
@@ -171,6 +173,10 @@ pub(super) async fn put_topic(State(door): State<Arc<Door>>, request: Request) -
     let (mut load, wait) = (door.in_flight.begin(), door.settings.body_wait);
     let body = collect(body, &parts.headers, &mut load, wait, TOPIC_BODY_BYTES_MAX, too_large).await?;
     let change = change_of(&body)?;
+    if let Some(WorkersChange::Set(choice)) = &change.workers {
+        let known = door.registry.get(&name);
+        check_pool(&door, choice.as_ref(), known.as_ref().and_then(|topic| topic.stored.workers.as_ref()))?;
+    }
     let outcome = undisturbed(&door, move |door| async move { Ok(door.registry.put(&name, change).await?) }).await?;
     let PutOutcome { topic, created, grown } = outcome;
     let mut document = describe(&door, &topic).await?;

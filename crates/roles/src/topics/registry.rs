@@ -526,7 +526,9 @@ impl Registry {
             };
             match self.create(&name, as_it_is, true, changing).await {
                 Ok(_) => tracing::info!(topic = name, partitions, "took in a topic that was found in the log"),
-                Err(error @ TopicError::Catalogue(CatalogueError::Unavailable(_))) => return Err(error),
+                Err(
+                    error @ TopicError::Catalogue(CatalogueError::Unavailable(_) | CatalogueError::OutcomeUnknown(_)),
+                ) => return Err(error),
                 Err(error) => tracing::warn!(topic = name, %error, "a topic found in the log could not be taken in"),
             }
         }

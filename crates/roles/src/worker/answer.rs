@@ -7,7 +7,7 @@ use http::HeaderMap;
 use http::header::RETRY_AFTER;
 use http_body::Body;
 use http_body_util::BodyExt;
-use whimbrel_model::ports::ANSWER_KEPT_BYTES;
+use whimbrel_model::Timestamp;
 
 use super::limits::ANSWER_READ_BYTES_MAX;
 
@@ -20,9 +20,9 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    /// Of a success nothing is kept.
-    pub(super) fn new(is_success: bool) -> Self {
-        Self { keeps: if is_success { 0 } else { ANSWER_KEPT_BYTES }, kept: BytesMut::new(), is_whole: false }
+    /// At most so many bytes of the body are kept.
+    pub(super) fn new(keeps: usize) -> Self {
+        Self { keeps, kept: BytesMut::new(), is_whole: false }
     }
 
     /// Reads to the end, or as far as a connection is worth. What goes wrong here does not change what the status said.
@@ -51,14 +51,16 @@ impl Reading {
 }
 
 /// How long the subscriber wants to be left alone: seconds, or a time of HTTP. `None` where it says nothing that can be understood.
-pub(crate) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+pub(crate) fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
     let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
         // Digits beyond all numbers are for ever.
         return Some(Duration::from_secs(text.parse().unwrap_or(u32::MAX.into())));
     }
     let at = httpdate::parse_http_date(text).ok()?;
-    Some(at.duration_since(now).unwrap_or_default())
+    let at_ms = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
+    let now_ms = u128::try_from(now.as_millis()).unwrap_or(0);
+    Some(Duration::from_millis(u64::try_from(at_ms.saturating_sub(now_ms)).unwrap_or(u64::MAX)))
 }
 
 #[cfg(test)]
@@ -69,7 +71,7 @@ mod tests {
     fn after(text: &'static str) -> Option<Duration> {
         let headers = HeaderMap::from_iter([(RETRY_AFTER, HeaderValue::from_static(text))]);
         // Sun, 06 Nov 1994 08:49:37 GMT.
-        retry_after(&headers, SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777))
+        retry_after(&headers, Timestamp::from_millis(784_111_777_000))
     }
 
     #[test]
@@ -87,6 +89,6 @@ mod tests {
         assert_eq!(after("-5"), None);
         assert_eq!(after("1.5"), None);
         assert_eq!(after("tomorrow"), None);
-        assert_eq!(retry_after(&HeaderMap::new(), SystemTime::UNIX_EPOCH), None);
+        assert_eq!(retry_after(&HeaderMap::new(), Timestamp::from_millis(0)), None);
     }
 }

@@ -82,7 +82,9 @@ fn own_headers(
         if !is_origin && header_rules::is_no_messages(name.as_str()) || prepared.headers.contains_key(&name) {
             continue;
         }
-        if let Some(value) = pen.value(value) {
+        let is_event = name.as_str().starts_with(names::CE_PREFIX);
+        let value = if is_event { pen.event_value(value) } else { pen.value(value) };
+        if let Some(value) = value {
             headers.append(name, value);
         }
     }
@@ -100,7 +102,8 @@ fn content_type(call: &Call, headers: &mut HeaderMap, pen: &mut Pen, default: &'
     headers.insert(CONTENT_TYPE, value);
 }
 
-/// The attributes of CloudEvents, after those of the place. What the publisher said of its event stays, but for the id, by which repeats are known.
+/// The attributes of CloudEvents, after those of the place. Those of the publisher stay as they are, the id included: consumers recognise
+/// a repeat by `ce-source` and `ce-id`. The message's own id is in `webhook-id`.
 fn event_headers(call: &Call, headers: &mut HeaderMap, pen: &mut Pen) {
     let mut made = |name: HeaderName, value: &mut dyn FnMut(&mut Pen) -> Option<HeaderValue>| {
         if !headers.contains_key(&name)
@@ -115,7 +118,8 @@ fn event_headers(call: &Call, headers: &mut HeaderMap, pen: &mut Pen) {
     if let Some(key) = &call.record.key {
         made(names::CE_PARTITIONKEY, &mut |pen| pen.percent_encoded(key));
     }
-    if let Some(id) = pen.value(call.id.as_bytes()) {
+    let brought = headers.get(names::CE_ID).filter(|id| !id.is_empty()).cloned();
+    if let Some(id) = brought.or_else(|| pen.value(call.id.as_bytes())) {
         headers.insert(names::CE_ID, id);
     }
     // The time is that of the publish, which stands there already.
@@ -193,6 +197,21 @@ impl Pen {
             return Some(HeaderValue::from_static(""));
         }
         self.buffer.put_slice(value);
+        self.take()
+    }
+
+    /// An attribute of an event as its publisher brought it. One that came in JSON may have characters that CloudEvents wants encoded.
+    fn event_value(&mut self, value: &[u8]) -> Option<HeaderValue> {
+        if value.is_ascii() {
+            return self.value(value);
+        }
+        for byte in value {
+            if byte.is_ascii() {
+                self.buffer.put_u8(*byte);
+            } else {
+                write!(self.buffer, "%{byte:02X}").ok()?;
+            }
+        }
         self.take()
     }
 

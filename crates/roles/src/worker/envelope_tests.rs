@@ -111,14 +111,51 @@ fn binary_has_the_payload_as_it_was_and_everything_else_in_headers() {
 }
 
 #[test]
-fn what_a_publisher_says_of_its_event_stays_but_for_the_id() {
+fn what_a_publisher_says_of_its_event_stays() {
     let own: &[(&str, &[u8])] =
         &[("ce-id", b"other"), ("ce-type", b"order.paid"), ("ce-source", b"/shop"), ("ce-traceparent", b"t")];
     let letter = Scene::new(Envelope::Binary, own).letter();
-    for (name, value) in [("ce-id", "m-1"), ("ce-type", "order.paid"), ("ce-source", "/shop"), ("ce-traceparent", "t")]
-    {
+    for (name, value) in [
+        ("ce-id", "other"),
+        ("ce-type", "order.paid"),
+        ("ce-source", "/shop"),
+        ("ce-traceparent", "t"),
+        ("webhook-id", "m-1"),
+    ] {
         let all: Vec<_> = letter.headers.get_all(name).iter().collect();
         assert_eq!(all, [value], "{name}");
+    }
+    let event = event(Scene::new(Envelope::Structured, own));
+    assert_eq!(
+        (&event["id"], &event["whimbrelid"], &event["source"]),
+        (&json!("other"), &json!("m-1"), &json!("/shop"))
+    );
+}
+
+#[test]
+fn an_event_without_an_id_of_its_own_has_the_messages() {
+    for own in [&[][..], &[("ce-id", &b""[..])]] {
+        assert_eq!(Scene::new(Envelope::Binary, own).letter().headers["ce-id"], "m-1");
+        assert_eq!(event(Scene::new(Envelope::Structured, own))["id"], "m-1");
+    }
+}
+
+#[test]
+fn attributes_are_encoded_in_headers_and_decoded_in_json() {
+    let subject = |brought: &'static [u8]| {
+        let own = [("ce-subject", brought)];
+        let header = Scene::new(Envelope::Binary, &own).letter().headers["ce-subject"].to_str().unwrap().to_owned();
+        (header, event(Scene::new(Envelope::Structured, &own))["subject"].as_str().unwrap().to_owned())
+    };
+    for (brought, header, json) in [
+        ("ord%C3%A9r", "ord%C3%A9r", "ordér"),
+        ("ordér", "ord%C3%A9r", "ordér"),
+        ("100%25", "100%25", "100%"),
+        ("100%", "100%", "100%"),
+        ("%ff", "%ff", "%ff"),
+        ("\"a \\\"b\\\"\"", "\"a \\\"b\\\"\"", "a \"b\""),
+    ] {
+        assert_eq!(subject(brought.as_bytes()), (header.to_owned(), json.to_owned()), "{brought}");
     }
 }
 
@@ -223,7 +260,6 @@ fn structured_is_a_cloud_event() {
         ("ce-type", b"order.paid"),
         ("ce-shop", b"7"),
         ("ce-data", b"forged"),
-        ("ce-id", b"forged"),
         ("ce-whimbreloffset", b"forged"),
         ("ce-not-a-name", b"1"),
         ("x-env", b"prod"),
@@ -237,7 +273,7 @@ fn structured_is_a_cloud_event() {
     let event: Value = serde_json::from_slice(&letter.body).unwrap();
     let expected = json!({
         "id": "m-1", "specversion": "1.0", "source": "/topics/orders", "type": "order.paid", "time": PUBLISHED_AT,
-        "partitionkey": "k1", "shop": "7", "whimbrelsubscription": "billing", "whimbreltopic": "orders",
+        "partitionkey": "k1", "shop": "7", "whimbrelid": "m-1", "whimbrelsubscription": "billing", "whimbreltopic": "orders",
         "whimbrelpartition": 3, "whimbreloffset": "17", "whimbrelattempt": 2,
         "datacontenttype": "application/json; charset=utf-8", "data": {"paid": true},
     });

@@ -34,7 +34,7 @@ mod wire;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
@@ -43,14 +43,14 @@ use http_body::Body;
 use http_body_util::Full;
 use hyper::body::Incoming;
 use tokio::time::timeout_at;
-use whimbrel_model::Timestamp;
-use whimbrel_model::ports::{Call, CallFailure, CallOutcome, Callbacks, Called, PortFuture};
+use whimbrel_model::Clock;
+use whimbrel_model::ports::{ANSWER_KEPT_BYTES, Call, CallFailure, CallOutcome, Callbacks, Called, PortFuture};
 
 use answer::Reading;
 use dial::Dialer;
 use failure::Failure;
 use figures::WorkerFigures;
-use limits::{OWN_TIMEOUT_MAX, STALE_CONNECTIONS_MAX, SUCCESS_BODY_WITHIN};
+use limits::{ANSWER_READ_BYTES_MAX, OWN_TIMEOUT_MAX, STALE_CONNECTIONS_MAX, SUCCESS_BODY_WITHIN};
 use load::Sampler;
 use origin::Sender;
 use own_callback::OwnWay;
@@ -83,6 +83,8 @@ pub struct Worker {
 struct WorkerCore {
     dialer: Dialer,
     connect_timeout: Duration,
+    /// Dates signatures, and tells how long a `Retry-After` with a date is.
+    clock: Arc<dyn Clock>,
     in_flight: AtomicU64,
     sampler: Sampler,
     figures: WorkerFigures,
@@ -93,8 +95,8 @@ impl Worker {
     pub fn new(settings: WorkerSettings) -> Result<Self, WorkerError> {
         let dialer = Dialer::new(settings.guard, &settings.extra_roots_pem).map_err(WorkerError)?;
         let (in_flight, sampler, figures) = (AtomicU64::new(0), Sampler::new(), WorkerFigures::new());
-        let connect_timeout = settings.connect_timeout;
-        let core = WorkerCore { dialer, connect_timeout, in_flight, sampler, figures };
+        let (connect_timeout, clock) = (settings.connect_timeout, settings.clock);
+        let core = WorkerCore { dialer, connect_timeout, clock, in_flight, sampler, figures };
         Ok(Self { core: Arc::new(core) })
     }
 
@@ -161,19 +163,25 @@ async fn exchange(core: &Arc<WorkerCore>, call: &Call, began: Instant) -> Result
 
     let (head, body) = response.into_parts();
     let status = head.status;
-    let mut reading = Reading::new(status.is_success());
+    // The endpoint of a callback that the message brought reports success in the body, see `center::dispatch::judge`.
+    let body_counts = prepared.destination.is_none();
+    let mut reading = Reading::new(match (body_counts, status.is_success()) {
+        (true, true) => ANSWER_READ_BYTES_MAX,
+        (false, true) => 0,
+        (_, false) => ANSWER_KEPT_BYTES,
+    });
     if body.is_end_stream() {
         reading.is_whole = true;
     } else {
         let patience = tokio::time::Instant::now() + SUCCESS_BODY_WITHIN;
-        let until = if status.is_success() { deadline.min(patience) } else { deadline };
+        let until = if status.is_success() && !body_counts { deadline.min(patience) } else { deadline };
         // The status has come: what is missing of the body when the time is over is only missing from the record.
         let _ = timeout_at(until, reading.read(body)).await;
     }
     if reading.is_whole {
         destination.origin.put_idle(sender);
     }
-    let retry_after = if status.is_success() { None } else { retry_after(&head.headers, SystemTime::now()) };
+    let retry_after = if status.is_success() { None } else { retry_after(&head.headers, core.clock.now()) };
     Ok(CallOutcome::Answered { status: status.as_u16(), retry_after, answer: reading.into_kept() })
 }
 
@@ -183,7 +191,7 @@ fn request_of(
     prepared: &Prepared,
     now: Instant,
 ) -> Result<(Destination, Request<Full<Bytes>>), Failure> {
-    let envelope::Letter { mut headers, mut body } = envelope::write(call, prepared, wall_clock());
+    let envelope::Letter { mut headers, mut body } = envelope::write(call, prepared, core.clock.now());
     let mut method = Method::POST;
     let own = call.rule.as_ref().and_then(|rule| rule.callback.as_ref());
     // A subscription that says where it is called is called nowhere else: its headers and signatures are for that place, and whoever
@@ -249,10 +257,4 @@ async fn send(
         };
         stale += 1;
     }
-}
-
-/// What a signature is dated with.
-fn wall_clock() -> Timestamp {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    Timestamp::from_millis(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
 }

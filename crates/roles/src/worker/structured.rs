@@ -1,5 +1,7 @@
 //! The envelope `structured`: a CloudEvent as JSON, so that one signature covers the payload and what is said about it.
 
+use std::borrow::Cow;
+
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
@@ -13,29 +15,30 @@ use super::names;
 pub(super) const CONTENT_TYPE: &str = "application/cloudevents+json";
 /// Bytes of an event beside its data, about.
 const EVENT_BYTES_TYPICAL: usize = 512;
-/// Attributes that a publisher's `ce-*` headers cannot set: the id is the message's, the others follow from its payload and its place.
-const NOT_BROUGHT: [&str; 3] = ["id", "data", "datacontenttype"];
+/// Attributes that a publisher's `ce-*` headers cannot set: they follow from the message's payload.
+const NOT_BROUGHT: [&str; 2] = ["data", "datacontenttype"];
 /// What the names of the attributes about a message's place start with. CloudEvents allows no dash in a name.
 const PLACE_PREFIX: &str = "whimbrel";
 
 /// The event of a call.
 pub(super) fn event(call: &Call) -> Bytes {
     let mut event = Event::with_capacity(EVENT_BYTES_TYPICAL + call.record.value.len());
-    event.text("id", &call.id);
-    let brought = |name: &str| call.record.headers.get_str(name);
+    let brought = |name: &str| call.record.headers.get(name).map(attribute_value).filter(|value| !value.is_empty());
+    event.text("id", brought(names::CE_ID.as_str()).as_deref().unwrap_or(&call.id));
     for (header, made) in [
         (names::CE_SPECVERSION, "1.0"),
         (names::CE_SOURCE, &*format!("/topics/{}", call.topic)),
         (names::CE_TYPE, EVENT_TYPE_DEFAULT),
         (names::CE_TIME, &*call.published_at.to_string()),
     ] {
-        event.text(&header.as_str()[names::CE_PREFIX.len()..], brought(header.as_str()).unwrap_or(made));
+        event.text(&header.as_str()[names::CE_PREFIX.len()..], brought(header.as_str()).as_deref().unwrap_or(made));
     }
     let key = call.record.key.as_deref().map(String::from_utf8_lossy);
-    if let Some(key) = brought(names::CE_PARTITIONKEY.as_str()).or(key.as_deref()) {
-        event.text("partitionkey", key);
+    if let Some(key) = brought(names::CE_PARTITIONKEY.as_str()).or(key.map(Cow::into_owned)) {
+        event.text("partitionkey", &key);
     }
     extensions(call, &mut event);
+    event.text("whimbrelid", &call.id);
     event.text("whimbrelsubscription", &call.target.subscription);
     event.text("whimbreltopic", &call.topic);
     // Integers of CloudEvents have 32 bits: an offset is text.
@@ -52,16 +55,53 @@ pub(super) fn event(call: &Call) -> Bytes {
 
 /// The publisher's other `ce-*` headers, where their names are names of attributes. The first of a repeated one counts.
 fn extensions(call: &Call, event: &mut Event) {
-    const MADE: [&str; 5] = ["specversion", "source", "type", "time", "partitionkey"];
+    const MADE: [&str; 6] = ["id", "specversion", "source", "type", "time", "partitionkey"];
     let headers = &call.record.headers;
     for (index, (header, value)) in headers.iter().enumerate() {
         let Some(name) = header.strip_prefix(names::CE_PREFIX) else { continue };
         let is_name = !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
         let is_taken = MADE.contains(&name) || NOT_BROUGHT.contains(&name) || name.starts_with(PLACE_PREFIX);
         if is_name && !is_taken && !headers.iter().take(index).any(|(earlier, _)| earlier == header) {
-            event.text(name, &String::from_utf8_lossy(value));
+            event.text(name, &attribute_value(value));
         }
     }
+}
+
+/// The value of an attribute from a header, as the HTTP binding of CloudEvents writes it: maybe in quotes, and percent-encoded. What is not
+/// such an encoding stays as it is.
+fn attribute_value(header: &[u8]) -> String {
+    let unquoted = match header {
+        [b'"', inner @ .., b'"'] => Cow::Owned(unescaped(inner)),
+        _ => Cow::Borrowed(header),
+    };
+    let mut decoded = Vec::with_capacity(unquoted.len());
+    let mut rest = &*unquoted;
+    while let [first, after @ ..] = rest {
+        let digit = |at: usize| after.get(at).and_then(|byte| char::from(*byte).to_digit(16));
+        match (first, digit(0), digit(1)) {
+            (b'%', Some(high), Some(low)) => {
+                // Two hexadecimal digits fit into a byte.
+                decoded.push((high * 16 + low) as u8);
+                rest = &after[2..];
+            }
+            _ => {
+                decoded.push(*first);
+                rest = after;
+            }
+        }
+    }
+    // A text that is none when it is decoded was never encoded.
+    String::from_utf8(decoded).unwrap_or_else(|_| String::from_utf8_lossy(&unquoted).into_owned())
+}
+
+/// What stands in quotes: a backslash is before a character that counts as it is.
+fn unescaped(quoted: &[u8]) -> Vec<u8> {
+    let mut bytes = quoted.iter();
+    let mut plain = Vec::with_capacity(quoted.len());
+    while let Some(byte) = bytes.next() {
+        plain.push(if *byte == b'\\' { *bytes.next().unwrap_or(byte) } else { *byte });
+    }
+    plain
 }
 
 /// JSON as it is, text as a string, everything else as base64.

@@ -64,6 +64,14 @@ async fn the_start_of_a_refusal_is_kept_and_of_a_success_nothing() {
 }
 
 #[tokio::test]
+async fn of_a_callback_that_the_message_brings_the_body_of_a_success_is_kept() {
+    let (address, _) = answering("HTTP/1.1 200 OK\r\ncontent-length: 15\r\n\r\n{\"result\":true}").await;
+    let called = worker().call(own_call("POST", format!("http://{address}/"), b"{}")).await;
+    let answer = r#"{"result":true}"#.into();
+    assert_eq!(called.outcome, CallOutcome::Answered { status: 200, retry_after: None, answer });
+}
+
+#[tokio::test]
 async fn a_redirect_is_an_answer_and_not_followed() {
     let (elsewhere, unheard) = answering("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
     let answer = format!("HTTP/1.1 307 Elsewhere\r\nlocation: http://{elsewhere}/\r\ncontent-length: 0\r\n\r\n");

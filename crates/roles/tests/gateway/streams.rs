@@ -241,3 +241,26 @@ async fn a_grpc_stream_has_the_same_frames() {
     assert_eq!(soon(frames.message()).await.unwrap(), None);
     assert!(matches!(scene.told().await, ToCarrier::Gone { .. }));
 }
+
+#[tokio::test]
+async fn a_grpc_device_that_ends_its_side_is_sent_close_last() {
+    let mut scene = Scene::start().await;
+    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", scene.address)).unwrap();
+    let mut client = GatewayClient::new(soon(endpoint.connect()).await.unwrap());
+    let (say, said) = mpsc::unbounded_channel();
+    let said = futures_util::stream::unfold(said, |mut said: mpsc::UnboundedReceiver<ClientFrame>| async move {
+        said.recv().await.map(|frame| (frame, said))
+    });
+    let connect = client_frame::Connect { uid: Some("u1".into()), platform: Some("desk".into()), ..Default::default() };
+    say.send(frame(client_frame::Frame::Connect(connect))).unwrap();
+    let mut frames = soon(client.connect(said)).await.unwrap().into_inner();
+    let session = scene.arrived().await;
+    scene.admit(session, 40);
+    soon(frames.message()).await.unwrap().unwrap();
+    drop(say);
+    let last = soon(frames.message()).await.unwrap();
+    let last = last.and_then(|last| last.frame);
+    assert!(matches!(last, Some(server_frame::Frame::Close(ref close)) if close.code == 1000), "{last:?}");
+    assert_eq!(soon(frames.message()).await.unwrap(), None);
+    assert!(matches!(scene.told().await, ToCarrier::Gone { .. }));
+}

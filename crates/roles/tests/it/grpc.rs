@@ -197,3 +197,14 @@ async fn keys_are_asked_for_over_grpc_too() {
     read.metadata_mut().insert("authorization", "Bearer secret".parse().unwrap());
     refused(client(&house).read(read).await, Code::PermissionDenied, "forbidden");
 }
+
+#[tokio::test]
+async fn a_publish_without_a_message_is_refused() {
+    let house = House::new().await;
+    let empty = PublishRequest { message: None, ..publish("orders", message("x")) };
+    refused(client(&house).publish(empty).await, Code::InvalidArgument, "bad_parameter");
+    let read = ReadRequest { topic: "orders".into(), ..ReadRequest::default() };
+    refused(client(&house).read(read).await, Code::NotFound, "unknown_topic");
+    let placed = client(&house).publish(publish("orders", NewMessage::default())).await.unwrap().into_inner();
+    assert_eq!(placed.offset, 0, "a message that is empty on purpose is one");
+}

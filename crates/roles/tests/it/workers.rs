@@ -47,3 +47,21 @@ async fn workers_come_and_go_one_by_one() {
     house.put("/v1/topics/orders", json!({ "workers": { "count": 2 } })).await.ok(200);
     house.post("/v1/topics/orders/workers/w1", "").await.problem(422, "bad_parameter");
 }
+
+#[tokio::test]
+async fn a_worker_that_is_not_alive_cannot_be_chosen_by_mistake() {
+    let house = House::new().await;
+    house.put("/v1/topics/orders", json!({})).await.ok(201);
+    let refused = house.post("/v1/topics/orders/workers/no-such-worker", "").await.problem(404, "unknown_worker");
+    let detail = refused["detail"].as_str().unwrap();
+    assert!(detail.contains("`no-such-worker`") && detail.contains("`w1`, `w2`"), "{detail}");
+    assert_eq!(house.get("/v1/topics/orders").await.ok(200).get("workers"), None, "every worker, as before");
+    let nobody = json!({ "workers": { "pool": ["no-such-worker"] } });
+    let refused = house.put("/v1/topics/orders", nobody).await.problem(422, "bad_parameter");
+    assert_eq!(refused["field"], "workers.pool");
+    let pull = json!({ "topics": ["orders"], "mode": "pull", "workers": { "pool": ["no-such-worker"] } });
+    let refused = house.put("/v1/subscriptions/billing", pull).await.problem(422, "bad_parameter");
+    assert_eq!(refused["field"], "workers.pool");
+    let one_of_them = json!({ "workers": { "pool": ["no-such-worker", "w2"] } });
+    house.put("/v1/topics/orders", one_of_them).await.ok(200);
+}

@@ -13,7 +13,7 @@ use super::device::{Device, Probe};
 use super::load::{self, Load, Outcome, Pace, Requests};
 use super::report::Report;
 use super::wire;
-use crate::cli::{Failure, StageArgs, print_json};
+use crate::cli::{Failure, StageArgs, print_json, print_line};
 
 /// How long each measurement of a quick run takes.
 const QUICK_SECONDS: f64 = 0.3;
@@ -125,7 +125,7 @@ impl Stage {
         if self.json {
             print_json(&self.report.as_json())?;
         } else {
-            println!("{}", self.report.as_table());
+            print_line(&self.report.as_table())?;
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use super::Failure;
+use super::output::print_bytes;
 
 #[derive(Debug, clap::Args)]
 pub struct CompletionsArgs {
@@ -11,6 +12,9 @@ pub struct CompletionsArgs {
 }
 
 pub fn run(args: &CompletionsArgs, command: &mut clap::Command) -> Result<ExitCode, Failure> {
-    clap_complete::generate(args.shell, command, "whimbrel", &mut std::io::stdout());
+    // Into memory first: `generate` panics where its writer fails, as a closed pipe does.
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, command, "whimbrel", &mut script);
+    print_bytes(&script)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,6 +1,7 @@
 //! Why a command failed, for the person in front of it: what happened, and what to do about it. Never Rust's debug output.
 
 use std::fmt;
+use std::process::ExitCode;
 
 use whimbrel_client::ClientError;
 
@@ -10,11 +11,27 @@ pub struct Failure {
     /// Further lines, such as each problem of a configuration.
     details: Vec<String>,
     hint: Option<String>,
+    /// The reader of stdout has closed the pipe: a normal end, about which nothing is printed.
+    is_closed_pipe: bool,
 }
 
 impl Failure {
     pub fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), details: Vec::new(), hint: None }
+        Self { message: message.into(), details: Vec::new(), hint: None, is_closed_pipe: false }
+    }
+
+    /// The reader of stdout has gone, as `| head` does when it has its lines.
+    pub fn closed_pipe() -> Self {
+        Self { is_closed_pipe: true, ..Self::new("the reader of stdout has closed the pipe") }
+    }
+
+    /// Tells the user, and gives the exit code.
+    pub fn report(&self) -> ExitCode {
+        if self.is_closed_pipe {
+            return ExitCode::SUCCESS;
+        }
+        eprint!("{self}");
+        ExitCode::FAILURE
     }
 
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {

@@ -29,7 +29,7 @@ pub use bench::{
     HoldRound, PushRound, StageArgs,
 };
 pub use failure::Failure;
-pub use output::{print_json, table};
+pub use output::{print_json, print_line, table};
 pub use serve::ConfigArgs;
 
 /// Delivers messages now and later, to services over HTTP and to people on their devices.
@@ -120,13 +120,7 @@ pub fn run() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Completions(args) => completions::run(&args, &mut Cli::command()),
     };
-    match outcome {
-        Ok(code) => code,
-        Err(failure) => {
-            eprint!("{failure}");
-            ExitCode::FAILURE
-        }
-    }
+    outcome.unwrap_or_else(|failure| failure.report())
 }
 
 #[cfg(test)]

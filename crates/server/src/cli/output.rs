@@ -1,6 +1,6 @@
 //! How answers are shown: tables for people, JSON for programs.
 
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 
 use comfy_table::{ContentArrangement, Table, presets};
 use serde::Serialize;
@@ -23,14 +23,18 @@ pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     print_bytes(&line)
 }
 
-/// Prints, and fails where nobody reads any more, instead of a panic.
+/// Prints a line. Where the reader has closed the pipe, the failure ends the command quietly.
 pub fn print_line(text: &str) -> Result<(), Failure> {
     print_bytes(format!("{text}\n").as_bytes())
 }
 
-fn print_bytes(bytes: &[u8]) -> Result<(), Failure> {
+/// Prints bytes as they are; see [`print_line`].
+pub fn print_bytes(bytes: &[u8]) -> Result<(), Failure> {
     let mut stdout = std::io::stdout().lock();
-    Ok(stdout.write_all(bytes).and_then(|()| stdout.flush())?)
+    stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(|error| match error.kind() {
+        ErrorKind::BrokenPipe => Failure::closed_pipe(),
+        _ => Failure::new(format!("cannot write to stdout: {error}")),
+    })
 }
 
 /// The payload for a person to see: text as it is, shortened and without control characters; otherwise its size.

@@ -165,7 +165,7 @@ fn list(topics: &[TopicInfo], json: bool) -> Result<ExitCode, Failure> {
         print_line("no topics yet; the first publish makes one")?;
         return Ok(ExitCode::SUCCESS);
     }
-    let mut shown = table(["topic", "partitions", "retention", "messages", "per second"]);
+    let mut shown = table(["topic", "partitions", "retention", "messages (at most)", "per second"]);
     for topic in own_first(topics) {
         shown.add_row([
             topic.topic.clone(),
@@ -192,7 +192,7 @@ fn show(topic: &TopicInfo, json: bool) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     print_line(&format!(
-        "{}: {} partitions, retention {}, {} messages, {:.1} per second",
+        "{}: {} partitions, retention {}, at most {} messages, {:.1} per second",
         topic.topic,
         topic.partitions,
         retention(topic),
@@ -206,7 +206,8 @@ fn show(topic: &TopicInfo, json: bool) -> Result<ExitCode, Failure> {
     if topic.partition_list.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
-    let mut shown = table(["partition", "first", "next", "messages", "leader", "replicas", "in sync", "bytes"]);
+    let mut shown =
+        table(["partition", "first", "next", "messages (at most)", "leader", "replicas", "in sync", "bytes"]);
     for partition in &topic.partition_list {
         shown.add_row([
             partition.partition.to_string(),

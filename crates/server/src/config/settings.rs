@@ -349,6 +349,19 @@ const SERVICES: &[Setting] = &[
         "How long a request's body may be silent between two of its pieces. Beyond, the answer is 408.",
     ),
     setting(
+        "limits.linger_bytes",
+        bytes(0, 1024 * MIB),
+        Text("64MiB"),
+        "Bytes of a body that are discarded before a connection is closed whose request was refused before it was read, so that the \
+         client receives the answer.",
+    ),
+    setting(
+        "limits.linger_timeout",
+        duration(Duration::ZERO, Duration::from_secs(60)),
+        Text("5s"),
+        "How long such a body is discarded.",
+    ),
+    setting(
         "limits.search_records",
         count(1, 1_000_000_000),
         Count(100_000),
@@ -580,6 +593,12 @@ const SERVICES: &[Setting] = &[
         duration(Duration::ZERO, Duration::from_secs(60)),
         Text("500ms"),
         "How far the clocks of processes may be apart. One whose clock is further off is refused.",
+    ),
+    setting(
+        "coordination.clock_stepout",
+        duration(Duration::ZERO, Duration::from_secs(86_400)),
+        Text("5m"),
+        "How long a step of this machine's wall clock beyond `clock_skew` must last before it is followed. 0s: at once.",
     ),
     setting(
         "etcd.endpoints",

@@ -9,10 +9,11 @@ use whimbrel_engines::resolve::Engines;
 use whimbrel_model::ports::Callbacks;
 use whimbrel_model::{Clock, EventSink};
 use whimbrel_roles::center::dispatch::{DispatchPorts, Dispatcher};
+use whimbrel_roles::receive::LiveWorkers;
 use whimbrel_roles::stats::TopicStats;
 use whimbrel_roles::subscriptions::{SubscriptionPorts, Subscriptions, ensure_notices_subscription};
 use whimbrel_roles::topics::Registry;
-use whimbrel_roles::worker::{PoolParts, Worker, WorkerPool};
+use whimbrel_roles::worker::{PoolParts, WORKER_ROLE, Worker, WorkerPool};
 
 use super::cluster::Cluster;
 use super::{cannot_start, wiring};
@@ -51,7 +52,7 @@ impl Deliveries {
         }
         let stats = TopicStats::new(Arc::clone(clock), Arc::clone(&engines.notebook));
         let worker = if config.roles.worker {
-            Some(Worker::new(wiring::worker_settings(config)?).map_err(cannot_start)?)
+            Some(Worker::new(wiring::worker_settings(config, clock)?).map_err(cannot_start)?)
         } else {
             None
         };
@@ -89,6 +90,17 @@ impl Deliveries {
         let (seeing, sight, ends) = (Arc::clone(&pool), cluster.sight.clone(), self.ends.clone());
         self.background.push(tokio::spawn(async move { seeing.run(sight, ends).await }));
         dispatcher.reach(Arc::clone(&cluster.holds), in_front(pool));
+    }
+
+    /// The workers of this process and of the others, by name.
+    pub fn live_workers(&self, cluster: &Cluster) -> LiveWorkers {
+        let (sight, own) = (cluster.sight.clone(), self.worker.as_ref().map(|_| cluster.name.clone()));
+        Arc::new(move || {
+            let view = sight.view();
+            let others = view.with_role(WORKER_ROLE).map(|node| node.member.name.clone());
+            let others = others.filter(|name| Some(name) != own.as_ref());
+            own.iter().cloned().chain(others).collect()
+        })
     }
 
     /// After the process has left: every subscription was given up behind its last progress.

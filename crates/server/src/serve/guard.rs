@@ -104,8 +104,8 @@ fn keyless(origins: &Origins, method: &Method, uri: &Uri, headers: &HeaderMap) -
         return Verdict::Pass(Told::default());
     }
     match origins.judge(headers) {
-        Judged::NoPage => Verdict::Pass(Told::default()),
-        Judged::Page(page) => Verdict::Pass(Told { page: Some(page), is_connecting: false }),
+        // The request of a page that may is served; its answer is for pages of this server only.
+        Judged::NoPage | Judged::Page(_) => Verdict::Pass(Told::default()),
         Judged::Foreign(place) => Verdict::Answered(foreign(&place, "change anything here without an API key")),
     }
 }
@@ -140,14 +140,12 @@ impl Told {
     pub fn with(self, mut response: Response) -> Response {
         let Self { page, is_connecting } = self;
         let headers = response.headers_mut();
-        if is_connecting || page.is_some() {
+        if is_connecting {
             headers.append(VARY, HeaderValue::from_static("origin"));
         }
         if let Some(page) = page {
             headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, page);
-            if is_connecting {
-                headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, HEADERS_EXPOSED);
-            }
+            headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, HEADERS_EXPOSED);
         }
         response
     }
@@ -262,7 +260,20 @@ mod tests {
             assert_eq!(header(&answer, "access-control-allow-origin"), None, "{method}");
         }
         let answer = answered(&guard(), &request("POST", "/v1/users/alice/kick", &[("origin", SHOP)]));
-        assert_eq!((answer.status(), header(&answer, "access-control-allow-origin")), (StatusCode::OK, Some(SHOP)));
+        assert_eq!((answer.status(), header(&answer, "access-control-allow-origin")), (StatusCode::OK, None));
+    }
+
+    #[test]
+    fn answers_name_an_origin_only_where_devices_connect() {
+        for path in ["/v1/topics/orders/messages", "/v1/users/alice/messages", "/v1/topics/orders/batch"] {
+            let answer = answered(&guard(), &request("POST", path, &[("origin", SHOP)]));
+            assert_eq!(
+                (answer.status(), header(&answer, "access-control-allow-origin")),
+                (StatusCode::OK, None),
+                "{path}"
+            );
+            assert_eq!(header(&answer, "vary"), None, "{path}");
+        }
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //! wake-ups stay on one thread. Why connections are dealt and not left to SO_REUSEPORT: the kernel deals by hash, and with tens of
 //! connections, as services have, one worker then easily has twice the work of another.
 //!
-//! Bounds: `connections_max` connections (those beyond wait in the kernel's queue), a time for a request's headers, a time for draining.
+//! Bounds: `connections_max` connections (those beyond wait in the kernel's queue), a time for a request's headers, a time for draining, a
+//! time and bytes for discarding a body that was answered before it was read.
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,7 +26,9 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
+use whimbrel_roles::lingering::{LingerLimits, LingeringStream, Unread};
 
+use super::framing;
 use super::guard::{Guard, Verdict};
 
 /// Connections that the kernel keeps until they are accepted.
@@ -34,6 +37,8 @@ const BACKLOG: u32 = 1024;
 const ACCEPT_REST: Duration = Duration::from_millis(50);
 /// Requests at the same time on one HTTP/2 connection.
 const STREAMS_MAX: u32 = 256;
+/// Headers of a request that the HTTP library parses without an allocation for them, which is also its default bound.
+const HEADERS_WITHOUT_ALLOCATION: usize = 100;
 /// What an HTTP/2 connection begins with.
 const HTTP2_PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// How soon a connection that began as HTTP/2 would is looked at again.
@@ -50,6 +55,9 @@ pub struct ListenSettings {
     pub connections_max: usize,
     pub header_wait: Duration,
     pub shutdown_wait: Duration,
+    pub linger: LingerLimits,
+    /// Headers that a request of HTTP/1.1 may have; one with more is answered 431.
+    pub headers_max: usize,
 }
 
 /// A connection on its way to its worker. The permit is its place among `connections_max`.
@@ -142,6 +150,9 @@ async fn work(
 ) {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(settings.header_wait);
+    if settings.headers_max > HEADERS_WITHOUT_ALLOCATION {
+        builder.http1().max_headers(settings.headers_max);
+    }
     builder
         .http2()
         .timer(TokioTimer::new())
@@ -159,9 +170,15 @@ async fn work(
         let Some((stream, place)) = next else { break };
         let Ok(stream) = adopt(stream) else { continue };
         let Ok(peer) = stream.peer_addr() else { continue };
-        let (service, guard) = (service.clone(), guard.clone());
+        let (service, guard, unread) = (service.clone(), guard.clone(), Unread::default());
+        let stream = LingeringStream::new(stream, unread.clone(), settings.linger);
         // What passes costs no allocation of its own: both futures are part of the connection's.
-        let service = service_fn(move |mut request: http::Request<Incoming>| {
+        let service = service_fn(move |request: http::Request<Incoming>| {
+            let version = request.version();
+            let mut request = request.map(|body| unread.track(version, body));
+            if let Some(refusal) = framing::refusal(version, request.headers()) {
+                return Either::Left(ready(Ok(refusal)));
+            }
             match guard.judge(request.method(), request.uri(), request.headers()) {
                 Verdict::Answered(response) => Either::Left(ready(Ok(response))),
                 Verdict::Pass(told) => {
@@ -177,7 +194,7 @@ async fn work(
             // Who never says anything keeps no place: hyper's own wait begins only when it knows which protocol is spoken.
             let has_begun = tokio::select! {
                 () = ends.cancelled() => false,
-                begun = tokio::time::timeout(settings.header_wait, protocol_shows(&stream)) => matches!(begun, Ok(Ok(()))),
+                begun = tokio::time::timeout(settings.header_wait, protocol_shows(stream.get_ref())) => matches!(begun, Ok(Ok(()))),
             };
             if !has_begun {
                 connections.decrement(1.0);
@@ -234,7 +251,9 @@ mod tests {
     const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
 
     fn settings(connections_max: usize, shutdown_wait: Duration) -> ListenSettings {
-        ListenSettings { workers: 2, connections_max, header_wait: Duration::from_secs(30), shutdown_wait }
+        let linger = LingerLimits { bytes: 1 << 20, timeout: Duration::from_secs(5) };
+        let header_wait = Duration::from_secs(30);
+        ListenSettings { workers: 2, connections_max, header_wait, shutdown_wait, linger, headers_max: 0 }
     }
 
     async fn status_of(stream: &mut TcpStream) -> String {

@@ -4,8 +4,10 @@
 //! workers of `listen.rs`. Nothing here blocks a worker.
 
 mod banner;
+mod clock;
 mod cluster;
 mod deliveries;
+mod framing;
 mod guard;
 mod listen;
 mod origins;
@@ -27,14 +29,16 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use whimbrel_engines::resolve::Engines;
 use whimbrel_model::push::PUSH_TOPIC;
-use whimbrel_model::{Clock, EVENTS_TOPIC, HOLDS_TOPIC, IdMint, SystemClock};
+use whimbrel_model::{Clock, EVENTS_TOPIC, HOLDS_TOPIC, IdMint};
 use whimbrel_roles::center::{Center, CenterPorts};
 use whimbrel_roles::events::Events;
+use whimbrel_roles::lingering::LingerLimits;
 use whimbrel_roles::owners::{Desk, DispatchDesk, Duties, Together, resignations};
 use whimbrel_roles::reachability::Reachability;
 use whimbrel_roles::receive::{Ports, Receive, readiness};
 use whimbrel_roles::topics::{Registry, RegistryPorts, SystemTopics, open_topics};
 
+use self::clock::ProcessClock;
 use self::cluster::{Cluster, Ground, NoCenter, NobodyHere};
 use self::deliveries::Deliveries;
 use self::guard::Guard;
@@ -65,12 +69,17 @@ pub fn run(config: Config) -> Result<ExitCode, Failure> {
             CoordinationEngineName::Process => None,
             CoordinationEngineName::Etcd => Some(bind(config.internal_listen)?),
         };
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let process_clock = ProcessClock::start(&config);
+        let clock = process_clock.clock();
         let events = Events::new(Arc::clone(&clock));
-        let engines = wiring::open_engines(&config, events.sink()).await?;
+        let engines = wiring::open_engines(&config, Arc::clone(&clock), events.sink()).await?;
+        let closed = CancellationToken::new();
+        let watch = process_clock.watch(engines.latest_time, events.sink(), closed.clone());
         let server = Server { config: &config, engines: &engines, clock, events, shutdown };
         let outcome = server.run(listener, internal, figures).await;
         engines.close().await;
+        closed.cancel();
+        watch.await.ok();
         outcome.map(|()| ExitCode::SUCCESS)
     })
 }
@@ -251,6 +260,7 @@ impl Server<'_> {
             devices: Arc::clone(&self.engines.devices),
             reachability: Some(Arc::clone(&reach.reachability)),
             platforms: Arc::clone(&people.platforms),
+            workers: deliveries.live_workers(cluster),
             clock: Arc::clone(&self.clock),
         };
         let settings = wiring::receive_settings(
@@ -360,12 +370,17 @@ fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
     })
 }
 
+/// Headers of a request beside those of its message: what clients, proxies and browsers add.
+const HTTP_HEADERS_MAX: usize = 36;
+
 fn listen_settings(config: &Config) -> ListenSettings {
     ListenSettings {
         workers: config.workers,
         connections_max: config.connections_max,
         header_wait: config.header_wait,
         shutdown_wait: config.shutdown_wait,
+        linger: LingerLimits { bytes: config.limits.linger_bytes, timeout: config.limits.linger_timeout },
+        headers_max: config.limits.headers + HTTP_HEADERS_MAX,
     }
 }
 

@@ -8,7 +8,7 @@ use whimbrel_engines::embedded::{LogSettings, NotebookSettings, OpenError, Recei
 use whimbrel_engines::resolve::{
     CoordinationEngine, EngineError, EngineSettings, Engines, LogEngine, StateEngine, resolve,
 };
-use whimbrel_model::{EventSink, Retention};
+use whimbrel_model::{Clock, EventSink, Retention};
 use whimbrel_roles::center::HoldsSettings;
 use whimbrel_roles::center::dispatch::DispatchSettings;
 use whimbrel_roles::center::dispatch::breaker::BreakerSettings;
@@ -20,8 +20,8 @@ use crate::cli::Failure;
 use crate::config::{Config, CoordinationEngineName, KeyEntry, LogEngineName, PresenceEngineName, StateEngineName};
 
 /// Opens the engines that the configuration names.
-pub async fn open_engines(config: &Config, events: EventSink) -> Result<Engines, Failure> {
-    resolve(engine_settings(config)?, events).await.map_err(|error| {
+pub async fn open_engines(config: &Config, clock: Arc<dyn Clock>, events: EventSink) -> Result<Engines, Failure> {
+    resolve(engine_settings(config)?, clock, events).await.map_err(|error| {
         let failure = Failure::new(error.to_string());
         match hint_for(&error) {
             Some(hint) => failure.with_hint(hint),
@@ -260,9 +260,10 @@ pub fn dispatch_settings(config: &Config) -> DispatchSettings {
 }
 
 /// What a worker takes.
-pub fn worker_settings(config: &Config) -> Result<WorkerSettings, Failure> {
+pub fn worker_settings(config: &Config, clock: &Arc<dyn Clock>) -> Result<WorkerSettings, Failure> {
     let guard = address_guard(config)?;
-    Ok(WorkerSettings { guard, connect_timeout: config.callbacks.connect_timeout, ..WorkerSettings::default() })
+    let (connect_timeout, clock) = (config.callbacks.connect_timeout, Arc::clone(clock));
+    Ok(WorkerSettings { guard, connect_timeout, clock, ..WorkerSettings::default() })
 }
 
 /// Where callbacks may go.
@@ -373,7 +374,8 @@ mod tests {
         assert_eq!(notebook_settings(&defaults()), NotebookSettings::default());
         assert_eq!(holds_settings(&defaults()), HoldsSettings::default());
         assert_eq!(dispatch_settings(&defaults()), DispatchSettings::default());
-        let worker = worker_settings(&defaults()).unwrap();
+        let clock: Arc<dyn Clock> = Arc::new(whimbrel_model::SystemClock);
+        let worker = worker_settings(&defaults(), &clock).unwrap();
         assert_eq!(format!("{worker:?}"), format!("{:?}", WorkerSettings::default()));
         #[cfg(feature = "redis")]
         assert_eq!(redis_settings(&defaults()), whimbrel_engines::redis::RedisSettings::new(defaults().redis.urls));

@@ -246,3 +246,22 @@ fn a_quick_bench_of_deliveries_measures_every_round_and_leaves_nothing_behind() 
     assert_eq!(report["remarks"], serde_json::json!([]));
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
+
+#[test]
+fn a_closed_pipe_ends_a_command_quietly() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &[]);
+    on(&server, folder.path(), &["publish", "orders", "hello"]);
+    let url = ["--server", server.url.as_str()];
+    for arguments in [
+        vec!["completions", "bash"],
+        [&["read", "orders"], &url[..]].concat(),
+        [&["topic", "list", "--json"], &url[..]].concat(),
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = whimbrel(folder.path()).args(&arguments).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {:?} {}", output.status, stderr_of(&output));
+        assert_eq!(stderr_of(&output), "", "{arguments:?}");
+    }
+}

@@ -27,7 +27,7 @@ fn post(site: &Site, path: &str, body: &Value) -> Value {
 }
 
 pub fn a_soraka_message_is_called_back_where_it_says(site: &Site) {
-    let receiver = Receiver::willing();
+    let receiver = Receiver::confirming();
     let submit = |method: &str, path: &str| {
         let callback = json!({ "request_type": method, "url": receiver.url(path), "params": { "order": "7" } });
         let message = json!({ "topic_name": "soraka-orders", "delay_time": 200, "ttr": 3000, "callback": callback });
@@ -45,16 +45,37 @@ pub fn a_soraka_message_is_called_back_where_it_says(site: &Site) {
     assert_eq!(asked.path, "/asked?order=7");
 }
 
-fn submit_now(site: &Site, topic: &str, url: String) {
+fn submit_now(site: &Site, topic: &str, url: String) -> String {
     let callback = json!({ "request_type": "POST", "url": url, "params": {} });
     let message = json!({ "topic_name": topic, "delay_time": 0, "ttr": 3000, "callback": callback });
     let answer = post(site, "/sorakaq/msg/submit", &message);
     assert_eq!(answer["ec"], 200, "{answer}");
+    answer["result"]["msgId"].as_str().unwrap().to_owned()
+}
+
+pub fn a_soraka_callback_that_reports_failure_is_tried_again(site: &Site) {
+    let receiver = Receiver::answering(|got| match got.attempt() {
+        1 => Reply { body: r#"{"ec":500,"em":"no stock","result":false}"#, ..reply(200) },
+        _ => Reply { body: r#"{"ec":200,"em":"success","result":true}"#, ..reply(200) },
+    });
+    let id = submit_now(site, "soraka-refused", receiver.url("/"));
+    let got = receiver.wait_for(2);
+    assert_eq!((got[0].attempt(), got[1].attempt()), (1, 2));
+    let client = site.client();
+    let noted = || {
+        let message = super::server::converse(client.message(&id)).unwrap();
+        message.more["subscriptions"][0].clone()
+    };
+    eventually("the second attempt to be noted as delivered", || noted()["state"] == "delivered");
+    let noted = noted();
+    assert_eq!(noted["name"], "soraka.soraka-refused", "{noted}");
+    assert_eq!(noted["attempts"].as_array().map(Vec::len), Some(2), "{noted}");
+    assert!(noted.to_string().contains("answered 200 with `\\\"result\\\": false`: no stock"), "{noted}");
 }
 
 pub fn one_callback_of_soraka_that_asks_to_wait_holds_up_no_other(site: &Site) {
     let asks = Receiver::answering(|_| Reply { headers: vec![("retry-after", "3600".to_owned())], ..reply(429) });
-    let willing = Receiver::willing();
+    let willing = Receiver::confirming();
     submit_now(site, "soraka-apart", asks.url("/"));
     asks.wait_for(1);
     for _ in 0..3 {
@@ -64,7 +85,7 @@ pub fn one_callback_of_soraka_that_asks_to_wait_holds_up_no_other(site: &Site) {
 }
 
 pub fn a_soraka_message_never_leaves_with_the_headers_of_another_subscription(site: &Site) {
-    let (own, elsewhere) = (Receiver::willing(), Receiver::willing());
+    let (own, elsewhere) = (Receiver::willing(), Receiver::confirming());
     site.topic("soraka-shared", 1);
     let mut settings = SubscriptionSettings::push(["soraka-shared"], own.url("/own"));
     let endpoint = settings.endpoint.as_mut().unwrap();
@@ -77,7 +98,7 @@ pub fn a_soraka_message_never_leaves_with_the_headers_of_another_subscription(si
 }
 
 pub fn a_soraka_message_that_was_cancelled_never_comes(site: &Site) {
-    let receiver = Receiver::willing();
+    let receiver = Receiver::confirming();
     let submit = |delay: u64, path: &str| {
         let callback = json!({ "request_type": "POST", "url": receiver.url(path), "params": {} });
         let message = json!({ "topic_name": "soraka-undone", "delay_time": delay, "ttr": 3000, "callback": callback });

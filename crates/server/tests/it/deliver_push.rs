@@ -15,7 +15,7 @@ use whimbrel_client::{Accepted, NewMessage, SubscriptionSettings};
 
 use super::deliver::{A_WHILE, Site, retrying};
 use super::receiver::{Got, Receiver, Reply, reply};
-use super::server::{converse, eventually};
+use super::server::{converse, eventually, run, stdout_of};
 
 const SECRET: &str = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
 const SECOND_SECRET: &str = "whsec_ZmVkY2JhOTg3NjU0MzIxMGZlZGNiYTk4NzY1NDMyMTA=";
@@ -133,6 +133,22 @@ pub fn during_a_rotation_both_secrets_sign(site: &Site) {
     let got = receiver.wait_for(1).remove(0);
     let expected = format!("{} {}", signature(SECOND_SECRET, &got), signature(SECRET, &got));
     assert_eq!(got.header("webhook-signature"), expected);
+}
+
+pub fn a_signed_payload_that_common_libraries_cannot_verify_is_shown(site: &Site) {
+    let receiver = Receiver::willing();
+    site.topic("raw", 1);
+    let settings =
+        SubscriptionSettings { secret: Some(SECRET.into()), ..SubscriptionSettings::push(["raw"], receiver.url("/")) };
+    site.subscribe("raw", &settings);
+    site.publish("raw", &NewMessage::new("text"));
+    receiver.wait_for(1);
+    assert_eq!(site.show("raw").more.get("unverifiable"), None);
+    site.publish("raw", &NewMessage::new(vec![0xff, 0]));
+    receiver.wait_for(2);
+    assert_eq!(site.show("raw").more["unverifiable"], 1);
+    let shown = run(site.folder.path(), &["sub", "show", "raw", "--server", &site.server.url]);
+    assert!(stdout_of(&shown).contains("not UTF-8"), "{}", stdout_of(&shown));
 }
 
 pub fn messages_of_a_key_come_in_order_and_keys_in_parallel(site: &Site) {

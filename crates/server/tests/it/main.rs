@@ -1,8 +1,10 @@
 //! The real binary, started on free ports with folders of their own: what a user does, and what must survive.
 
+mod clock_steps;
 mod commands;
 mod commands_sub;
 mod committed_reader;
+mod contract;
 mod crash;
 mod deliver;
 mod deliver_changing;
@@ -14,6 +16,7 @@ mod deliver_pull;
 mod deliver_push;
 mod deliver_verified;
 mod device;
+mod full_disk;
 mod hold_crash;
 mod hold_heard;
 mod hold_model;
@@ -22,6 +25,7 @@ mod hold_outage;
 mod hold_settling;
 mod hold_work;
 mod holds;
+mod http_rules;
 mod kafka_admin;
 mod kafka_cluster;
 mod outage_battery;
@@ -44,6 +48,8 @@ mod people_sessions;
 mod random;
 mod readme;
 mod receiver;
+mod redis_loss;
+mod refused_bodies;
 mod server;
 mod services;
 mod serving;

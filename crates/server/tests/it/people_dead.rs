@@ -3,6 +3,8 @@
 //! A push dies when its record cannot be understood, as one of a later version that was put back to an earlier one. Both sides of that
 //! are written into the log of a server that does not run: the record that this version does not know, and the dead letter that
 //! another version made of one that this version knows.
+//!
+//! And a push dies when its device never acknowledges it, although it was sent as often as it is tried, and its time is over.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +12,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::json;
 use tempfile::TempDir;
-use whimbrel_client::PeopleLetters;
+use whimbrel_client::{NewPush, PeopleLetters, PlatformInfo};
 use whimbrel_engines::embedded::{LogSettings, NotebookSettings, ReceiptSettings, TimerSettings};
 use whimbrel_engines::resolve::{CoordinationEngine, EngineSettings, LogEngine, StateEngine, resolve};
 use whimbrel_model::ports::Entry;
@@ -41,7 +43,7 @@ fn write(folder: &Path, topic: &str, record: Record) {
             devices_engine: StateEngine::Embedded,
             notebook: NotebookSettings::default(),
         };
-        let engines = resolve(settings, Arc::new(|_| {})).await.unwrap();
+        let engines = resolve(settings, Arc::new(SystemClock), Arc::new(|_| {})).await.unwrap();
         let ports = RegistryPorts {
             log: Arc::clone(&engines.log),
             log_topics: Arc::clone(&engines.log_topics),
@@ -115,4 +117,33 @@ fn a_dead_push_reaches_its_device_when_it_is_redriven() {
     assert!(site.dead(PeopleLetters::Push, "m1").is_none(), "it is listed no more");
     let again = converse(site.client().redrive_people(PeopleLetters::Push, &["m1".to_owned()])).unwrap();
     assert_eq!(again, json!({ "redriven": 0, "unknown": ["m1"] }));
+}
+
+#[test]
+fn a_push_that_expires_after_its_last_retry_is_a_dead_letter_with_an_event() {
+    let site = Site::start(&[]);
+    let quick = PlatformInfo { ack_timeout: Some("1s".into()), ..PlatformInfo::default() };
+    site.platform("mute", &quick);
+    let mut device = Device::connect(&site.server, &Hello::of("mute", "mute"));
+    let id = site.push("mute", &NewPush::text("hello?"));
+    assert_eq!(device.message()["payload"], "hello?");
+    assert_eq!(device.closed().0, 4100, "it never acknowledged");
+    assert!(site.dead(PeopleLetters::Push, &id).is_none(), "the device may return as long as the push has not expired");
+
+    site.platform("mute", &PlatformInfo { ttl: Some("1s".into()), ..quick.clone() });
+    eventually("the push is a dead letter", || {
+        // Any look at the user lets what has expired go.
+        site.stored("mute");
+        site.dead(PeopleLetters::Push, &id).is_some()
+    });
+    let letter = site.dead(PeopleLetters::Push, &id).unwrap();
+    assert_eq!(letter.reason.as_deref(), Some("not acknowledged by mute after 2 attempts, and expired"));
+    assert_eq!(letter.more["uids"], json!(["mute"]));
+    eventually("an event tells it", || site.events().contains("push_dead_letter"));
+
+    site.platform("mute", &quick);
+    let mut device = Device::connect(&site.server, &Hello::of("mute", "mute"));
+    device.frame("truncated");
+    site.redrives(PeopleLetters::Push, &id);
+    assert_eq!(device.take(1), ["hello?"]);
 }

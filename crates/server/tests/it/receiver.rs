@@ -72,6 +72,11 @@ impl Receiver {
         Self::answering(|_| reply(200))
     }
 
+    /// Answers everything as soraka's callbacks do that succeeded.
+    pub fn confirming() -> Self {
+        Self::answering(|_| Reply { body: r#"{"ec":200,"em":"success","result":true}"#, ..reply(200) })
+    }
+
     pub fn answering(answer: impl Fn(&Got) -> Reply + Send + Sync + 'static) -> Self {
         let (end, ended) = oneshot::channel();
         let got = Arc::new(Mutex::new(Vec::new()));

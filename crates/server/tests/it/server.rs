@@ -1,5 +1,6 @@
 //! A server under test: this build's binary with a folder and a port of its own, ended with the test.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Seek as _};
 use std::path::Path;
@@ -55,10 +56,22 @@ impl Server {
         server
     }
 
+    /// The same with variables of its environment, such as a library that is to be preloaded.
+    pub fn start_with(folder: &Path, arguments: &[&str], environment: &[(&str, OsString)]) -> Self {
+        let mut server = Self::spawn_with(folder, arguments, environment);
+        server.wait_for_banner();
+        server
+    }
+
     /// Starts it and waits for nothing.
     pub fn spawn(folder: &Path, arguments: &[&str]) -> Self {
+        Self::spawn_with(folder, arguments, &[])
+    }
+
+    fn spawn_with(folder: &Path, arguments: &[&str], environment: &[(&str, OsString)]) -> Self {
         let said = tempfile::tempfile().unwrap();
         let mut process = whimbrel(folder)
+            .envs(environment.iter().map(|(name, value)| (name, value)))
             .args(["serve", "--listen", "127.0.0.1:0", "--set", "telemetry.level=warn"])
             .args(arguments)
             .stdout(Stdio::piped())

@@ -395,7 +395,7 @@ impl World {
             self.note(|| format!("node {node} hears of an earlier line"));
             return Ok(true);
         }
-        match judge(&self.spec, heard) {
+        match judge(&self.spec, None, heard) {
             Verdict::Success { .. } => {
                 if owner.line.succeeded(out.ticket) == Next::Done {
                     owner.remember_done(out.read_at);

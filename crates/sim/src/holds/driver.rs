@@ -68,12 +68,14 @@ impl Driver {
         let mut rng = Rng::new(seed);
         let settings = HoldsProfile::settings(&mut rng);
         let trouble = profile.trouble(&mut rng);
-        let mut world = World::new(settings, NODES, Trace::new(print));
+        let stepout = Duration::from_millis(*rng.pick(&[300, 1_000, 3_000]));
+        let mut world = World::new(settings, stepout, NODES, Trace::new(print));
         world.log.has_markers = rng.one_in(2);
         world.page_records = *rng.pick(&[1, 2, 5, 100]);
         world.page_holds = *rng.pick(&[1, 2]);
         for node in &mut world.nodes {
-            node.skew_ms = rng.between(0, 2 * SKEW_MAX_MS) as i64 - SKEW_MAX_MS as i64;
+            node.usual_skew_ms = rng.between(0, 2 * SKEW_MAX_MS) as i64 - SKEW_MAX_MS as i64;
+            node.set_skew(node.usual_skew_ms, world.time);
         }
         Self {
             rng,
@@ -240,9 +242,7 @@ impl Driver {
             self.world.note(|| "the store cannot be understood".to_owned());
         }
         if self.rng.one_in(trouble.clock_jump) {
-            let by = *self.rng.pick(&[-60_000, -5_000, -700, -100, 100, 700, 5_000, 60_000]);
-            self.world.nodes[node].skew_ms += by;
-            self.world.note(|| format!("the clock of node {node} jumps by {by} ms"));
+            self.set_clock(node);
         }
         let strays = self.world.strays() as u64;
         if strays > 0 && self.rng.one_in(10) {
@@ -251,6 +251,19 @@ impl Driver {
         }
         self.trouble_topics();
         Ok(())
+    }
+
+    /// Sets a node's wall clock: somewhere, or back to where it is usually. How long it stays there is chance, and so whether that is
+    /// longer than the stepout.
+    fn set_clock(&mut self, node: usize) {
+        const HOUR: i64 = 3_600_000;
+        const FAR: [i64; 10] = [-200 * HOUR, -60_000, -5_000, -700, -100, 100, 700, 5_000, 60_000, 200 * HOUR];
+        let (usual, time) = (self.world.nodes[node].usual_skew_ms, self.world.time);
+        let is_away = self.world.nodes[node].skew_ms() != usual;
+        let skew_ms = if is_away && !self.rng.one_in(3) { usual } else { usual + self.rng.pick(&FAR) };
+        self.world.nodes[node].set_skew(skew_ms, time);
+        self.report.clock_steps += 1;
+        self.world.note(|| format!("the clock of node {node} is set to {skew_ms} ms from the true time"));
     }
 
     fn trouble_topics(&mut self) {
@@ -290,6 +303,7 @@ impl Driver {
             0 => -(self.rng.below(500) as i64),
             1 | 2 => self.rng.below(60) as i64,
             3 | 4 => self.rng.below(3_000) as i64,
+            _ if self.rng.one_in(3) => self.rng.below(100_000) as i64,
             _ => self.rng.below(6_000) as i64,
         };
         Timestamp::from_millis(self.world.time + ahead)
@@ -404,7 +418,8 @@ impl Driver {
         self.world.store.is_away = false;
         self.world.log.show_all();
         self.world.closed.clear();
-        self.world.nodes.iter_mut().for_each(|node| node.skew_ms = 0);
+        let time = self.world.time;
+        self.world.nodes.iter_mut().for_each(|node| node.set_skew(node.usual_skew_ms, time));
         self.world.note(|| "from here on nothing fails".to_owned());
         while self.world.strays() > 0 {
             self.world.stray_lands(0, false)?;

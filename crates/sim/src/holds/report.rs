@@ -43,6 +43,8 @@ pub struct HoldsReport {
     pub unknown_commits: u64,
     pub store_falls: u64,
     pub trims: u64,
+    /// How often a wall clock was set.
+    pub clock_steps: u64,
     /// Follows from everything that was done: the same for the same seed.
     pub fingerprint: u64,
 }
@@ -64,6 +66,7 @@ impl HoldsReport {
         self.unknown_commits += other.unknown_commits;
         self.store_falls += other.store_falls;
         self.trims += other.trims;
+        self.clock_steps += other.clock_steps;
         self.fingerprint ^= other.fingerprint.rotate_left((self.seeds % 64) as u32);
     }
 }
@@ -79,8 +82,14 @@ impl fmt::Display for HoldsReport {
         writeln!(f, "{} questions, {} answered", self.questions, self.answered)?;
         write!(
             f,
-            "{} crashes, {} takeovers, {} unknown commits, {} falls of the store, {} trims, {} carried",
-            self.crashes, self.takeovers, self.unknown_commits, self.store_falls, self.trims, self.carried
+            "{} crashes, {} takeovers, {} unknown commits, {} falls of the store, {} trims, {} carried, {} clocks set",
+            self.crashes,
+            self.takeovers,
+            self.unknown_commits,
+            self.store_falls,
+            self.trims,
+            self.carried,
+            self.clock_steps
         )
     }
 }

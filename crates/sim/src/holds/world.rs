@@ -3,10 +3,13 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
+use whimbrel_model::clock::StepLimits;
 use whimbrel_model::ports::{Ask, HoldsError, LogError, ReadBatch, Told, Write};
 use whimbrel_model::{Ending, Hold, HoldRecord, Record, StoredRecord, Timestamp, TopicNumber};
 use whimbrel_roles::center::HoldsSettings;
+use whimbrel_roles::center::holds::clock::Reading;
 use whimbrel_roles::center::holds::shard::{AskId, Committed, Decision, Effect, Input, Shard, Written};
 
 use super::Check;
@@ -26,6 +29,15 @@ pub enum CommitFault {
     UnknownLanded,
     /// The same; it may be written later, until a fence is opened.
     UnknownAtLarge,
+}
+
+/// An owner's clock may be ahead of its process's by twice the allowed skew of clocks, and a little.
+const OWNER_AHEAD_MS: i64 = 1_100;
+/// So early may a hold fire by true time: the usual skew of a node, what its process's clock follows at once, and the owner's clock.
+const EARLY_MAX_MS: i64 = 250 + 2 * 500 + OWNER_AHEAD_MS;
+
+fn after(time: Timestamp, duration: Duration) -> Timestamp {
+    Timestamp::from_millis(time.as_millis().saturating_add(duration.as_millis() as i64))
 }
 
 /// A commit that nobody waits for.
@@ -58,14 +70,16 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(settings: HoldsSettings, nodes: usize, trace: Trace) -> Self {
+    pub fn new(settings: HoldsSettings, stepout: Duration, nodes: usize, trace: Trace) -> Self {
+        let limits = StepLimits { skew: settings.clock_skew, stepout };
+        let time = 1_000_000;
         Self {
             settings: Arc::new(settings),
-            time: 1_000_000,
+            time,
             log: SimLog::default(),
             store: SimStore::default(),
             truth: Truth { latest_clock: Timestamp::from_millis(i64::MIN), ..Truth::default() },
-            nodes: (0..nodes).map(|_| Node::default()).collect(),
+            nodes: (0..nodes).map(|_| Node::new(limits, time)).collect(),
             owner: (0, 0),
             questions: Vec::new(),
             closed: BTreeSet::new(),
@@ -130,6 +144,7 @@ impl World {
         self.begin_step();
         self.note(|| format!("node {node} crashes"));
         self.crash_quietly(node);
+        self.nodes[node].restart_clock();
     }
 
     /// What it waited for may still happen; who asked never hears.
@@ -308,6 +323,7 @@ impl World {
         let Some(owner) = &mut self.nodes[node].owner else { return Ok(()) };
         let is_starting = owner.start.is_some();
         let effects = owner.shard.step(reading, input);
+        self.check_times(node, reading, &effects)?;
         // Until store and log are found, it only answers.
         for effect in effects.into_iter().filter(|effect| !is_starting || matches!(effect, Effect::Answer { .. })) {
             let Some(owner) = &mut self.nodes[node].owner else { return Ok(()) };
@@ -329,6 +345,49 @@ impl World {
                     }
                     owner.calls.push(Call::Waiting(effect));
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing fires and nothing is forgotten by a time that has not truly come, whatever the wall clock says: not unless it has kept
+    /// a wrong time for the stepout.
+    fn check_times(&self, node: usize, reading: Reading, effects: &[Effect]) -> Check {
+        let followed_ms = reading.wall.as_millis() - self.time;
+        let early_max =
+            if self.nodes[node].has_lasted { EARLY_MAX_MS.max(followed_ms + OWNER_AHEAD_MS) } else { EARLY_MAX_MS };
+        let is_early = |at: Timestamp| at.as_millis() > self.time + early_max;
+        for effect in effects {
+            match effect {
+                Effect::Commit { decisions, .. } => {
+                    for decision in decisions {
+                        let Decision::Fire(hold) = decision else { continue };
+                        let is_asked = self.truth.stories.get(&hold.id).is_some_and(|story| story.fires_asked > 0);
+                        if is_early(hold.due) && !is_asked {
+                            return Err(format!(
+                                "node {node} fires {} at {}, true time, and it is due at {}",
+                                hold.id,
+                                self.time,
+                                hold.due.as_millis()
+                            ));
+                        }
+                    }
+                }
+                Effect::Apply(write) if is_early(write.now) => {
+                    return Err(format!(
+                        "node {node} forgets by {} at {}, true time",
+                        write.now.as_millis(),
+                        self.time
+                    ));
+                }
+                Effect::Cut { kept_since } if is_early(after(*kept_since, self.settings.keep_log)) => {
+                    return Err(format!(
+                        "node {node} trims up to {} at {}, true time",
+                        kept_since.as_millis(),
+                        self.time
+                    ));
+                }
+                _ => {}
             }
         }
         Ok(())

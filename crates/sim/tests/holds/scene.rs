@@ -11,6 +11,8 @@ use whimbrel_sim::holds::node::{Call, name_of, name_of_answer};
 use whimbrel_sim::holds::world::{CommitFault, World};
 use whimbrel_sim::trace::Trace;
 
+/// How long a step of a wall clock must last before it is followed.
+const STEPOUT: Duration = Duration::from_secs(60);
 /// Nothing that is scripted takes longer, unless it goes round in circles.
 const STEPS_MAX: usize = 2_000;
 
@@ -34,7 +36,7 @@ pub fn quiet() -> HoldsSettings {
 impl Scene {
     /// Node 0 owns the shard and has nothing to do.
     pub fn new(settings: HoldsSettings) -> Self {
-        let mut scene = Self { world: World::new(settings, 2, Trace::new(false)) };
+        let mut scene = Self { world: World::new(settings, STEPOUT, 2, Trace::new(false)) };
         scene.take(0);
         scene
     }

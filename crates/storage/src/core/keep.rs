@@ -1,17 +1,18 @@
 //! What the keeper does: write batches to segments, make checkpoints, drop what retention lets go, watch the room on the disk.
 
+use std::collections::HashSet;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use super::{Core, Refusal, lock};
+use super::{Core, Event, Refusal, lock};
 use crate::checkpoint::{Checkpoint, PartitionMark};
 use crate::disk::is_full;
 use crate::error::ReadError;
 use crate::journal::Journal;
-use crate::partition::{Partition, Spilled};
+use crate::partition::{Partition, Spilled, Unreadable};
 use crate::segment::Segment;
 use crate::{AppendError, PartitionKey};
 
@@ -24,10 +25,6 @@ pub struct TopicRetention {
 
 /// A partition with segments of it that were dropped.
 type Doomed = (Arc<Partition>, Vec<Arc<Segment>>);
-
-fn remove(doomed: &[Doomed]) -> io::Result<()> {
-    doomed.iter().try_for_each(|(partition, segments)| partition.remove(segments))
-}
 
 impl Core {
     /// Writes everything unsaved to segments. Not synced.
@@ -99,8 +96,10 @@ impl Core {
         }
         drop(state);
         self.bytes_since_checkpoint.fetch_sub(bytes, Ordering::Relaxed);
-        if let Err(error) = remove(&doomed) {
-            tracing::warn!(%error, "old segments could not be removed; it is tried again");
+        let left: Vec<Unreadable> =
+            doomed.iter().flat_map(|(partition, segments)| partition.remove(segments)).collect();
+        for Unreadable { file, error, .. } in left {
+            tracing::warn!(file = %file.display(), error, "an old segment could not be removed; it is tried again");
         }
         Ok(())
     }
@@ -116,10 +115,10 @@ impl Core {
 
     /// Removes the files of dropped segments. The checkpoint must not speak of them any more, or the next start would take for
     /// damage what was only old: so the last one is written again without them, which needs next to no room.
-    fn remove_doomed(&self) -> io::Result<()> {
+    fn remove_doomed(&self) -> io::Result<Vec<Unreadable>> {
         let doomed = self.doomed();
         if doomed.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let amended = lock(&self.last_checkpoint).clone().map(|mut checkpoint| {
             for (partition, segments) in &doomed {
@@ -150,7 +149,7 @@ impl Core {
                 }
             }
         }
-        remove(&doomed)
+        Ok(doomed.iter().flat_map(|(partition, segments)| partition.remove(segments)).collect())
     }
 
     /// A full disk passes; anything else means that nobody knows what is on the disk.
@@ -192,18 +191,38 @@ impl Core {
         self.retention.write().unwrap_or_else(PoisonError::into_inner).insert(topic, retention);
     }
 
-    /// Drops whole segments that are older or more than their topic keeps.
+    /// Drops whole segments that are older or more than their topic keeps. A segment that cannot be read holds nothing else up; it is
+    /// told of once, until it could be read again.
     pub fn retain(&self, now: i64) -> io::Result<()> {
         let _keeping = lock(&self.keeping);
+        let mut unreadable = Vec::new();
         for partition in self.all_partitions() {
             let retention =
                 self.retention.read().unwrap_or_else(PoisonError::into_inner).get(&partition.key.topic).copied();
             let Some(retention) = retention else { continue };
             let not_before =
                 retention.time.map(|time| now.saturating_sub(time.as_millis().min(i64::MAX as u128) as i64));
-            partition.retain(not_before, retention.bytes)?;
+            unreadable.extend(partition.retain(not_before, retention.bytes));
         }
-        self.remove_doomed()
+        let removed = self.remove_doomed();
+        unreadable.extend(removed.as_deref().unwrap_or_default().iter().cloned());
+        self.tell_of_unreadable(unreadable);
+        removed.map(drop)
+    }
+
+    fn tell_of_unreadable(&self, unreadable: Vec<Unreadable>) {
+        let mut files = HashSet::new();
+        let mut known = lock(&self.unreadable);
+        let mut news = Vec::new();
+        for Unreadable { key, file, error } in unreadable {
+            // One that could not be read may be one that cannot be removed either.
+            if files.insert(file.clone()) && !known.contains(&file) {
+                news.push(Event::SegmentUnreadable { key, file, error });
+            }
+        }
+        *known = files;
+        drop(known);
+        news.into_iter().for_each(&self.on_event);
     }
 
     /// Makes `before` the first kept offset of a partition. What is below goes from the disk with the next checkpoint or

@@ -92,6 +92,7 @@ impl Core {
             changing_topics: Mutex::new(()),
             refusal: Mutex::new(None),
             told: Mutex::default(),
+            unreadable: Mutex::default(),
             retention: RwLock::default(),
             on_event,
             settings,

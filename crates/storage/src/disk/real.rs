@@ -1,5 +1,6 @@
 //! The machine's own disk.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSlice};
 use std::os::fd::AsRawFd;
@@ -12,16 +13,115 @@ use super::{Disk, DiskFile};
 /// Pieces that one `pwritev` takes: the kernel's own bound.
 const PIECES_PER_WRITE: usize = 1024;
 
+/// Linux reports write-back errors to `syncfs` from this version on.
+const SYNCFS_SINCE: (u32, u32) = (5, 8);
+
+/// File systems whose `syncfs` does not tell of a failed write: those of another process or machine, and those above another file
+/// system. By their number in `statfs`.
+const SYNCED_BY_FILE: [(u64, &str); 7] = [
+    (0x6573_5546, "FUSE"),
+    (0x794c_7630, "overlayfs"),
+    (0x6969, "NFS"),
+    (0x0102_1997, "9p"),
+    (0xff53_4d42, "CIFS"),
+    (0xfe53_4d42, "SMB"),
+    (0x00c3_6400, "Ceph"),
+];
+
 #[derive(Debug, Default)]
 pub struct RealDisk {
     /// A handle on the file system that was opened before anything was written: `syncfs` reports a write-back error only to
     /// handles that were open when it happened.
     root: OnceLock<File>,
+    /// Whether files are synced one by one, once it was found out.
+    by_file: OnceLock<bool>,
 }
 
 impl RealDisk {
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// One that syncs file by file, whatever file system it is on.
+    pub fn by_file() -> Self {
+        Self { root: OnceLock::new(), by_file: OnceLock::from(true) }
+    }
+
+    fn syncs_by_file(&self, root: &Path) -> bool {
+        *self.by_file.get_or_init(|| {
+            let why = why_by_file(root);
+            if let Some(why) = &why {
+                tracing::info!("segments are synced file by file: {why}");
+            }
+            why.is_some()
+        })
+    }
+
+    fn sync_each(&self, touched: &[PathBuf]) -> io::Result<()> {
+        let mut folders = BTreeSet::new();
+        for path in touched {
+            match File::open(path) {
+                Ok(file) => file.sync_all()?,
+                // Retention may have dropped it since; then it need not be durable.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(error),
+            }
+            folders.extend(path.parent());
+        }
+        folders.into_iter().try_for_each(|folder| self.sync_dir(folder))
+    }
+}
+
+/// Why one sync of the whole file system is not enough; `None` where it is.
+#[cfg(target_os = "linux")]
+fn why_by_file(root: &Path) -> Option<String> {
+    let magic = match file_system_of(root) {
+        Ok(magic) => magic,
+        Err(error) => return Some(format!("the kind of its file system is not known: {error}")),
+    };
+    judge_syncfs(&kernel_release(), magic)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn why_by_file(_: &Path) -> Option<String> {
+    Some("this system has no `syncfs`".to_owned())
+}
+
+#[cfg(target_os = "linux")]
+fn judge_syncfs(release: &str, magic: u64) -> Option<String> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse::<u32>().unwrap_or(0));
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if version < SYNCFS_SINCE {
+        return Some(format!("Linux {release} does not report write-back errors to `syncfs`"));
+    }
+    let (_, name) = SYNCED_BY_FILE.into_iter().find(|(known, _)| *known == magic)?;
+    Some(format!("{name} does not report write-back errors to `syncfs`"))
+}
+
+#[cfg(target_os = "linux")]
+fn kernel_release() -> String {
+    // SAFETY: `names` is plain old data that the call fills with terminated strings.
+    unsafe {
+        let mut names: libc::utsname = std::mem::zeroed();
+        if libc::uname(&mut names) != 0 {
+            return String::new();
+        }
+        std::ffi::CStr::from_ptr(names.release.as_ptr()).to_string_lossy().into_owned()
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn file_system_of(path: &Path) -> io::Result<u64> {
+    use std::os::unix::ffi::OsStrExt;
+    let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: `stats` is plain old data that the call fills; `path` is a terminated string that outlives the call.
+    unsafe {
+        let mut stats: libc::statfs = std::mem::zeroed();
+        if libc::statfs(path.as_ptr(), &mut stats) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // The numbers have 32 bits, and their sign is the architecture's business.
+        Ok(u64::from(stats.f_type as u32))
     }
 }
 
@@ -77,8 +177,17 @@ impl Disk for RealDisk {
         File::open(path)?.sync_all()
     }
 
+    #[cfg(not(target_os = "linux"))]
+    fn sync_all(&self, root: &Path, touched: &[PathBuf]) -> io::Result<()> {
+        self.syncs_by_file(root);
+        self.sync_each(touched)
+    }
+
     #[cfg(target_os = "linux")]
-    fn sync_all(&self, root: &Path, _touched: &[PathBuf]) -> io::Result<()> {
+    fn sync_all(&self, root: &Path, touched: &[PathBuf]) -> io::Result<()> {
+        if self.syncs_by_file(root) {
+            return self.sync_each(touched);
+        }
         let root = match self.root.get() {
             Some(root) => root,
             None => {
@@ -91,21 +200,6 @@ impl Disk for RealDisk {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
-    }
-
-    #[cfg(not(target_os = "linux"))]
-    fn sync_all(&self, _root: &Path, touched: &[PathBuf]) -> io::Result<()> {
-        let mut folders = std::collections::BTreeSet::new();
-        for path in touched {
-            match File::open(path) {
-                Ok(file) => file.sync_all()?,
-                // Retention may have dropped it since; then it need not be durable.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                Err(error) => return Err(error),
-            }
-            folders.extend(path.parent());
-        }
-        folders.into_iter().try_for_each(|folder| self.sync_dir(folder))
     }
 
     fn free_bytes(&self, path: &Path) -> io::Result<u64> {
@@ -187,5 +281,32 @@ impl DiskFile for RealFile {
 
     fn len(&self) -> io::Result<u64> {
         Ok(self.0.metadata()?.len())
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    const EXT4: u64 = 0xef53;
+
+    #[test]
+    fn syncfs_is_trusted_only_where_it_reports_errors() {
+        for release in ["5.8.0", "5.10.0-21-amd64", "6.18.44-fc-v490", "10.0"] {
+            assert_eq!(judge_syncfs(release, EXT4), None, "{release}");
+        }
+        for release in ["5.7.19", "4.19.0-25-amd64", "3.10.0", "", "unknown"] {
+            assert!(judge_syncfs(release, EXT4).is_some(), "{release}");
+        }
+        for (magic, name) in SYNCED_BY_FILE {
+            let why = judge_syncfs("6.1.0", magic).unwrap();
+            assert!(why.contains(name), "{why}");
+        }
+    }
+
+    #[test]
+    fn the_file_system_and_the_kernel_of_this_machine_are_known() {
+        assert!(file_system_of(Path::new("/")).unwrap() > 0);
+        assert!(kernel_release().chars().next().unwrap().is_ascii_digit());
     }
 }

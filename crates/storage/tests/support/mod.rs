@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex};
 pub use unsynced::UnsyncedDisk;
 use whimbrel_storage::disk::RealDisk;
 use whimbrel_storage::{
-    Core, DataFolder, Event, OpenError, Outcome, Part, PartitionKey, Record, Recovered, Settings, Store, Work,
+    Core, DataFolder, Event, OpenError, Outcome, Part, PartitionKey, Record, Recovered, Settings, Store, SystemClock,
+    Work,
 };
 
 pub struct Folder(tempfile::TempDir);
@@ -54,7 +55,7 @@ impl Folder {
 
     pub fn store(&self, settings: Settings) -> Store {
         let folder = Arc::new(self.try_folder().unwrap());
-        Store::open(folder, settings, Box::new(|_| {})).unwrap().0
+        Store::open(folder, settings, Arc::new(SystemClock), Box::new(|_| {})).unwrap().0
     }
 }
 

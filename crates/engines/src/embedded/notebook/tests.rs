@@ -4,6 +4,7 @@ use std::fs::OpenOptions;
 
 use bytes::Bytes;
 use tempfile::TempDir;
+use whimbrel_model::SystemClock;
 use whimbrel_model::ports::{AfterFailure, Spread};
 
 use super::*;
@@ -43,7 +44,7 @@ fn open(folder: &TempDir) -> FileNotebook {
 }
 
 fn open_with(folder: &TempDir, settings: NotebookSettings) -> FileNotebook {
-    FileNotebook::open(&folder.path().join("notebook"), settings).unwrap()
+    FileNotebook::open(&folder.path().join("notebook"), settings, Arc::new(SystemClock)).unwrap()
 }
 
 fn folder() -> TempDir {

@@ -83,7 +83,8 @@ fn state_after(before: &ShardState, write: &Write) -> ShardState {
     });
     // A floor above what the same write puts would hide it.
     let floor = puts.fold(write.floor, Timestamp::min);
-    let now = before.now.max(write.now);
+    // Not the later of the two: where a clock was ahead for a while, ends would be forgotten as they come until it is that late.
+    let now = write.now;
     let line_before = if write.reset { ShardState::UNKNOWN.line } else { before.line };
     ShardState {
         epoch: write.epoch,

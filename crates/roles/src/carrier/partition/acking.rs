@@ -200,6 +200,9 @@ impl Partition {
         let Some(pause) = self.settings.retry_after.get(live.attempt as usize).copied() else {
             self.counts.no_acks += 1;
             let platform = live.platform.clone();
+            if let Some(seat) = user.state.seats.iter_mut().find(|seat| live.is_on(seat)) {
+                seat.exhausted = seat.exhausted.max(last);
+            }
             let kick = ToGateway::Kick { session, code: CloseCode::NoAck, reason: NO_ACK.into() };
             self.news.entry(gateway).or_default().push(kick);
             user.see(now);

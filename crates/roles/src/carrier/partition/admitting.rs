@@ -46,10 +46,12 @@ impl Partition {
         let rules = Arc::clone(&self.rules);
         let end = self.folded.max(self.began_at);
         let epoch = self.epoch_of(&uid);
+        let expiry_now = self.expiry_now(now);
         let Some((user, seat, mut gone)) = self.take_seat(&uid, &live.platform, &device, now) else { return };
         let mut cursor = user.state.seats[seat].cursor;
         let (mut resumed, mut why) = (false, None);
-        gone.extend(user.state.expire(&*rules, now));
+        let expired = user.state.expire(&*rules, expiry_now);
+        gone.extend(expired.gone);
         if let Some(resume) = resume {
             if *resume.epoch != *epoch {
                 why = Some("other_epoch");
@@ -64,6 +66,7 @@ impl Partition {
             }
         }
         let head = user.state.head(&user.state.seats[seat]);
+        self.bury(&uid, expired.exhausted);
         let admitted = Admitted { session, epoch, head, cursor, resumed, why };
         self.news.entry(gateway).or_default().push(ToGateway::Admitted(Box::new(admitted)));
         self.sit_down(&uid, Live { sent: cursor, ..live }, gone, now);
@@ -153,14 +156,17 @@ impl Partition {
         live.attempt = before.map_or(0, |before| before.attempt);
         self.make_way(&uid, &live, &settings, now);
         let rules = Arc::clone(&self.rules);
+        let expiry_now = self.expiry_now(now);
         let Some((user, seat, mut gone)) = self.take_seat(&uid, &live.platform, &device, now) else { return };
         gone.extend(user.state.acknowledge(seat, acked.min(sent), &*rules));
-        gone.extend(user.state.expire(&*rules, now));
+        let expired = user.state.expire(&*rules, expiry_now);
+        gone.extend(expired.gone);
         let state = &user.state.seats[seat];
         for slot in user.state.slots.iter().filter(|slot| slot.seq <= sent && state.waits_for(slot)) {
             live.unacked.push_back((slot.seq, slot.bytes));
             live.unacked_bytes += slot.bytes as usize;
         }
+        self.bury(&uid, expired.exhausted);
         self.sit_down(&uid, live, gone, now);
     }
 

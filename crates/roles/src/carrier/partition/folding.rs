@@ -92,7 +92,7 @@ impl Partition {
             bytes: u32::try_from(out.payload.len()).unwrap_or(u32::MAX),
             shared: message.uids.len() > 1,
         };
-        if expires_at <= now {
+        if expires_at <= self.expiry_now(now) {
             self.counts.expired += message.uids.len() as u64;
             for uid in &message.uids {
                 self.fold_too_late(uid, message, &slot, now);

@@ -11,7 +11,7 @@ use whimbrel_model::ports::{At, InboxError, PeopleAsk};
 use whimbrel_model::push::PushTask;
 
 use super::super::settings::LOAD_USERS;
-use super::super::user_box::{BadBox, UserBox};
+use super::super::user_box::{BadBox, Expired, UserBox};
 use super::{Effect, Partition, Trouble, User, Work};
 
 impl Partition {
@@ -91,7 +91,8 @@ impl Partition {
                 // It was written before boxes said it themselves.
                 user.state.found_under = self.reclaim_at(&user.state);
             }
-            let gone = user.state.expire(&*self.rules, now);
+            let Expired { gone, exhausted } = user.state.expire(&*self.rules, self.expiry_now(now));
+            self.bury(&uid, exhausted);
             user.is_dirty = !gone.is_empty();
             self.counts.expired += gone.len() as u64;
             if user.is_dirty {

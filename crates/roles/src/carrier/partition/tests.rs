@@ -4,6 +4,7 @@ mod admitting;
 mod asking;
 mod changed_rules;
 mod delivering;
+mod exhausted;
 mod kicks;
 mod own_holds;
 mod owner_change;

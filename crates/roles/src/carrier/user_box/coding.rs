@@ -10,8 +10,9 @@ use whimbrel_model::people::{GatewayId, Platform, SessionId};
 
 use super::{Filter, Kick, Seat, Slot, UserBox};
 
-/// What is written. Earlier versions, which are read: the first had no kicks, the second no time of its own.
-const FORMAT: u8 = 3;
+/// What is written. Earlier versions, which are read: the first had no kicks, the second no time of its own, the third no numbers of
+/// seats without retries.
+const FORMAT: u8 = 4;
 const FLAG_SHARED: u8 = 1;
 const FLAG_COLLAPSE: u8 = 2;
 const FLAG_FILTER: u8 = 4;
@@ -49,6 +50,7 @@ impl UserBox {
                 number(&mut out, *from);
                 number(&mut out, to - from);
             }
+            number(&mut out, seat.exhausted);
         }
         number(&mut out, filters.len() as u64);
         for filter in &filters {
@@ -115,8 +117,9 @@ fn read(rest: &mut &[u8], version: u8) -> Option<UserBox> {
             let from = take_number(rest)?;
             lost.push((from, from.checked_add(take_number(rest)?)?));
         }
+        let exhausted = if version >= 4 { take_number(rest)? } else { 0 };
         found.seats.reserve_exact(1);
-        found.seats.push(Seat { platform, device, cursor, floor, seen_at, lost });
+        found.seats.push(Seat { platform, device, cursor, floor, seen_at, exhausted, lost });
     }
     let mut filters = Vec::new();
     for _ in 0..count(rest)? {

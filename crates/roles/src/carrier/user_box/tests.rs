@@ -164,7 +164,7 @@ fn what_is_past_its_time_goes_and_a_platforms_own_time_may_be_shorter() {
     let mut user_box = with_seats(&["ios", "web"]);
     user_box.store(Slot { expires_at: at(20), ..slot(1) }, &rules);
     user_box.store(slot(2), &rules);
-    let gone: Vec<u64> = user_box.expire(&rules, at(60)).iter().map(|slot| slot.seq).collect();
+    let gone: Vec<u64> = user_box.expire(&rules, at(60)).gone.iter().map(|slot| slot.seq).collect();
     assert_eq!((gone, seqs(&user_box)), (vec![1], vec![2]));
     assert_eq!((user_box.seats[0].lost.clone(), user_box.seats[1].lost.clone()), (vec![(1, 2)], vec![(1, 1)]));
     assert_eq!(user_box.waiting(&user_box.seats[0]), 0);
@@ -249,7 +249,20 @@ fn boxes_of_earlier_versions_are_read() {
     let expected = UserBox { ids: [7].into(), ..UserBox::default() };
     assert_eq!(UserBox::decode(&first), Ok(expected.clone()));
     assert_eq!(UserBox::decode(&second), Ok(expected.clone()));
-    assert_eq!(expected.encode()[0], 3);
+    assert_eq!(expected.encode()[0], 4);
+}
+
+#[test]
+fn a_seat_of_the_third_version_has_no_message_without_retries() {
+    let mut user_box = with_seats(&["web"]);
+    let without = user_box.encode();
+    user_box.seats[0].exhausted = 1;
+    let with = user_box.encode();
+    let at = without.iter().zip(&with).position(|(one, other)| one != other).unwrap();
+    let mut third = without.clone();
+    third.remove(at);
+    third[0] = 3;
+    assert_eq!(UserBox::decode(&third), UserBox::decode(&without));
 }
 
 fn kick(name: Option<&str>, session: Option<u64>, ms: i64) -> Kick {
@@ -305,6 +318,7 @@ fn any_box() -> impl Strategy<Value = UserBox> {
             cursor: cursor.into(),
             floor: floor.into(),
             seen_at: at(seen.into()),
+            exhausted: lost * 7,
             lost: (0..lost).map(|n| (n * 10 + 1, n * 10 + 4)).collect(),
         },
     );

@@ -111,6 +111,13 @@ impl Breaker {
         }
     }
 
+    /// The clock was set back by so much.
+    pub fn set_back(&mut self, by: Duration) {
+        if let BreakerState::Open { until } = &mut self.state {
+            *until = until.saturating_sub(by);
+        }
+    }
+
     fn open(&mut self, now: Timestamp) {
         let until = now.as_millis().saturating_add(self.pause.as_millis() as i64);
         self.state = BreakerState::Open { until: Timestamp::from_millis(until) };

@@ -49,6 +49,20 @@ impl Ladder<'_> {
             OnExhausted::Drop => Step::Drop,
         }
     }
+
+    /// A time that was saved for a retry after so many attempts, when it is taken up again. One that lies beyond all that the ladder
+    /// or the endpoint can have asked for comes of a clock that was wrong when it was saved: the retry then waits its step from now,
+    /// so that it does not block its key.
+    pub fn resume(&self, attempts: u32, saved: Timestamp, now: Timestamp) -> Timestamp {
+        let step = match self.after(attempts.max(1), now, None, 0) {
+            Step::RetryAt(at) => at,
+            Step::DeadLetter | Step::Drop => now,
+        };
+        let wait_ms = step.as_millis().saturating_sub(now.as_millis()).max(0) as u64;
+        let jitter = Duration::from_millis((wait_ms / 1000).saturating_mul(JITTER_PER_MILLE).max(1));
+        let latest = later(step, jitter).max(later(now, RETRY_AFTER_MAX));
+        if saved <= latest { saved } else { step }
+    }
 }
 
 fn later(now: Timestamp, by: Duration) -> Timestamp {
@@ -99,6 +113,24 @@ mod tests {
             let wait = wait(ladder, 2, None, random);
             assert!((10_000..11_000).contains(&wait), "{wait}");
         }
+    }
+
+    #[test]
+    fn a_saved_time_that_nothing_can_have_asked_for_waits_its_step_from_now() {
+        let policy = RetryPolicy { times: 3, schedule_ms: vec![1_000, 7_200_000] };
+        let ladder =
+            Ladder { policy: &policy, on_exhausted: OnExhausted::Block, blocked_sleep: Duration::from_secs(2) };
+        let resumed = |attempts, ahead_ms: i64| {
+            let saved = Timestamp::from_millis(NOW.as_millis() + ahead_ms);
+            ladder.resume(attempts, saved, NOW).as_millis() - NOW.as_millis()
+        };
+        assert_eq!(resumed(1, 86_400_000), 1_000, "a day ahead");
+        assert_eq!(resumed(1, 3_600_000), 3_600_000, "the endpoint may have asked for an hour");
+        assert_eq!(resumed(1, -5_000), -5_000, "what is over is over");
+        assert_eq!(resumed(2, 7_900_000), 7_900_000, "its step, with jitter");
+        assert_eq!(resumed(2, 8_000_000), 7_200_000);
+        assert_eq!(resumed(9, 86_400_000), 2_000, "blocked ones too");
+        assert_eq!(resumed(0, 86_400_000), 1_000, "not tried yet");
     }
 
     #[test]

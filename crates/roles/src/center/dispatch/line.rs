@@ -17,6 +17,17 @@ pub struct LineRules {
     pub in_place: bool,
 }
 
+impl LineRules {
+    /// The ladder of a message; `own` is its own policy, where it brought one.
+    pub fn ladder<'a>(&'a self, own: Option<&'a RetryPolicy>) -> Ladder<'a> {
+        Ladder {
+            policy: own.unwrap_or(&self.retry),
+            on_exhausted: self.on_exhausted,
+            blocked_sleep: self.blocked_sleep,
+        }
+    }
+}
+
 /// What is to be done after an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Next {
@@ -72,11 +83,7 @@ impl<B: Clone> Line<B> {
             return Next::Stale;
         }
         let rules = &self.rules;
-        let ladder = Ladder {
-            policy: own.unwrap_or(&rules.retry),
-            on_exhausted: rules.on_exhausted,
-            blocked_sleep: rules.blocked_sleep,
-        };
+        let ladder = rules.ladder(own);
         let step = if failure.is_final {
             ladder.end(now, failure.retry_after)
         } else {

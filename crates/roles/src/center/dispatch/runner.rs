@@ -46,6 +46,8 @@ use reading::ReadDone;
 use saving::SaveDone;
 use settling::{AppendDone, Settlement};
 
+/// The process's clock may fall behind by this much without anything being planned again; it is caught up with at half speed.
+const CLOCK_SLACK_MS: i64 = 500;
 /// How often topics are looked at and figures are noted.
 const HOUSEKEEPING: Duration = Duration::from_millis(500);
 /// How often the retries that wait as holds are counted.
@@ -156,6 +158,8 @@ pub struct Runner {
     delivered: Meter,
     failed: Meter,
     last_error: Option<LastError>,
+    /// Signed callbacks whose body is not UTF-8.
+    unverifiable: u64,
     stalled: Option<&'static str>,
     buried_unsaid: u64,
     /// Why the last of them died.
@@ -285,13 +289,14 @@ impl Runner {
             housekeeping_due: Instant::now(),
             leases: Leases::default(),
             catching_up: Vec::new(),
-            clock: OwnerClock::new(reading, 0),
+            clock: OwnerClock::new(reading, CLOCK_SLACK_MS),
             random: (reading.wall.as_millis() as u64) ^ (u64::from(number.0) << 32) ^ epoch | 1,
             notes: Vec::new(),
             figures: SubscriptionFigures::of(&subscription.name),
             delivered: Meter::default(),
             failed: Meter::default(),
             last_error: None,
+            unverifiable: 0,
             stalled: None,
             buried_unsaid: 0,
             buried_lastly: String::new(),
@@ -353,7 +358,21 @@ impl Runner {
     }
 
     fn now(&mut self) -> Timestamp {
-        self.clock.read(reading(&self.tools))
+        // A step forwards makes what waits come at once, as after a machine was suspended.
+        if let Some(step_ms) = self.clock.read(reading(&self.tools)).filter(|step_ms| *step_ms < 0) {
+            self.set_back(step_ms.unsigned_abs());
+        }
+        self.clock.now()
+    }
+
+    /// The clock was set back: what was planned by it comes as much earlier.
+    fn set_back(&mut self, by_ms: u64) {
+        let by = Duration::from_millis(by_ms);
+        self.lines.values_mut().for_each(|line| line.window.set_back(by));
+        self.breaker.set_back(by);
+        self.leases.set_back(by);
+        self.held_off = self.held_off.map(|until| until.saturating_sub(by));
+        self.failing_since = self.failing_since.map(|since| since.saturating_sub(by));
     }
 
     /// A number that nobody can foresee, and that need not be better than that.
@@ -536,5 +555,5 @@ impl Runner {
 
 fn reading(tools: &Tools) -> Reading {
     let steady_ms = u64::try_from(tools.began.elapsed().as_millis()).unwrap_or(u64::MAX);
-    Reading { wall: tools.clock.now(), steady_ms }
+    Reading { wall: tools.clock.now(), expiry: tools.clock.expiry_now(), steady_ms }
 }

@@ -21,6 +21,7 @@ mod room;
 mod tests;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::time::Duration;
 
 use bytes::Bytes;
 use roaring::RoaringTreemap;
@@ -217,8 +218,17 @@ impl<B: Clone> Window<B> {
 
     /// What is parked need not wait for its time any more: somebody says that what it waited for was mended.
     pub fn hurry(&mut self, now: Timestamp) {
+        self.replan(|until| until.min(now));
+    }
+
+    /// The clock was set back by so much: what is parked waits as long as it would have.
+    pub fn set_back(&mut self, by: Duration) {
+        self.replan(|until| until.saturating_sub(by));
+    }
+
+    fn replan(&mut self, plan: impl Fn(Timestamp) -> Timestamp) {
         for (until, id, key) in std::mem::take(&mut self.parked) {
-            let until = until.min(now);
+            let until = plan(until);
             let partition = self.partitions.get_mut(&id).expect("what is parked is open");
             if let Some(lane) = partition.lanes.get_mut(&key) {
                 lane.state = LaneState::Parked(until);

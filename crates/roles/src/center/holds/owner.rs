@@ -38,6 +38,8 @@ const FIGURES_EVERY: Duration = Duration::from_millis(100);
 const ASKS_AT_ONCE: usize = 256;
 /// Alarms ring this much later than asked, so that the wall clock is surely there: a hair early would cost a millisecond.
 const WAKE_MARGIN: Duration = Duration::from_micros(30);
+/// An owner looks at its clock at least this often: a step of the clock that is followed is noticed in time.
+const CLOCK_READ_EVERY: Duration = Duration::from_secs(1);
 /// How long the last checkpoint may take when a shard is given up.
 const LAST_CHECKPOINT_WITHIN: Duration = Duration::from_secs(5);
 
@@ -58,7 +60,7 @@ pub struct Tools {
 impl Tools {
     fn reading(&self) -> Reading {
         let steady_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        Reading { wall: self.clock.now(), steady_ms }
+        Reading { wall: self.clock.now(), expiry: self.clock.expiry_now(), steady_ms }
     }
 }
 
@@ -214,7 +216,8 @@ impl Owner {
         let fraction = self.tools.clock.micros_into().min(999);
         let micros = wake_at.saturating_sub(now).saturating_mul(1000).saturating_sub(fraction.into());
         let micros = u64::try_from(micros).unwrap_or(0);
-        Some(Duration::from_micros(if was_idle { micros.max(1000) } else { micros }) + WAKE_MARGIN)
+        let wait = Duration::from_micros(if was_idle { micros.max(1000) } else { micros }) + WAKE_MARGIN;
+        Some(wait.min(CLOCK_READ_EVERY))
     }
 
     fn asked(&mut self, question: Question) -> Input {

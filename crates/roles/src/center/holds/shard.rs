@@ -192,6 +192,8 @@ pub struct Shard {
     epoch: u64,
     clock: OwnerClock,
     wall: Timestamp,
+    /// The time that expiry goes by.
+    expiry: Timestamp,
     phase: Phase,
     next_token: Token,
 
@@ -270,6 +272,7 @@ impl Shard {
             epoch,
             clock: OwnerClock::new(reading, skew),
             wall: now,
+            expiry: reading.expiry,
             phase: Phase::Starting,
             next_token: 0,
             folded: 0,
@@ -339,8 +342,16 @@ impl Shard {
     }
 
     pub fn step(&mut self, reading: Reading, input: Input) -> Vec<Effect> {
-        self.clock.read(reading);
-        self.wall = reading.wall;
+        let step_ms = self.clock.read(reading);
+        (self.wall, self.expiry) = (reading.wall, reading.expiry.min(self.clock.now()));
+        if let Some(step_ms) = step_ms {
+            // Whoever waits has not waited for longer because of it, nor for less long.
+            let expires_at = after(self.clock.now(), self.settings.answer_within);
+            self.everyone_waiting_mut().for_each(|waiting| waiting.expires_at = expires_at);
+            if step_ms < 0 {
+                self.plan_again();
+            }
+        }
         let mut effects = Vec::new();
         match input {
             Input::Started { applied, first, end } => self.started(applied, first, end),
@@ -443,6 +454,20 @@ impl Shard {
     fn start_over(&mut self, effects: &mut Vec<Effect>) {
         self.forget();
         effects.push(Effect::StartOver);
+    }
+
+    /// The clock was set back: every time that was planned is meant by a time that is not true any more, and so is the wheel's.
+    /// What is in memory is dropped and read again, as after a store that fell back.
+    fn plan_again(&mut self) {
+        let now = self.clock.now();
+        (self.page_again_at, self.sync_at, self.last_saved_at, self.expire_at) = (now, now, now, now);
+        (self.save_again_at, self.fill_again_at, self.commit_again_at) = (None, None, None);
+        self.carry_at = after(now, self.settings.trim_interval);
+        if self.phase != Phase::Starting {
+            self.has_fallen = true;
+        } else {
+            self.window = Window::new(now, self.window.bytes_max());
+        }
     }
 
     fn open_anew(&mut self, effects: &mut Vec<Effect>) {

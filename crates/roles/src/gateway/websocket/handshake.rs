@@ -52,6 +52,9 @@ pub fn judge(
     if headers.get(SEC_WEBSOCKET_VERSION).is_none_or(|version| version.as_bytes() != VERSION.as_bytes()) {
         return Err(HandshakeError::NoUpgrade("`Sec-WebSocket-Version` has to be 13"));
     }
+    if headers.get_all(SEC_WEBSOCKET_KEY).iter().nth(1).is_some() {
+        return Err(HandshakeError::Malformed("the request has more than one `Sec-WebSocket-Key`"));
+    }
     let key = headers.get(SEC_WEBSOCKET_KEY).and_then(|key| key.to_str().ok()).unwrap_or_default();
     if !STANDARD.decode(key).is_ok_and(|bytes| bytes.len() == KEY_BYTES) {
         return Err(HandshakeError::Malformed("`Sec-WebSocket-Key` has to be 16 bytes in base64"));
@@ -143,6 +146,9 @@ mod tests {
             let headers = request(&[("sec-websocket-key", key)]);
             assert!(matches!(judged(&headers), Err(HandshakeError::Malformed(_))), "{key}");
         }
+        let mut keys = request(&[]);
+        keys.append("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==".parse().unwrap());
+        assert!(matches!(judged(&keys), Err(HandshakeError::Malformed(_))), "two keys");
         let two = judge(&Method::GET, Version::HTTP_2, &request(&[]), &KNOWN);
         assert!(matches!(two, Err(HandshakeError::NoUpgrade(_))));
     }

@@ -36,6 +36,9 @@ use receipts::MemoryReceipts;
 /// Shards of the holds.
 pub const SHARDS: u32 = 4;
 
+/// Nodes that make callbacks.
+pub const LIVE_WORKERS: [&str; 2] = ["w1", "w2"];
+
 /// How long a test waits for what must come. It is never waited for to pass: only a failure takes so long.
 const SOON: Duration = Duration::from_secs(60);
 
@@ -131,6 +134,7 @@ impl World {
             devices: self.devices.clone(),
             reachability: None,
             platforms: Arc::new(platforms),
+            workers: Arc::new(|| LIVE_WORKERS.map(str::to_owned).to_vec()),
             clock: self.clock.clone(),
         }
     }

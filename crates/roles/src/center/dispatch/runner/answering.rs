@@ -73,6 +73,7 @@ impl Runner {
             stalled: self.stalled.map(str::to_owned),
             last_error: self.last_error.clone(),
             prefetched_bytes: self.lines.values().map(|line| line.window.body_bytes() as u64).sum(),
+            unverifiable: self.unverifiable,
             ..SubscriptionStatus::default()
         };
         for line in self.lines.values() {

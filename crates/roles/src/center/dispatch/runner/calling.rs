@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use whimbrel_model::ports::{AfterFailure, AttemptNote, AttemptOutcome, Call, Called, LastError};
-use whimbrel_model::subscription::Mode;
+use whimbrel_model::subscription::{Envelope, Mode};
 use whimbrel_model::{EVENTS_TOPIC, Event, Record, Timestamp};
 
 use super::settling::{OutAs, Why};
@@ -49,8 +49,12 @@ impl Runner {
 
     fn start_call(&mut self, outgoing: Outgoing) {
         let parcel = &outgoing.parcel;
+        let target = self.target(&parcel.topic);
+        // The other envelopes have their payload as text.
+        let is_raw = target.envelope == Envelope::Binary && !target.secrets.is_empty();
+        self.unverifiable += u64::from(is_raw && std::str::from_utf8(&parcel.record.value).is_err());
         let call = Call {
-            target: self.target(&parcel.topic),
+            target,
             topic: Arc::clone(&parcel.topic),
             partition: parcel.place.index,
             offset: parcel.offset,
@@ -118,7 +122,7 @@ impl Runner {
         let CallDone { outgoing, called } = done;
         let now = self.now();
         let spec = &self.subscription.stored.spec;
-        let verdict = judge(spec, called.outcome);
+        let verdict = judge(spec, outgoing.parcel.rule.as_deref(), called.outcome);
         let took = called.took;
         match verdict {
             Verdict::Success { status } => self.succeeded(outgoing, status, took, now),

@@ -49,6 +49,13 @@ impl Leases {
         self.ends.first().map(|(until, _)| *until).into_iter().chain(pulls).min()
     }
 
+    /// The clock was set back by so much.
+    pub fn set_back(&mut self, by: Duration) {
+        self.out.values_mut().for_each(|lease| lease.until = lease.until.saturating_sub(by));
+        self.ends = self.out.iter().map(|(id, lease)| (lease.until, id.clone())).collect();
+        self.pulls.iter_mut().for_each(|pull| pull.until = pull.until.saturating_sub(by));
+    }
+
     /// Leases of lines that are no more are void.
     pub fn forget_lines(&mut self, is_there: impl Fn(u32, u64) -> bool) {
         self.out.retain(|_, lease| is_there(lease.outgoing.out.line, lease.outgoing.out.incarnation));

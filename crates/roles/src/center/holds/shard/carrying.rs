@@ -56,7 +56,7 @@ impl Shard {
         let Some(carry) = &mut self.carry else {
             if now >= self.carry_at {
                 let keep = i64::try_from(self.settings.keep_log.as_millis()).unwrap_or(i64::MAX);
-                let kept_since = whimbrel_model::Timestamp::from_millis(now.as_millis().saturating_sub(keep));
+                let kept_since = whimbrel_model::Timestamp::from_millis(self.expiry.as_millis().saturating_sub(keep));
                 effects.push(Effect::Cut { kept_since });
                 self.carry = Some(Carry {
                     stage: Stage::Finding,
@@ -104,7 +104,7 @@ impl Shard {
     }
 
     pub(super) fn walked(&mut self, read: Result<ReadBatch, LogError>, effects: &mut Vec<Effect>) {
-        let oldest_end = self.clock.now().saturating_sub(self.settings.remember);
+        let oldest_end = self.expiry.saturating_sub(self.settings.remember);
         let Some(carry) = &mut self.carry else { return };
         let Ok(batch) = read else { return self.carry_is_over() };
         // A stretch that is not walked must not be trimmed: where reading does not get on, it is tried again another time.

@@ -285,6 +285,16 @@ impl Shard {
         lists.flatten().chain(&self.decidable).chain(looking)
     }
 
+    /// The same, to be changed, and those of withdrawals of a whole topic.
+    pub(super) fn everyone_waiting_mut(&mut self) -> impl Iterator<Item = &mut Waiting> {
+        let lists = [&mut self.arrived, &mut self.blocked].into_iter();
+        let lists = lists.chain(self.asking_end.values_mut()).chain(self.to_fold.values_mut());
+        let lists = lists.chain(self.getting.values_mut());
+        let looking = self.looking.values_mut().map(|looking| &mut looking.waiting);
+        let sweeps = self.sweeps.values_mut().filter_map(|sweep| sweep.waiting.as_mut());
+        lists.flatten().chain(&mut self.decidable).chain(looking).chain(sweeps)
+    }
+
     /// Everything that was found out counts no more.
     pub(super) fn commands_start_over(&mut self) {
         let mut all = take(&mut self.arrived);

@@ -399,7 +399,8 @@ mod tests {
     use super::*;
 
     fn at(ms: i64) -> Reading {
-        Reading { wall: Timestamp::from_millis(ms), steady_ms: ms as u64 }
+        let wall = Timestamp::from_millis(ms);
+        Reading { wall, expiry: wall, steady_ms: ms as u64 }
     }
 
     fn decisions(effects: &[Effect]) -> Option<&[Decision]> {

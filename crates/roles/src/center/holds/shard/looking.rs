@@ -31,7 +31,7 @@ pub(super) struct Sweep {
     withdrawn: u64,
     failed: Option<HoldsError>,
     /// What is to be asked again when nothing is outstanding.
-    waiting: Option<Waiting>,
+    pub(super) waiting: Option<Waiting>,
 }
 
 /// Holds of a topic that are withdrawn at once.

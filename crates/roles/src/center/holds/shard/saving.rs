@@ -48,7 +48,7 @@ impl Shard {
             changes: self.unsaved.seal(),
             applied: self.folded,
             floor: self.floor(),
-            now,
+            now: self.expiry,
             synced: self.saving_synced,
         }));
     }
@@ -62,7 +62,7 @@ impl Shard {
         }
         self.unsaved.unseal();
         let floor = self.floor();
-        let (epoch, expected, applied, now) = (self.epoch, self.saved, self.folded, self.clock.now());
+        let (epoch, expected, applied, now) = (self.epoch, self.saved, self.folded, self.expiry);
         Some(Write { epoch, expected, reset: false, changes: self.unsaved.seal(), applied, floor, now, synced: true })
     }
 

@@ -1,0 +1,185 @@
+//! The file of the catalogue when it is damaged, of an earlier version, or replaced on a disk that fails.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tempfile::TempDir;
+use whimbrel_storage::disk::{DiskFile, RealDisk};
+
+use super::*;
+
+fn open(folder: &TempDir) -> Result<FileCatalogue, OpenError> {
+    FileCatalogue::open(crate::embedded::open_folder(folder.path()).unwrap())
+}
+
+async fn entries(catalogue: &FileCatalogue) -> Vec<(String, Versioned)> {
+    catalogue.list("").await.unwrap()
+}
+
+#[tokio::test]
+async fn no_flipped_bit_changes_what_the_catalogue_says_without_an_event() {
+    let folder = tempfile::tempdir().unwrap();
+    let catalogue = open(&folder).unwrap();
+    catalogue.put("topics/a", b"{\"number\":9}".to_vec(), None).await.unwrap();
+    let before = entries(&catalogue).await;
+    catalogue.put("topics/b", b"{\"number\":10}".to_vec(), None).await.unwrap();
+    let after = entries(&catalogue).await;
+    drop(catalogue);
+    let path = folder.path().join(FILE);
+    let whole = std::fs::read(&path).unwrap();
+    for position in 0..whole.len() {
+        let mut flipped = whole.clone();
+        flipped[position] ^= 1 << (position % 8);
+        std::fs::write(&path, &flipped).unwrap();
+        let catalogue = open(&folder).unwrap();
+        let found = entries(&catalogue).await;
+        match catalogue.finding() {
+            Some(event) => {
+                assert_eq!((found, event.kind), (before.clone(), "catalogue_damaged"), "byte {position}");
+                assert!(folder.path().join(DAMAGED).exists());
+            }
+            None => assert_eq!(found, after, "byte {position}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_damaged_file_never_becomes_the_version_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let catalogue = open(&folder).unwrap();
+    let first = catalogue.put("k", b"1".to_vec(), None).await.unwrap();
+    catalogue.put("k", b"2".to_vec(), Some(first)).await.unwrap();
+    drop(catalogue);
+    let path = folder.path().join(FILE);
+    std::fs::write(&path, b"garbage").unwrap();
+    let catalogue = open(&folder).unwrap();
+    assert_eq!(catalogue.get("k").await.unwrap().unwrap().value, b"1");
+    catalogue.put("k", b"3".to_vec(), Some(first)).await.unwrap();
+    drop(catalogue);
+    std::fs::write(&path, b"garbage again").unwrap();
+    let catalogue = open(&folder).unwrap();
+    assert_eq!(catalogue.get("k").await.unwrap().unwrap().value, b"1", "the last sound version but one");
+}
+
+#[tokio::test]
+async fn without_a_version_before_a_damaged_file_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    open(&folder).unwrap().put("k", b"1".to_vec(), None).await.unwrap();
+    std::fs::write(folder.path().join(FILE), b"garbage").unwrap();
+    let refused = open(&folder).err().unwrap().to_string();
+    assert!(refused.contains(FILE), "{refused}");
+}
+
+#[tokio::test]
+async fn a_file_without_a_checksum_opens_and_gets_one_with_the_next_change() {
+    let folder = tempfile::tempdir().unwrap();
+    drop(open(&folder).unwrap());
+    let path = folder.path().join(FILE);
+    let old = r#"{"format":1,"revision":7,"entries":{"k":{"version":7,"text":"v"}}}"#;
+    std::fs::write(&path, old).unwrap();
+    let catalogue = open(&folder).unwrap();
+    assert_eq!(catalogue.get("k").await.unwrap(), Some(Versioned { value: b"v".to_vec(), version: 7 }));
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), old, "opening changes nothing");
+    catalogue.put("l", b"w".to_vec(), None).await.unwrap();
+    drop(catalogue);
+    assert!(std::fs::read_to_string(&path).unwrap().contains("checksum"));
+    assert_eq!(std::fs::read_to_string(folder.path().join(PREVIOUS)).unwrap(), old);
+    assert_eq!(entries(&open(&folder).unwrap()).await.len(), 2);
+}
+
+#[tokio::test]
+async fn a_change_that_was_cut_off_between_its_renames_is_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let catalogue = open(&folder).unwrap();
+    let first = catalogue.put("k", b"1".to_vec(), None).await.unwrap();
+    catalogue.put("k", b"2".to_vec(), Some(first)).await.unwrap();
+    drop(catalogue);
+    let path = folder.path().join(FILE);
+    std::fs::rename(&path, beside(&path)).unwrap();
+    let catalogue = open(&folder).unwrap();
+    assert_eq!(catalogue.get("k").await.unwrap().unwrap().value, b"2");
+    assert_eq!(catalogue.finding(), None);
+    drop(catalogue);
+    std::fs::remove_file(beside(&path)).unwrap();
+    let catalogue = open(&folder).unwrap();
+    assert_eq!(catalogue.get("k").await.unwrap().unwrap().value, b"1");
+    assert!(catalogue.finding().is_some(), "a lost file is told of");
+}
+
+/// The machine's disk, whose folders cannot be synced while it is told so.
+#[derive(Default)]
+struct NoDirSync {
+    disk: RealDisk,
+    fails: AtomicBool,
+}
+
+impl Disk for NoDirSync {
+    fn open(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
+        self.disk.open(path)
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
+        self.disk.create(path)
+    }
+
+    fn create_dirs(&self, path: &Path) -> io::Result<()> {
+        self.disk.create_dirs(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.disk.rename(from, to)
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.disk.remove_file(path)
+    }
+
+    fn remove_dirs(&self, path: &Path) -> io::Result<()> {
+        self.disk.remove_dirs(path)
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
+        self.disk.list(path)
+    }
+
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        self.disk.exists(path)
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        if self.fails.load(Ordering::Relaxed) {
+            return Err(io::Error::other("simulated"));
+        }
+        self.disk.sync_dir(path)
+    }
+
+    fn sync_all(&self, root: &Path, touched: &[PathBuf]) -> io::Result<()> {
+        self.disk.sync_all(root, touched)
+    }
+
+    fn free_bytes(&self, path: &Path) -> io::Result<u64> {
+        self.disk.free_bytes(path)
+    }
+
+    fn lock(&self, path: &Path) -> io::Result<Box<dyn Send + Sync>> {
+        self.disk.lock(path)
+    }
+}
+
+#[tokio::test]
+async fn a_change_whose_folder_was_not_synced_has_an_unknown_outcome_and_is_seen() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = Arc::new(NoDirSync::default());
+    let data = Arc::new(DataFolder::open(disk.clone(), folder.path()).unwrap());
+    let catalogue = FileCatalogue::open(data).unwrap();
+    let first = catalogue.put("k", b"1".to_vec(), None).await.unwrap();
+    disk.fails.store(true, Ordering::Relaxed);
+    let unknown = catalogue.put("k", b"2".to_vec(), Some(first)).await;
+    assert!(matches!(unknown, Err(CatalogueError::OutcomeUnknown(_))), "{unknown:?}");
+    let seen = catalogue.get("k").await.unwrap().unwrap();
+    assert_eq!(seen.value, b"2", "reading tells");
+    assert_eq!(catalogue.changed(first).await.unwrap(), seen.version, "and so does watching");
+    disk.fails.store(false, Ordering::Relaxed);
+    catalogue.put("k", b"3".to_vec(), Some(seen.version)).await.unwrap();
+    drop(catalogue);
+    assert_eq!(open(&folder).unwrap().get("k").await.unwrap().unwrap().value, b"3");
+}

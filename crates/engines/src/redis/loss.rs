@@ -1,0 +1,130 @@
+//! Detects that Redis lost what it kept: `FLUSHALL`, a restart without persistence, an empty replica that was promoted.
+//!
+//! [`MARKERS`] keys, spread over the slots of a Cluster, have the id of this installation. The catalogue keeps that id too, so that a
+//! loss while no process ran is found at the next start. The process that finds a marker missing writes it again and reports the loss;
+//! the write is part of the same script, so that a loss is reported once.
+//!
+//! A loss is only reported here. The owners of holds and inboxes find out by themselves and rebuild their stores from the log.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{MissedTickBehavior, interval};
+use whimbrel_model::ports::{Catalogue, CatalogueError};
+use whimbrel_model::{Event, EventSink};
+
+use super::connection::{CallError, RedisConnection, Script};
+use super::reply::{OddReply, bytes_of};
+
+/// Keys that are checked: as many as there are shards of holds by default, so that most nodes of a Cluster have one.
+const MARKERS: u32 = 16;
+/// How often they are checked.
+const CHECK_EVERY: Duration = Duration::from_secs(10);
+/// The catalogue's key of the installation's id starts with this; the prefix in Redis follows.
+const CATALOGUE_PREFIX: &str = "redis_markers/";
+
+/// Watches one Redis for a loss.
+pub struct LossWatch {
+    connection: RedisConnection,
+    catalogue: Arc<dyn Catalogue>,
+    /// What is kept there.
+    stores: Vec<&'static str>,
+    events: EventSink,
+    marker: Script,
+    /// The id of the installation, once it is known.
+    id: Option<String>,
+}
+
+impl LossWatch {
+    pub fn new(
+        connection: RedisConnection,
+        catalogue: Arc<dyn Catalogue>,
+        stores: Vec<&'static str>,
+        events: EventSink,
+    ) -> Self {
+        let marker = Script::new(include_str!("lua/marker.lua"));
+        Self { connection, catalogue, stores, events, marker, id: None }
+    }
+
+    /// Checks until it is dropped. A Redis or a catalogue that cannot be reached is checked again the next time.
+    pub async fn run(mut self) {
+        let mut ticks = interval(CHECK_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            if let Err(error) = self.check().await {
+                tracing::debug!(%error, "cannot check whether Redis lost data");
+            }
+        }
+    }
+
+    /// Compares the markers with the id once, writes those that are missing, and reports a loss.
+    async fn check(&mut self) -> Result<(), CheckError> {
+        let id = match &self.id {
+            Some(id) => id.clone(),
+            None => self.installation().await?,
+        };
+        let mut missing = 0;
+        for number in 0..MARKERS {
+            missing += u32::from(self.write(number, &id, "").await?.as_deref() != Some(&id));
+        }
+        self.id = Some(id);
+        if missing > 0 {
+            (self.events)(self.loss(missing));
+        }
+        Ok(())
+    }
+
+    /// The id in the catalogue. The first start ever writes markers that nothing is missing for.
+    async fn installation(&self) -> Result<String, CheckError> {
+        let key = format!("{CATALOGUE_PREFIX}{}", self.connection.prefix());
+        if let Some(known) = self.catalogue.get(&key).await? {
+            return Ok(String::from_utf8_lossy(&known.value).into_owned());
+        }
+        let made = format!("{:016x}", RandomState::new().hash_one(std::process::id()));
+        // Processes that start together agree on the id of the first marker.
+        let id = self.write(0, &made, "claim").await?.unwrap_or(made);
+        for number in 1..MARKERS {
+            self.write(number, &id, "").await?;
+        }
+        match self.catalogue.put(&key, id.clone().into_bytes(), None).await {
+            Ok(_) | Err(CatalogueError::Conflict { .. }) => Ok(id),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Writes a marker where it differs, and gives the id that was there.
+    async fn write(&self, number: u32, id: &str, how: &str) -> Result<Option<String>, CheckError> {
+        let key = [format!("{}:{{m{number}}}:marker", self.connection.prefix())];
+        let mut call = self.marker.on(key.iter());
+        call.arg(id).arg(how);
+        let found = bytes_of(self.connection.run(&self.marker, call).await?)?;
+        Ok(found.map(|found| String::from_utf8_lossy(&found).into_owned()))
+    }
+
+    fn loss(&self, missing: u32) -> Event {
+        let rebuilt = |store: &&str| matches!(*store, "holds" | "inboxes" | "sessions");
+        let (again, lost): (Vec<&str>, Vec<&str>) = self.stores.iter().copied().partition(rebuilt);
+        let named = |stores: &[&str]| if stores.is_empty() { "none".to_owned() } else { stores.join(", ") };
+        let prefix = self.connection.prefix();
+        let detail = format!(
+            "{} lost what it kept under the prefix `{prefix}` ({missing} of {MARKERS} markers are missing). Lost: {}. \
+             Rebuilt: {}. Devices must be registered again",
+            self.connection.description(),
+            named(&lost),
+            named(&again)
+        );
+        let event = Event::failure("redis_data_lost", detail).with("prefix", prefix).with("markers", missing);
+        event.with("lost", named(&lost))
+    }
+}
+
+/// Why the markers could not be checked.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+enum CheckError {
+    Call(#[from] CallError),
+    Reply(#[from] OddReply),
+    Catalogue(#[from] CatalogueError),
+}

@@ -1,0 +1,165 @@
+//! The clock of a process: the steady clock plus the offset that [`StepFilter`] lets through.
+//!
+//! Reading it costs one reading of the steady clock. The wall clock is looked at by [`GuardedClock::check`], which its owner
+//! calls several times a second: between two checks no step of the wall clock can be seen through this clock.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::{Clock, ClockChange, Sample, StepFilter, StepLimits};
+use crate::Timestamp;
+
+/// The machine's clocks.
+pub trait ClockSource: Send + Sync + 'static {
+    /// Microseconds of a clock that only runs forwards and counts suspended time.
+    fn steady_us(&self) -> i64;
+
+    /// Both clocks, as near to one moment as they can be read.
+    fn sample(&self) -> Sample;
+}
+
+impl<S: ClockSource> ClockSource for Arc<S> {
+    fn steady_us(&self) -> i64 {
+        (**self).steady_us()
+    }
+
+    fn sample(&self) -> Sample {
+        (**self).sample()
+    }
+}
+
+/// What [`GuardedClock`] keeps where nothing is in doubt: expiry goes by the present time.
+const NOT_IN_DOUBT: i64 = i64::MAX;
+
+pub struct GuardedClock<S> {
+    source: S,
+    filter: Mutex<StepFilter>,
+    /// What the filter says to add to the steady clock.
+    offset_us: AtomicI64,
+    /// The time at which a step came into doubt, or [`NOT_IN_DOUBT`].
+    expiry_ceiling_ms: AtomicI64,
+}
+
+impl<S: ClockSource> GuardedClock<S> {
+    /// Begins with the wall clock as it is, or with the offset that an earlier process of the same boot had settled on.
+    pub fn start(source: S, limits: StepLimits, settled_us: Option<i64>) -> Self {
+        let sample = source.sample();
+        let filter = match settled_us {
+            Some(settled_us) => StepFilter::anchored(limits, sample, settled_us),
+            None => StepFilter::new(limits, sample),
+        };
+        let offset_us = AtomicI64::new(filter.offset_us());
+        Self { source, filter: Mutex::new(filter), offset_us, expiry_ceiling_ms: AtomicI64::new(NOT_IN_DOUBT) }
+    }
+
+    fn filter(&self) -> MutexGuard<'_, StepFilter> {
+        self.filter.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at the wall clock. Answers with what has changed, for an event.
+    pub fn check(&self) -> Option<ClockChange> {
+        let sample = self.source.sample();
+        let mut filter = self.filter();
+        let change = filter.step(sample);
+        self.offset_us.store(filter.offset_us(), Ordering::Release);
+        self.hold_expiry(&filter);
+        change
+    }
+
+    /// Tells of the latest time that the log has. Answers by how many milliseconds this clock is behind it, where that is too much.
+    pub fn compare_with_log(&self, latest: Timestamp) -> Option<i64> {
+        let sample = self.source.sample();
+        let mut filter = self.filter();
+        let behind_ms = filter.compare_with_log(latest.as_millis().saturating_mul(1000), sample);
+        self.hold_expiry(&filter);
+        behind_ms
+    }
+
+    /// How far the wall clock is from this one while a step is in doubt, in milliseconds; 0 otherwise.
+    pub fn unfollowed_ms(&self) -> i64 {
+        let sample = self.source.sample();
+        self.filter().unfollowed_us(sample) / 1000
+    }
+
+    /// The offset that a later process of the same boot may begin with, in microseconds.
+    pub fn settled_us(&self) -> i64 {
+        self.filter().settled_us()
+    }
+
+    fn hold_expiry(&self, filter: &StepFilter) {
+        if filter.is_in_doubt() {
+            self.expiry_ceiling_ms.fetch_min(self.now().as_millis(), Ordering::AcqRel);
+        } else {
+            self.expiry_ceiling_ms.store(NOT_IN_DOUBT, Ordering::Release);
+        }
+    }
+
+    fn now_us(&self) -> i64 {
+        self.source.steady_us().saturating_add(self.offset_us.load(Ordering::Acquire))
+    }
+}
+
+impl<S: ClockSource> Clock for GuardedClock<S> {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_millis(self.now_us().div_euclid(1000))
+    }
+
+    fn micros_into(&self) -> u16 {
+        self.now_us().rem_euclid(1000) as u16
+    }
+
+    fn expiry_now(&self) -> Timestamp {
+        let ceiling = Timestamp::from_millis(self.expiry_ceiling_ms.load(Ordering::Acquire));
+        self.now().min(ceiling)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Clocks that are set by hand.
+    #[derive(Default)]
+    struct Hands {
+        steady_us: AtomicI64,
+        step_us: AtomicI64,
+    }
+
+    impl ClockSource for Hands {
+        fn steady_us(&self) -> i64 {
+            self.steady_us.load(Ordering::Relaxed)
+        }
+
+        fn sample(&self) -> Sample {
+            let steady_us = self.steady_us();
+            Sample { wall_us: 1_000_000_000_000 + steady_us + self.step_us.load(Ordering::Relaxed), steady_us }
+        }
+    }
+
+    #[test]
+    fn expiry_stands_still_while_a_step_is_in_doubt_and_time_goes_on() {
+        let hands = Arc::new(Hands::default());
+        let limits = StepLimits { skew: Duration::from_millis(500), stepout: Duration::from_secs(60) };
+        let clock = GuardedClock::start(Arc::clone(&hands), limits, None);
+        let pass = |seconds: i64| hands.steady_us.fetch_add(seconds * 1_000_000, Ordering::Relaxed);
+        let began = clock.now().as_millis();
+        hands.step_us.store(86_400_000_000, Ordering::Relaxed);
+        assert_eq!(clock.now().as_millis(), began, "nothing is seen of a step before it is checked");
+        assert!(matches!(clock.check(), Some(ClockChange::Doubted { .. })));
+        pass(20);
+        assert_eq!(clock.check(), None);
+        assert_eq!(clock.now().as_millis(), began + 20_000);
+        assert_eq!(clock.expiry_now().as_millis(), began);
+        assert_eq!(clock.unfollowed_ms(), 86_400_000);
+        hands.step_us.store(0, Ordering::Relaxed);
+        assert!(matches!(clock.check(), Some(ClockChange::Returned { .. })));
+        assert_eq!(clock.expiry_now().as_millis(), began + 20_000);
+        hands.step_us.store(86_400_000_000, Ordering::Relaxed);
+        clock.check();
+        pass(60);
+        assert!(matches!(clock.check(), Some(ClockChange::Followed { .. })));
+        assert_eq!(clock.expiry_now().as_millis(), began + 80_000 + 86_400_000);
+    }
+}

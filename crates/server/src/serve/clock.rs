@@ -1,0 +1,238 @@
+//! The clock of this process: the machine's steady clock plus an offset to the wall clock that is not led astray.
+//!
+//! The steady clock is `CLOCK_BOOTTIME`: it cannot be set, and unlike `CLOCK_MONOTONIC` it counts the time that a machine was
+//! suspended, so that waking up is no step of the wall clock. Both are slewed as the wall clock is; only setting the wall clock
+//! moves them apart.
+//!
+//! The offset is noted in the file `clock` of the data folder, with the boot that it belongs to: a process that starts while the
+//! wall clock is wrong then knows it. The note is a hint and is not synced. One that is damaged or of another boot is ignored.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::time::{ClockId, clock_gettime};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use whimbrel_model::clock::{ClockChange, ClockSource, Sample, StepLimits};
+use whimbrel_model::{Clock, Event, EventSink, GuardedClock, Timestamp, format_duration};
+
+use crate::config::Config;
+
+/// How often the wall clock is compared with the steady one.
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
+/// The two clocks are read again while their readings are further apart than this, so many times at most.
+const SAMPLE_WIDTH_MAX_US: i64 = 1_000;
+const SAMPLE_TRIES: usize = 8;
+/// A settled offset is noted again when it has moved by this much.
+const NOTED_AGAIN_US: i64 = 50_000;
+
+/// The clocks of this machine.
+pub struct Machine;
+
+impl ClockSource for Machine {
+    fn steady_us(&self) -> i64 {
+        let time = clock_gettime(ClockId::Boottime);
+        time.tv_sec.saturating_mul(1_000_000).saturating_add(time.tv_nsec / 1000)
+    }
+
+    /// The wall clock between two readings of the steady one, of several tries the one that took least.
+    fn sample(&self) -> Sample {
+        let mut best = self.sample_once();
+        for _ in 1..SAMPLE_TRIES {
+            if best.0 <= SAMPLE_WIDTH_MAX_US {
+                break;
+            }
+            best = best.min_by_width(self.sample_once());
+        }
+        best.1
+    }
+}
+
+/// A sample, with how long it took to read.
+struct Tried(i64, Sample);
+
+impl Tried {
+    fn min_by_width(self, other: Self) -> Self {
+        if other.0 < self.0 { other } else { self }
+    }
+}
+
+impl Machine {
+    fn sample_once(&self) -> Tried {
+        let before = self.steady_us();
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let after = self.steady_us();
+        let wall_us = i64::try_from(wall.as_micros()).unwrap_or(i64::MAX);
+        Tried(after - before, Sample { wall_us, steady_us: before + (after - before) / 2 })
+    }
+}
+
+/// The clock of the process, with what watches it.
+pub struct ProcessClock {
+    clock: Arc<GuardedClock<Machine>>,
+    note: PathBuf,
+    skew: Duration,
+    stepout: Duration,
+}
+
+impl ProcessClock {
+    pub fn start(config: &Config) -> Self {
+        let limits = StepLimits { skew: config.clock_skew, stepout: config.clock_stepout };
+        let note = config.data.join("clock");
+        let settled_us = read_note(&note, boot_id().as_deref());
+        let clock = Arc::new(GuardedClock::start(Machine, limits, settled_us));
+        Self { clock, note, skew: config.clock_skew, stepout: config.clock_stepout }
+    }
+
+    pub fn clock(&self) -> Arc<dyn Clock> {
+        self.clock.clone()
+    }
+
+    /// Compares the clock with the latest record of the log, then watches it until the end is asked for.
+    pub fn watch(self, latest: Option<Timestamp>, events: EventSink, ends: CancellationToken) -> JoinHandle<()> {
+        metrics::gauge!("whimbrel_clock_step_seconds").set(0.0);
+        for outcome in ["doubted", "returned", "followed"] {
+            metrics::counter!("whimbrel_clock_steps_total", "outcome" => outcome).absolute(0);
+        }
+        if let Some((latest, behind_ms)) =
+            latest.and_then(|latest| Some((latest, self.clock.compare_with_log(latest)?)))
+        {
+            events(self.behind(latest, behind_ms));
+        }
+        tokio::spawn(async move {
+            let mut noted_us = None;
+            let mut interval = tokio::time::interval(CHECK_INTERVAL);
+            interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+            loop {
+                tokio::select! {
+                    () = ends.cancelled() => return,
+                    _ = interval.tick() => {}
+                }
+                if let Some(change) = self.clock.check() {
+                    events(self.told(change));
+                }
+                metrics::gauge!("whimbrel_clock_step_seconds").set(self.clock.unfollowed_ms() as f64 / 1000.0);
+                let settled_us = self.clock.settled_us();
+                if noted_us.is_none_or(|noted: i64| noted.saturating_sub(settled_us).abs() >= NOTED_AGAIN_US) {
+                    noted_us = Some(settled_us);
+                    let note = self.note.clone();
+                    // What is not noted is not known to the next start, and nothing else.
+                    tokio::task::spawn_blocking(move || write_note(&note, settled_us));
+                }
+            }
+        })
+    }
+
+    fn behind(&self, latest: Timestamp, behind_ms: i64) -> Event {
+        let by = format_duration(Duration::from_millis(behind_ms.unsigned_abs()));
+        let detail = format!(
+            "the clock of this machine is {by} behind the latest record of the log ({latest}). Nothing expires until it has caught up, \
+             for {} at most; check the clock",
+            format_duration(self.stepout)
+        );
+        Event::warning("clock_behind_log", detail).with("behind_ms", behind_ms)
+    }
+
+    fn told(&self, change: ClockChange) -> Event {
+        let stepout = format_duration(self.stepout);
+        match change {
+            ClockChange::Doubted { by_ms } => {
+                metrics::counter!("whimbrel_clock_steps_total", "outcome" => "doubted").increment(1);
+                let detail = format!(
+                    "the wall clock was set {} by {}, and {} are allowed. Time goes on as before, and nothing expires, until the \
+                     clock has kept its new time for {stepout} or has come back",
+                    if by_ms < 0 { "back" } else { "forward" },
+                    format_duration(Duration::from_millis(by_ms.unsigned_abs())),
+                    format_duration(self.skew),
+                );
+                Event::warning("clock_stepped", detail).with("by_ms", by_ms)
+            }
+            ClockChange::Returned { lasted } => {
+                metrics::counter!("whimbrel_clock_steps_total", "outcome" => "returned").increment(1);
+                let detail =
+                    format!("the wall clock came back after {}; nothing had followed it", format_duration(lasted));
+                Event::new("clock_step_returned", detail).with("lasted_ms", lasted.as_millis())
+            }
+            ClockChange::Followed { by_ms } => {
+                metrics::counter!("whimbrel_clock_steps_total", "outcome" => "followed").increment(1);
+                let detail = format!(
+                    "the wall clock has kept its new time for {stepout}: this process follows it, {} by {}",
+                    if by_ms < 0 { "back" } else { "forward" },
+                    format_duration(Duration::from_millis(by_ms.unsigned_abs())),
+                );
+                Event::warning("clock_step_followed", detail).with("by_ms", by_ms)
+            }
+            ClockChange::Accepted => {
+                Event::new("clock_accepted", "the clock is accepted as it is; what has expired goes again")
+            }
+        }
+    }
+}
+
+/// The boot that the steady clock belongs to.
+fn boot_id() -> Option<String> {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(id.trim().to_owned())
+}
+
+/// `whimbrel-clock 1 <boot> <offset in µs> <check>`, where the check is over everything before it.
+fn encode_note(boot: &str, settled_us: i64) -> String {
+    let text = format!("whimbrel-clock 1 {boot} {settled_us}");
+    format!("{text} {:08x}\n", check_of(&text))
+}
+
+fn decode_note(text: &str, boot: &str) -> Option<i64> {
+    let (text, check) = text.trim_end().rsplit_once(' ')?;
+    let rest = text.strip_prefix("whimbrel-clock 1 ")?;
+    let (noted_boot, settled_us) = rest.split_once(' ')?;
+    let is_sound = u32::from_str_radix(check, 16).ok()? == check_of(text);
+    if is_sound && noted_boot == boot { settled_us.parse().ok() } else { None }
+}
+
+/// The first four bytes of the SHA-256.
+fn check_of(text: &str) -> u32 {
+    use sha2::{Digest as _, Sha256};
+    let digest = Sha256::digest(text.as_bytes());
+    digest.iter().take(4).fold(0, |check, byte| check << 8 | u32::from(*byte))
+}
+
+fn read_note(path: &Path, boot: Option<&str>) -> Option<i64> {
+    decode_note(&std::fs::read_to_string(path).ok()?, boot?)
+}
+
+fn write_note(path: &Path, settled_us: i64) {
+    let Some(boot) = boot_id() else { return };
+    let new = path.with_extension("new");
+    let written = std::fs::write(&new, encode_note(&boot, settled_us)).and_then(|()| std::fs::rename(&new, path));
+    if let Err(error) = written {
+        tracing::debug!(%error, "the clock's offset could not be noted");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_is_believed_only_whole_and_of_the_same_boot() {
+        let note = encode_note("a-boot", -1_234_567);
+        assert_eq!(decode_note(&note, "a-boot"), Some(-1_234_567));
+        assert_eq!(decode_note(&note, "another"), None);
+        for at in 0..note.len() - 1 {
+            let mut bytes = note.clone().into_bytes();
+            bytes[at] ^= 1;
+            let text = String::from_utf8(bytes).unwrap();
+            assert_eq!(decode_note(&text, "a-boot"), None, "{text}");
+        }
+        assert_eq!(decode_note(&note[..10], "a-boot"), None);
+    }
+
+    #[test]
+    fn the_machine_s_clocks_are_read_together() {
+        let (first, second) = (Machine.sample(), Machine.sample());
+        assert!(second.steady_us >= first.steady_us);
+        let apart = (second.wall_us - second.steady_us) - (first.wall_us - first.steady_us);
+        assert!(apart.abs() < 1_000_000, "{apart}");
+    }
+}

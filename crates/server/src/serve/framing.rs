@@ -1,0 +1,97 @@
+//! What RFC 9112 demands of a request beyond what the HTTP library checks: one valid `Host`, and no transfer coding but `chunked`.
+//!
+//! A request that two programs in a row could understand differently is refused before anything decides by it: the guard of web pages
+//! reads the `Host`, and the body of a request is what its framing says.
+
+use axum::response::{IntoResponse as _, Response};
+use http::header::{HOST, TRANSFER_ENCODING};
+use http::uri::Authority;
+use http::{HeaderMap, HeaderValue, Version};
+use whimbrel_roles::receive::{Code, Problem};
+
+/// The answer to a request that is not valid; `None` where it is.
+pub fn refusal(version: Version, headers: &HeaderMap) -> Option<Response> {
+    let checked = check_host(version, headers).and_then(|()| check_coding(headers));
+    checked.err().map(|problem| problem.into_response())
+}
+
+/// HTTP/1.1 has exactly one `Host`. HTTP/1.0 may have none, and HTTP/2 has `:authority` instead.
+fn check_host(version: Version, headers: &HeaderMap) -> Result<(), Problem> {
+    let wrong = |detail: &'static str| Err(Problem::new(Code::BadRequest, detail));
+    let mut hosts = headers.get_all(HOST).iter();
+    match (hosts.next(), hosts.next()) {
+        (None, _) if version == Version::HTTP_11 => wrong("a request of HTTP/1.1 needs a `Host` header"),
+        (None, _) => Ok(()),
+        (Some(_), Some(_)) => wrong("the request has more than one `Host` header"),
+        (Some(host), None) if is_host(host) => Ok(()),
+        (Some(_), None) => wrong("the `Host` header is not a host, or a host and a port"),
+    }
+}
+
+/// A host with an optional port. Empty is valid: a target without an authority has none to name.
+fn is_host(host: &HeaderValue) -> bool {
+    let Ok(text) = host.to_str() else { return false };
+    let is_authority = |text: &str| text.parse::<Authority>().is_ok_and(|host| !host.as_str().contains('@'));
+    text.is_empty() || is_authority(text)
+}
+
+/// A body comes as it is, or in chunks. Another coding would be stored as if it were the payload.
+fn check_coding(headers: &HeaderMap) -> Result<(), Problem> {
+    let mut lines = headers.get_all(TRANSFER_ENCODING).iter();
+    let Some(first) = lines.next() else { return Ok(()) };
+    if lines.next().is_none() && first.as_bytes().eq_ignore_ascii_case(b"chunked") {
+        return Ok(());
+    }
+    let texts = headers.get_all(TRANSFER_ENCODING).iter().map(|line| line.to_str().unwrap_or("?"));
+    let codings: Vec<&str> = texts.flat_map(|line| line.split(',')).map(str::trim).collect();
+    let chunked = codings.iter().filter(|coding| coding.eq_ignore_ascii_case("chunked")).count();
+    if chunked > 1 {
+        return Err(Problem::new(Code::BadRequest, "`chunked` is more than once in `Transfer-Encoding`"));
+    }
+    match codings.iter().find(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case("chunked")) {
+        Some(coding) => {
+            let shown: String = coding.chars().take(40).collect();
+            let detail = format!("the transfer coding `{shown}` is not supported: send the body as it is, or chunked");
+            Err(Problem::new(Code::UnsupportedTransferCoding, detail))
+        }
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(version: Version, headers: &[(&'static str, &'static str)]) -> Option<u16> {
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            map.append(*name, HeaderValue::from_static(value));
+        }
+        refusal(version, &map).map(|answer| answer.status().as_u16())
+    }
+
+    #[test]
+    fn http_1_1_has_one_host_that_is_one() {
+        let eleven = |headers: &[(&'static str, &'static str)]| status(Version::HTTP_11, headers);
+        for host in ["localhost", "localhost:7600", "127.0.0.1:1", "[::1]:7600", "a.example", ""] {
+            assert_eq!(eleven(&[("host", host)]), None, "{host}");
+        }
+        assert_eq!(eleven(&[]), Some(400));
+        assert_eq!(eleven(&[("host", "a"), ("host", "a")]), Some(400));
+        for host in ["a b", "a/b", "user@a", "a:b:c", "a, b"] {
+            assert_eq!(eleven(&[("host", host)]), Some(400), "{host}");
+        }
+        assert_eq!(status(Version::HTTP_10, &[]), None);
+        assert_eq!(status(Version::HTTP_2, &[]), None, "`:authority` has it");
+    }
+
+    #[test]
+    fn a_body_comes_as_it_is_or_in_chunks() {
+        let coded = |coding: &'static str| status(Version::HTTP_11, &[("host", "a"), ("transfer-encoding", coding)]);
+        assert_eq!((coded("chunked"), coded("Chunked")), (None, None));
+        assert_eq!((coded("gzip, chunked"), coded("identity, chunked")), (Some(501), Some(501)));
+        assert_eq!((coded("chunked, chunked"), coded("chunked,gzip,chunked")), (Some(400), Some(400)));
+        let twice = [("host", "a"), ("transfer-encoding", "chunked"), ("transfer-encoding", "chunked")];
+        assert_eq!(status(Version::HTTP_11, &twice), Some(400));
+    }
+}

@@ -1,0 +1,241 @@
+//! The real binary while its wall clock is set: holds are never early, nothing is forgotten before its time, and a step that lasts is
+//! followed. The clock of one process is moved by a preloaded library, `tests/faults/clock.c`.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use whimbrel_client::{Accepted, Client, NewMessage, SubscriptionSettings};
+
+use super::deliver::retrying;
+use super::receiver::{Receiver, reply};
+use super::server::{Server, converse, eventually, read_all};
+
+const DAY_MS: i64 = 86_400_000;
+/// More than there are shards, so that each has some.
+const MANY: usize = 64;
+/// How long an excursion lasts where stores are given time to forget something.
+const EXCURSION: Duration = Duration::from_secs(6);
+
+/// A machine whose wall clock a test sets.
+struct Machine {
+    folder: TempDir,
+    offset: File,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let library = Self::library(folder.path());
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/faults/clock.c");
+        let mut compiler = Command::new("cc");
+        compiler.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(source).arg("-ldl");
+        assert!(compiler.status().unwrap().success(), "the C compiler failed");
+        let offset = File::create(Self::offset_path(folder.path())).unwrap();
+        let machine = Self { folder, offset };
+        machine.set_clock(0);
+        machine
+    }
+
+    fn library(folder: &Path) -> PathBuf {
+        folder.join("clock.so")
+    }
+
+    fn offset_path(folder: &Path) -> PathBuf {
+        folder.join("clock-offset")
+    }
+
+    /// So far from the true time.
+    fn set_clock(&self, offset_ms: i64) {
+        self.offset.write_all_at(&offset_ms.to_ne_bytes(), 0).unwrap();
+    }
+
+    fn start(&self, settings: &[&str]) -> Server {
+        let settings = ["topics.partitions=1", "subscriptions.save_interval=50ms"].iter().chain(settings);
+        let arguments: Vec<&str> = settings.flat_map(|setting| ["--set", setting]).collect();
+        let environment: [(&str, OsString); 2] = [
+            ("LD_PRELOAD", Self::library(self.folder.path()).into()),
+            ("FAULT_CLOCK_FILE", Self::offset_path(self.folder.path()).into()),
+        ];
+        Server::start_with(self.folder.path(), &arguments, &environment)
+    }
+}
+
+fn hold_many(client: &Client, name: &str, delay: &str) -> Vec<String> {
+    let hold = |number| async move {
+        let message = NewMessage::text("x").id(format!("{name}-{number}")).delay(delay);
+        client.hold("orders", &message).await.unwrap().id
+    };
+    converse(async { futures_util::future::join_all((0..MANY).map(hold)).await })
+}
+
+fn count_pending(client: &Client, ids: &[String]) -> usize {
+    let states = ids.iter().map(|id| async move { client.look(id).await.unwrap().state == "held" });
+    converse(async { futures_util::future::join_all(states).await }).into_iter().filter(|held| *held).count()
+}
+
+fn wait_until_fired(client: &Client, ids: &[String]) {
+    eventually("the holds fired", || count_pending(client, ids) == 0);
+}
+
+/// The kinds of all events of the clock so far.
+fn clock_events(client: &Client) -> Vec<String> {
+    let (events, _) = converse(read_all(client, "_events", 0, 0));
+    let kinds = events.iter().map(|event| {
+        let payload: serde_json::Value = serde_json::from_slice(&event.bytes().unwrap()).unwrap();
+        payload["kind"].as_str().unwrap().to_owned()
+    });
+    kinds.filter(|kind| kind.starts_with("clock_")).collect()
+}
+
+fn wait_for_event(client: &Client, kind: &str) {
+    eventually(&format!("the event {kind}"), || clock_events(client).iter().any(|event| event == kind));
+}
+
+fn orders(client: &Client) -> usize {
+    converse(read_all(client, "orders", 0, 0)).0.len()
+}
+
+#[test]
+fn holds_accepted_after_an_excursion_of_the_clock_wait_for_their_time() {
+    let machine = Machine::new();
+    let server = machine.start(&[]);
+    let client = server.client();
+    machine.set_clock(DAY_MS);
+    // Every shard decides something meanwhile, by whatever time it goes by.
+    wait_until_fired(&client, &hold_many(&client, "meanwhile", "100ms"));
+    let during = hold_many(&client, "during", "2h");
+    machine.set_clock(0);
+    let (hour, half_a_day) = (hold_many(&client, "hour", "1h"), hold_many(&client, "half-a-day", "12h"));
+    wait_until_fired(&client, &hold_many(&client, "afterwards", "1s"));
+    for waiting in [&during, &hour, &half_a_day] {
+        assert_eq!(count_pending(&client, waiting), MANY, "holds fired before their time");
+    }
+    wait_for_event(&client, "clock_stepped");
+    wait_for_event(&client, "clock_step_returned");
+    assert!(!clock_events(&client).iter().any(|kind| kind == "clock_step_followed"));
+}
+
+#[test]
+fn a_hold_is_due_by_true_time_although_it_was_accepted_during_an_excursion() {
+    let machine = Machine::new();
+    let server = machine.start(&[]);
+    let client = server.client();
+    let began = Instant::now();
+    machine.set_clock(DAY_MS);
+    let held = hold_many(&client, "x", "1500ms");
+    let accepted = Instant::now();
+    wait_until_fired(&client, &held);
+    assert!(began.elapsed() >= Duration::from_millis(1500));
+    machine.set_clock(-DAY_MS);
+    let held = hold_many(&client, "y", "500ms");
+    wait_until_fired(&client, &held);
+    assert!(accepted.elapsed() < Duration::from_secs(3_600), "a clock that fell back holds nothing up");
+}
+
+#[test]
+fn receipts_and_hold_ids_outlive_an_excursion_beyond_their_windows() {
+    let machine = Machine::new();
+    let server = machine.start(&["holds.checkpoint_interval=100ms"]);
+    let client = server.client();
+    let keyed = NewMessage::text("keyed").idempotency_key("a-key");
+    let first = converse(client.publish("orders", &keyed)).unwrap();
+    let held = NewMessage::text("held").id("a-hold").delay("1s");
+    converse(client.hold("orders", &held)).unwrap();
+    wait_until_fired(&client, &["a-hold".to_owned()]);
+    assert_eq!(orders(&client), 2);
+
+    machine.set_clock(8 * DAY_MS);
+    let began = Instant::now();
+    for round in 0.. {
+        // Checkpoints are made where something happens, and forget what is too old.
+        let others = hold_many(&client, &format!("round-{round}"), "100ms");
+        wait_until_fired(&client, &others);
+        if began.elapsed() >= EXCURSION {
+            break;
+        }
+    }
+    machine.set_clock(0);
+
+    let before = orders(&client);
+    let again = converse(client.publish("orders", &keyed)).unwrap();
+    let (Accepted::Published(first), Accepted::Published(again)) = (first, again) else { panic!("it was not held") };
+    assert_eq!((first.id, first.offset), (again.id, again.offset), "a repeat is answered as the first");
+    let repeated = converse(client.hold("orders", &held));
+    println!("the repeated hold: {repeated:?}");
+    // Were it accepted, it would fire before this one.
+    wait_until_fired(&client, &hold_many(&client, "afterwards", "1500ms"));
+    assert_eq!(orders(&client), before + MANY, "nothing but the {MANY} new holds came into the topic");
+}
+
+#[test]
+fn a_retry_parked_during_an_excursion_is_tried_again_by_its_schedule() {
+    let machine = Machine::new();
+    let server = machine.start(&[]);
+    let receiver = Receiver::answering(|_| reply(500));
+    let settings = SubscriptionSettings::push(["orders"], receiver.url("/"));
+    converse(server.client().put_subscription("billing", &retrying(settings, 50, "1s"))).unwrap();
+    machine.set_clock(DAY_MS);
+    converse(server.client().publish("orders", &NewMessage::text("x").key("k"))).unwrap();
+    receiver.wait_for(2);
+    assert!(server.end().success());
+    machine.set_clock(0);
+    let server = machine.start(&[]);
+    let seen = receiver.count();
+    receiver.wait_for(seen + 2);
+    drop(server);
+}
+
+#[test]
+fn a_step_that_lasts_is_followed_both_ways() {
+    let machine = Machine::new();
+    let server = machine.start(&["coordination.clock_stepout=2s"]);
+    let client = server.client();
+    let early = hold_many(&client, "before", "1h");
+    machine.set_clock(DAY_MS);
+    wait_until_fired(&client, &early);
+    wait_for_event(&client, "clock_step_followed");
+    machine.set_clock(0);
+    eventually("the clock is back", || {
+        clock_events(&client).iter().filter(|kind| *kind == "clock_step_followed").count() == 2
+    });
+    // A shard reads its clock once a second; this one is decided after all have.
+    wait_until_fired(&client, &hold_many(&client, "settled", "1500ms"));
+    let hour = hold_many(&client, "hour", "1h");
+    wait_until_fired(&client, &hold_many(&client, "afterwards", "1s"));
+    assert_eq!(count_pending(&client, &hour), MANY, "holds fired before their time");
+}
+
+#[test]
+fn a_start_during_an_excursion_knows_it() {
+    let machine = Machine::new();
+    let server = machine.start(&[]);
+    let hour = hold_many(&server.client(), "hour", "1h");
+    eventually("the clock's offset is noted", || machine.folder.path().join("whimbrel-data/clock").exists());
+    server.kill();
+    machine.set_clock(DAY_MS);
+    let server = machine.start(&[]);
+    let client = server.client();
+    wait_for_event(&client, "clock_stepped");
+    wait_until_fired(&client, &hold_many(&client, "afterwards", "1s"));
+    assert_eq!(count_pending(&client, &hour), MANY, "holds fired before their time");
+}
+
+#[test]
+fn a_start_behind_the_log_is_told_and_serves() {
+    let machine = Machine::new();
+    let server = machine.start(&[]);
+    converse(server.client().publish("orders", &NewMessage::text("x"))).unwrap();
+    assert!(server.end().success());
+    // Another boot: nothing is known of the clock but what the log has.
+    std::fs::remove_file(machine.folder.path().join("whimbrel-data/clock")).unwrap();
+    machine.set_clock(-DAY_MS);
+    let server = machine.start(&[]);
+    let client = server.client();
+    wait_for_event(&client, "clock_behind_log");
+    wait_until_fired(&client, &hold_many(&client, "x", "100ms"));
+}

@@ -1,0 +1,68 @@
+//! The API document and outside tools: a linter accepts it, and clients that are generated from it publish, read, hold and push.
+//!
+//! The tools are in the folder that `WHIMBREL_TEST_CONTRACT` names; `scripts/services up contract` installs them.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::server::{Server, stderr_of, stdout_of};
+use super::services::skip;
+use super::serving::get;
+
+fn tools() -> Option<PathBuf> {
+    (!skip(&["WHIMBREL_TEST_CONTRACT"])).then(|| std::env::var_os("WHIMBREL_TEST_CONTRACT").unwrap().into())
+}
+
+/// A server, and its API document in a folder.
+fn site() -> (Server, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &[]);
+    let answer = get(&server, "/openapi.json");
+    std::fs::write(folder.path().join("openapi.json"), answer.split_once("\r\n\r\n").unwrap().1).unwrap();
+    (server, folder)
+}
+
+fn client(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/clients").join(name)
+}
+
+/// Runs a tool in that folder and gives what it prints.
+#[track_caller]
+fn run(folder: &Path, program: &Path, arguments: &[&str]) -> String {
+    let output = Command::new(program).current_dir(folder).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{}: {} {}", program.display(), stdout_of(&output), stderr_of(&output));
+    stdout_of(&output)
+}
+
+#[test]
+fn a_linter_accepts_the_document() {
+    let Some(tools) = tools() else { return };
+    let (_server, folder) = site();
+    run(folder.path(), &tools.join("node/node_modules/.bin/redocly"), &["lint", "openapi.json"]);
+}
+
+#[test]
+fn a_generated_client_in_typescript_publishes_reads_holds_and_pushes() {
+    let Some(tools) = tools() else { return };
+    let (server, folder) = site();
+    let node = tools.join("node/node_modules");
+    std::os::unix::fs::symlink(&node, folder.path().join("node_modules")).unwrap();
+    std::fs::copy(client("contract.ts"), folder.path().join("contract.mts")).unwrap();
+    run(folder.path(), &node.join(".bin/openapi-typescript"), &["openapi.json", "-o", "schema.d.ts"]);
+    let mut compile = vec!["contract.mts", "--strict", "--target", "es2022", "--module", "preserve"];
+    compile.extend(["--moduleResolution", "bundler", "--skipLibCheck"]);
+    run(folder.path(), &node.join(".bin/tsc"), &compile);
+    let printed = run(folder.path(), Path::new("node"), &["contract.mjs", &server.url]);
+    assert_eq!(printed, "hello held hi\n");
+}
+
+#[test]
+fn a_generated_client_in_python_publishes_reads_holds_and_pushes() {
+    let Some(tools) = tools() else { return };
+    let (server, folder) = site();
+    let generate = ["generate", "--path", "openapi.json", "--meta", "none", "--output-path", "whimbrel_api"];
+    run(folder.path(), &tools.join("python/bin/openapi-python-client"), &generate);
+    std::fs::copy(client("contract.py"), folder.path().join("contract.py")).unwrap();
+    let printed = run(folder.path(), &tools.join("python/bin/python"), &["contract.py", &server.url]);
+    assert_eq!(printed, "hello held hi\n");
+}

@@ -1,0 +1,108 @@
+//! The real binary on a disk without a byte of room: it starts for reading, and goes on when there is room.
+//!
+//! The disk is a file system in memory. Mounting it needs a right that not every machine gives; the test then says that it was skipped.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use whimbrel_client::NewMessage;
+
+use super::server::{Server, converse, eventually, read_all};
+
+const DISK_BYTES: &str = "size=900m";
+const SETTINGS: [&str; 8] = [
+    "--set",
+    "topics.partitions=1",
+    "--set",
+    "log.journal_file_bytes=33554432",
+    "--set",
+    "log.disk_reserve_bytes=1048576",
+    "--set",
+    "holds.shards=4",
+];
+
+/// A small disk, unmounted with the test.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(path: &Path) -> Option<Self> {
+        std::fs::create_dir_all(path).unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", DISK_BYTES, "tmpfs"]).arg(path);
+        let is_mounted = mount.output().is_ok_and(|output| output.status.success());
+        is_mounted.then(|| Self(path.to_owned()))
+    }
+
+    /// A neighbour that takes every byte that is free, and every byte that comes free, until it is dropped.
+    fn fill(&self) -> Neighbour {
+        let (path, is_over) = (self.0.join("neighbour"), Arc::new(AtomicBool::new(false)));
+        let mut file = File::create(&path).unwrap();
+        let mut take_all = move || {
+            let mut piece = vec![7; 1 << 20];
+            while !piece.is_empty() {
+                if file.write_all(&piece).is_err() {
+                    piece.truncate(piece.len() / 2);
+                }
+            }
+        };
+        take_all();
+        let ends = Arc::clone(&is_over);
+        let thread = std::thread::spawn(move || {
+            while !ends.load(Ordering::Relaxed) {
+                take_all();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        Neighbour { path, is_over, thread: Some(thread) }
+    }
+}
+
+struct Neighbour {
+    path: PathBuf,
+    is_over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Neighbour {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.thread.take().map(JoinHandle::join);
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_server_killed_on_a_disk_without_a_free_byte_starts_for_reading() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(disk) = SmallDisk::mount(&folder.path().join("disk")) else {
+        println!("SKIPPED: no file system can be mounted here");
+        return;
+    };
+    let server = Server::start(&disk.0, &SETTINGS);
+    converse(server.client().publish("orders", &NewMessage::text("before"))).unwrap();
+    let held = converse(server.client().hold("orders", &NewMessage::text("held").delay("1s"))).unwrap();
+    server.kill();
+    let neighbour = disk.fill();
+    let server = Server::start(&disk.0, &SETTINGS);
+    let client = server.client();
+    let (messages, _) = converse(read_all(&client, "orders", 0, 0));
+    assert_eq!(messages[0].bytes().unwrap(), b"before");
+    let refused = converse(client.publish("orders", &NewMessage::text("refused"))).unwrap_err();
+    assert_eq!(refused.code(), Some("disk_full"), "{refused:?}");
+    drop(neighbour);
+    eventually("publishing goes on", || converse(client.publish("orders", &NewMessage::text("after"))).is_ok());
+    eventually("the hold fires", || converse(read_all(&client, "orders", 0, 0)).0.iter().any(|it| it.id == held.id));
+    drop(server);
+}

@@ -1,0 +1,72 @@
+//! Requests that RFC 9112 and RFC 6455 refuse, byte by byte.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+
+use super::server::{PATIENCE, Server};
+
+/// Sends bytes and gives what comes back until the server ends the connection.
+fn answer_to(server: &Server, request: &str) -> String {
+    let mut stream = TcpStream::connect(server.address()).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+fn status_of(server: &Server, request: &str) -> String {
+    let answer = answer_to(server, request);
+    answer.split(' ').nth(1).unwrap_or(&answer).to_owned()
+}
+
+#[test]
+fn a_request_has_one_valid_host() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &[]);
+    let get = |hosts: &str| format!("GET /v1/topics HTTP/1.1\r\n{hosts}connection: close\r\n\r\n");
+    assert_eq!(status_of(&server, &get("host: localhost\r\n")), "200");
+    for hosts in ["", "host: localhost\r\nhost: localhost\r\n", "host: a b\r\n", "host: evil.example/x\r\n"] {
+        let answer = answer_to(&server, &get(hosts));
+        assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("\"bad_request\""), "{hosts:?}: {answer}");
+    }
+    assert_eq!(status_of(&server, "GET /healthz HTTP/1.0\r\n\r\n"), "200");
+}
+
+#[test]
+fn no_transfer_coding_but_chunked_is_taken_for_a_payload() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &[]);
+    let post = |coding: &str| {
+        let head = "POST /v1/topics/orders/messages HTTP/1.1\r\nhost: x\r\nconnection: close\r\n";
+        format!("{head}transfer-encoding: {coding}\r\n\r\n5\r\nhello\r\n0\r\n\r\n")
+    };
+    assert_eq!(status_of(&server, &post("chunked")), "201");
+    assert_eq!(status_of(&server, &post("gzip, chunked")), "501");
+    assert_eq!(status_of(&server, &post("chunked, chunked")), "400");
+}
+
+#[test]
+fn a_websocket_has_one_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &[]);
+    let key = "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
+    let head = "GET /v1/connect HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n";
+    let answer = answer_to(&server, &format!("{head}{key}{key}\r\n"));
+    assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+}
+
+#[test]
+fn as_many_headers_as_the_settings_allow_are_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &["--set", "limits.headers=1024"]);
+    let post = |count: usize| {
+        let headers: String = (0..count).map(|n| format!("whimbrel-header-h{n}: v\r\n")).collect();
+        let head = "POST /v1/topics/orders/messages HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 2\r\n";
+        format!("{head}{headers}\r\nhi")
+    };
+    assert_eq!(status_of(&server, &post(200)), "201");
+    assert_eq!(status_of(&server, &post(1024)), "201");
+    let refused = answer_to(&server, &post(1030));
+    assert!(refused.starts_with("HTTP/1.1 422") && refused.contains("too_many_headers"), "{refused}");
+}
