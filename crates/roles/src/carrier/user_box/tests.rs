@@ -259,7 +259,7 @@ fn a_seat_of_the_third_version_has_no_message_without_retries() {
     user_box.seats[0].exhausted = 1;
     let with = user_box.encode();
     let at = without.iter().zip(&with).position(|(one, other)| one != other).unwrap();
-    let mut third = without.clone();
+    let mut third = without.to_vec();
     third.remove(at);
     third[0] = 3;
     assert_eq!(UserBox::decode(&third), UserBox::decode(&without));
