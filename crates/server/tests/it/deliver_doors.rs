@@ -104,17 +104,18 @@ pub fn a_soraka_message_that_was_cancelled_never_comes(site: &Site) {
         let message = json!({ "topic_name": "soraka-undone", "delay_time": delay, "ttr": 3000, "callback": callback });
         post(site, "/sorakaq/msg/submit", &message)["result"]["msgId"].clone()
     };
-    let cancelled = submit(600, "/cancelled");
-    let moved = submit(300, "/moved");
+    // Both are pending for long enough that the commands come in time on a busy machine too.
+    let began = std::time::Instant::now();
+    let cancelled = submit(3000, "/cancelled");
+    let moved = submit(3000, "/moved");
     let answer = post(site, "/sorakaq/msg/cancel", &json!({ "topic_name": "soraka-undone", "msg_id": cancelled }));
     assert_eq!(answer["ec"], 200, "{answer}");
-    let more = json!({ "topic_name": "soraka-undone", "msg_id": moved, "add_time": 700 });
+    let more = json!({ "topic_name": "soraka-undone", "msg_id": moved, "add_time": 500 });
     let answer = post(site, "/sorakaq/msg/addTime", &more);
     assert_eq!(answer["ec"], 200, "{answer}");
-    let began = std::time::Instant::now();
     let got = receiver.wait_for(1);
     assert_eq!(got[0].path, "/moved");
-    assert!(began.elapsed() >= Duration::from_millis(500), "its time was not added");
+    assert!(began.elapsed() >= Duration::from_millis(3500), "its time was not added");
     std::thread::sleep(A_WHILE);
     assert_eq!(receiver.count(), 1, "a cancelled message was called back");
 }
