@@ -134,7 +134,7 @@ impl FileCatalogue {
             None => match sound(&folder.path.join(PREVIOUS))? {
                 None => (Contents { format: FORMAT, ..Contents::default() }, None),
                 Some(previous) => match sound(&beside(&path))? {
-                    // A change was cut off between two renames: it is whole, and nobody was told that it failed.
+                    // The process ended between two renames. The change is complete, and no caller was told that it failed.
                     Some(changed) if changed.revision == previous.revision + 1 => (changed, None),
                     _ => (previous, Some(damaged_event(&path, "it is missing"))),
                 },

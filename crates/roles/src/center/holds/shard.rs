@@ -345,7 +345,7 @@ impl Shard {
         let step_ms = self.clock.read(reading);
         (self.wall, self.expiry) = (reading.wall, reading.expiry.min(self.clock.now()));
         if let Some(step_ms) = step_ms {
-            // Whoever waits has not waited for longer because of it, nor for less long.
+            // The step does not change how long a command has waited.
             let expires_at = after(self.clock.now(), self.settings.answer_within);
             self.everyone_waiting_mut().for_each(|waiting| waiting.expires_at = expires_at);
             if step_ms < 0 {
