@@ -56,8 +56,8 @@ async fn a_worker_that_is_not_alive_cannot_be_chosen_by_mistake() {
     let detail = refused["detail"].as_str().unwrap();
     assert!(detail.contains("`no-such-worker`") && detail.contains("`w1`, `w2`"), "{detail}");
     assert_eq!(house.get("/v1/topics/orders").await.ok(200).get("workers"), None, "every worker, as before");
-    let nobody = json!({ "workers": { "pool": ["no-such-worker"] } });
-    let refused = house.put("/v1/topics/orders", nobody).await.problem(422, "bad_parameter");
+    let unknown = json!({ "workers": { "pool": ["no-such-worker"] } });
+    let refused = house.put("/v1/topics/orders", unknown).await.problem(422, "bad_parameter");
     assert_eq!(refused["field"], "workers.pool");
     let pull = json!({ "topics": ["orders"], "mode": "pull", "workers": { "pool": ["no-such-worker"] } });
     let refused = house.put("/v1/subscriptions/billing", pull).await.problem(422, "bad_parameter");

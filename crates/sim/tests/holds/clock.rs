@@ -43,7 +43,7 @@ fn a_step_that_lasts_is_followed_and_its_correction_too() {
     scene.wait(0, STEPOUT - 1);
     assert_eq!(scene.world.truth.fired, 0);
     scene.wait(0, 1);
-    assert_eq!(scene.world.truth.fired, 1, "somebody has set the clock");
+    assert_eq!(scene.world.truth.fired, 1, "the clock was set and kept its time");
     set_clock(&mut scene, 0, 0);
     scene.wait(0, STEPOUT);
     // The owner's clock was a day ahead: it must not go on from there.
