@@ -170,7 +170,7 @@ pub async fn resolve(
             if catalogue.is_new() && !log.partitions().is_empty() {
                 return Err(OpenError::CatalogueMissing(catalogue.path().to_owned()).into());
             }
-            let coordination = Arc::new(InProcessCoordination::new(catalogue.clone()));
+            let coordination = Arc::new(InProcessCoordination::of_folder(&catalogue));
             let listed = log.clone();
             let shared: Arc<dyn Log> = Arc::new(log.clone());
             let list = Box::new(move || listed.partitions());
@@ -251,7 +251,7 @@ async fn open_coordination(
     match engine {
         CoordinationEngine::InProcess => {
             let catalogue = open_catalogue(&folder, events)?;
-            let coordination = InProcessCoordination::new(catalogue.clone());
+            let coordination = InProcessCoordination::of_folder(&catalogue);
             Ok((catalogue, Arc::new(coordination)))
         }
         #[cfg(feature = "etcd")]

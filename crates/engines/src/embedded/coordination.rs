@@ -12,6 +12,8 @@ use whimbrel_model::ports::{
     Catalogue, CatalogueError, Coordination, CoordinationError, Member, Membership, Node, Owner, Picture, PortFuture,
 };
 
+use super::FileCatalogue;
+
 /// How many times this folder's epochs were begun.
 const STARTS: &str = "coordination/starts";
 /// Epochs of one start. When they are used up, another start is counted.
@@ -30,6 +32,8 @@ pub struct InProcessCoordination {
 }
 
 struct Shared {
+    /// Starts that the catalogue may have counted and lost.
+    starts_lost: u64,
     cluster: Mutex<Cluster>,
     /// Held while a start is counted: those who want epochs at the same time need one count.
     counting: tokio::sync::Mutex<()>,
@@ -46,10 +50,21 @@ struct Cluster {
 
 impl InProcessCoordination {
     pub fn new(catalogue: Arc<dyn Catalogue>) -> Self {
+        Self::with_starts_lost(catalogue, 0)
+    }
+
+    /// On the catalogue of a data folder. One that had to use the version before may have lost the count of the last start, whose epochs
+    /// must not be given again.
+    pub fn of_folder(catalogue: &Arc<FileCatalogue>) -> Self {
+        Self::with_starts_lost(catalogue.clone(), u64::from(catalogue.finding().is_some()))
+    }
+
+    fn with_starts_lost(catalogue: Arc<dyn Catalogue>, starts_lost: u64) -> Self {
         let cluster =
             Cluster { next_epoch: NOT_COUNTED, next_session: 1, sessions: BTreeMap::new(), owners: BTreeMap::new() };
         // Revisions begin at one, so that a watcher who begins with zero is answered at once.
         let shared = Shared {
+            starts_lost,
             cluster: Mutex::new(cluster),
             counting: tokio::sync::Mutex::default(),
             revision: watch::Sender::new(1),
@@ -59,7 +74,7 @@ impl InProcessCoordination {
 }
 
 /// A number that no earlier start had, durably.
-async fn count_start(catalogue: &dyn Catalogue) -> Result<u64, CatalogueError> {
+async fn count_start(catalogue: &dyn Catalogue, starts_lost: u64) -> Result<u64, CatalogueError> {
     let mut last = None;
     for _ in 0..COUNT_TRIES_MAX {
         let found = catalogue.get(STARTS).await?;
@@ -71,9 +86,9 @@ async fn count_start(catalogue: &dyn Catalogue) -> Result<u64, CatalogueError> {
                 number.ok_or_else(|| CatalogueError::Unavailable(format!("`{STARTS}` is not a number")))?
             }
         };
-        let expected = found.map(|found| found.version);
-        match catalogue.put(STARTS, (starts + 1).to_string().into_bytes(), expected).await {
-            Ok(_) => return Ok(starts + 1),
+        let (start, expected) = (starts + starts_lost + 1, found.map(|found| found.version));
+        match catalogue.put(STARTS, start.to_string().into_bytes(), expected).await {
+            Ok(_) => return Ok(start),
             Err(conflict @ CatalogueError::Conflict { .. }) => last = Some(conflict),
             Err(other) => return Err(other),
         }
@@ -219,7 +234,7 @@ impl Membership for InProcessMembership {
                 if let Some(epoch) = self.try_own(name)? {
                     return Ok(epoch);
                 }
-                let counted = count_start(&*self.catalogue).await;
+                let counted = count_start(&*self.catalogue, self.shared.starts_lost).await;
                 let start = counted.map_err(|error| CoordinationError::Unavailable(error.to_string()))?;
                 let mut cluster = self.shared.cluster();
                 cluster.next_epoch = cluster.next_epoch.max(start * EPOCHS_PER_START);
@@ -259,7 +274,7 @@ mod tests {
     use whimbrel_model::ports::Versioned;
 
     use super::*;
-    use crate::embedded::{FileCatalogue, open_folder};
+    use crate::embedded::open_folder;
 
     /// A catalogue whose disk can be full, and that counts writes.
     struct Counted {
@@ -347,5 +362,25 @@ mod tests {
         let owned = futures_util::future::join_all(["x", "y", "z"].map(|name| membership.own(name))).await;
         assert!(owned.iter().all(Result::is_ok), "{owned:?}");
         assert_eq!(catalogue.writes.load(Ordering::Relaxed), 1);
+    }
+
+    #[tokio::test]
+    async fn a_start_after_a_damaged_catalogue_gives_no_epoch_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = || {
+            let catalogue = FileCatalogue::open(open_folder(folder.path()).unwrap()).unwrap();
+            InProcessCoordination::of_folder(&Arc::new(catalogue))
+        };
+        let mut last = 0;
+        for _ in 0..2 {
+            last = join(&open()).await.own("x").await.unwrap();
+        }
+        // The last change is the count of the last start.
+        let file = folder.path().join("catalogue.json");
+        let mut bytes = std::fs::read(&file).unwrap();
+        let at = bytes.len() / 2;
+        bytes[at] ^= 1;
+        std::fs::write(&file, bytes).unwrap();
+        assert!(join(&open()).await.own("x").await.unwrap() > last);
     }
 }
