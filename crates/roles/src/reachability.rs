@@ -135,8 +135,9 @@ impl Reachability {
         });
         let (all, missing) = (own().count(), own().filter(|shard| !shard.is_fresh()).count());
         let waits = missing > 0 && self.started_at.elapsed() < OWN_SHARDS_WAIT;
-        unreadable
-            .or_else(|| waits.then(|| format!("{missing} of {all} shards of presence of this process are not fresh yet")))
+        unreadable.or_else(|| {
+            waits.then(|| format!("{missing} of {all} shards of presence of this process are not fresh yet"))
+        })
     }
 
     /// Devices at the gateway of this process, where it has one.

@@ -365,7 +365,8 @@ mod tests {
         for status in [Status::deadline_exceeded("no answer"), Status::unavailable("etcdserver: request timed out")] {
             assert!(may_have_run(&status), "{status}");
         }
-        for status in [Status::invalid_argument("no key"), Status::permission_denied("no"), Status::unauthenticated("")] {
+        for status in [Status::invalid_argument("no key"), Status::permission_denied("no"), Status::unauthenticated("")]
+        {
             assert!(!may_have_run(&status), "{status}");
         }
     }

@@ -249,11 +249,7 @@ impl Registry {
     }
 
     /// The topic as the catalogue has it now. `None` where there is no entry, or where its deletion was finished.
-    async fn read_entry(
-        &self,
-        name: &str,
-        changing: &MutexGuard<'_, i64>,
-    ) -> Result<Option<Arc<Topic>>, TopicError> {
+    async fn read_entry(&self, name: &str, changing: &MutexGuard<'_, i64>) -> Result<Option<Arc<Topic>>, TopicError> {
         let key = key_of(name);
         match self.ports.catalogue.get(&key).await? {
             Some(found) => self.take_in(&key, &found, changing).await,

@@ -14,8 +14,8 @@ use whimbrel_model::ports::{
 use whimbrel_model::{Clock, EventSink, SubscriptionNumber, Timestamp, TopicNumber};
 use whimbrel_roles::owners::{
     CENTER_ROLE, Desk, DeskError, DispatchDesk, DispatchDeskError, DispatchRouter, Duties, Family, HOLDS_FAMILY,
-    JoinError, Keeper, KeeperParts, KeeperSettings, KeyCheck, OWNER_WAIT_DEFAULT, PeerSettings, Peers, Resignations, Router,
-    Sight, dispatch_service, service,
+    JoinError, Keeper, KeeperParts, KeeperSettings, KeyCheck, OWNER_WAIT_DEFAULT, PeerSettings, Peers, Resignations,
+    Router, Sight, dispatch_service, service,
 };
 use whimbrel_roles::stats::TopicStats;
 use whimbrel_roles::worker::{CallDesks, workers_service};
