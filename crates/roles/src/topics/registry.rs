@@ -210,7 +210,14 @@ impl Registry {
         if !self.defaults.auto_create {
             return self.find(name).await;
         }
-        Ok(self.put(name, TopicChange::default()).await?.topic)
+        match self.put(name, TopicChange::default()).await {
+            // Only the creation is in doubt. The caller has not written anything to the topic.
+            Err(TopicError::Catalogue(CatalogueError::OutcomeUnknown(why))) => {
+                let why = format!("topic `{name}` may not have been created, repeat the request: {why}");
+                Err(CatalogueError::Unavailable(why).into())
+            }
+            made => Ok(made?.topic),
+        }
     }
 
     /// Makes the topic or changes it. Not to be cancelled midway: callers spawn it.

@@ -67,6 +67,18 @@ async fn a_change_that_loses_against_another_node_is_applied_to_what_that_node_w
 }
 
 #[tokio::test]
+async fn a_first_publish_whose_topic_may_have_been_made_was_certainly_not_published() {
+    let house = House::new().await;
+    let unknown = CatalogueError::OutcomeUnknown("no answer".to_owned());
+    house.world.catalogue.refuse_writes(Some(unknown));
+    house.post("/v1/topics/orders/messages", "x").await.problem(503, "unavailable");
+    house.put("/v1/topics/orders", json!({})).await.problem(504, "outcome_unknown");
+    house.world.catalogue.refuse_writes(None);
+    house.post("/v1/topics/orders/messages", "x").await.ok(201);
+    assert_eq!(house.payloads("orders").await.concat(), ["x"]);
+}
+
+#[tokio::test]
 async fn a_catalogue_in_which_every_write_loses_is_given_up() {
     let house = House::new().await;
     house.put("/v1/topics/orders", json!({})).await.ok(201);
