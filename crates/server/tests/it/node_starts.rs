@@ -67,7 +67,7 @@ fn a_node_that_restarts_beside_a_dead_writer_of_presence_is_ready_and_says_what_
 }
 
 #[test]
-fn a_node_with_another_internal_key_or_a_data_folder_in_use_is_refused() {
+fn a_node_with_another_internal_key_is_refused_and_the_key_can_be_changed_while_no_node_runs() {
     if skip(&NEEDED) {
         return;
     }
@@ -82,12 +82,22 @@ fn a_node_with_another_internal_key_or_a_data_folder_in_use_is_refused() {
     // Nothing was given to the refused node: every shard answers.
     converse(first.client().count_holds(&HoldFilter::default())).unwrap();
 
-    let said = refusal(shared.spawn(&folders[0], &[key("the right secret")]));
-    assert!(said.contains("in use by another process"), "{said}");
-
     let second = shared.node(&folders[1], &[key("the right secret")]);
     assert!(first.end().success() && second.end().success());
     // The key is changed while no node runs.
     let changed = [0, 1].map(|node| shared.node(&folders[node], &[key("a new secret")]));
     converse(changed[1].client().count_holds(&HoldFilter::default())).unwrap();
+}
+
+#[test]
+fn a_second_process_on_the_data_folder_of_a_node_is_refused_also_where_every_engine_is_shared() {
+    if skip(&NEEDED) {
+        return;
+    }
+    let (shared, folder) = (Shared::start(), tempfile::tempdir().unwrap());
+    let first = shared.node(&folder, &[]);
+    let said = refusal(shared.spawn(&folder, &[]));
+    assert!(said.contains("in use by another process"), "{said}");
+    assert!(first.end().success());
+    shared.node(&folder, &[]);
 }
