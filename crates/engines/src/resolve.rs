@@ -121,6 +121,8 @@ pub struct Engines {
     /// What was found at the start, in a sentence for the banner.
     pub description: String,
     opened: Opened,
+    /// The data folder is locked until the engines are dropped, whichever of them keep something in it.
+    _folder: Arc<whimbrel_storage::DataFolder>,
     /// Report until the engines are closed that a Redis lost what it kept.
     loss_watches: Vec<JoinHandle<()>>,
 }
@@ -166,7 +168,7 @@ pub async fn resolve(
                 return Err(EngineError::LogIsNotShared);
             }
             let catalogue = open_catalogue(&folder, &events)?;
-            let (log, recovered) = EmbeddedLog::open(folder, log_settings, clock, Arc::clone(&events))?;
+            let (log, recovered) = EmbeddedLog::open(Arc::clone(&folder), log_settings, clock, Arc::clone(&events))?;
             if catalogue.is_new() && !log.partitions().is_empty() {
                 return Err(OpenError::CatalogueMissing(catalogue.path().to_owned()).into());
             }
@@ -192,12 +194,13 @@ pub async fn resolve(
                 latest_time: log.latest_time(),
                 description: state.described(describe(&recovered)),
                 opened: Opened::Embedded(log),
+                _folder: folder,
             })
         }
         #[cfg(feature = "kafka")]
         LogEngine::Kafka(kafka_settings) => {
             let description = format!("kafka at {}", kafka_settings.bootstrap);
-            let (catalogue, coordination) = open_coordination(settings.coordination, folder, &events).await?;
+            let (catalogue, coordination) = open_coordination(settings.coordination, &folder, &events).await?;
             let log = crate::kafka::KafkaLog::connect(kafka_settings, Arc::clone(&events)).await?;
             let listed = log.clone();
             let list = Box::new(move || listed.partitions());
@@ -218,6 +221,7 @@ pub async fn resolve(
                 latest_time: None,
                 description: state.described(description),
                 opened: Opened::Kafka(log),
+                _folder: folder,
             })
         }
     }
@@ -245,12 +249,12 @@ fn open_notebook(settings: &EngineSettings, clock: Arc<dyn Clock>) -> Result<Arc
 #[cfg(feature = "kafka")]
 async fn open_coordination(
     engine: CoordinationEngine,
-    folder: Arc<whimbrel_storage::DataFolder>,
+    folder: &Arc<whimbrel_storage::DataFolder>,
     events: &EventSink,
 ) -> Result<(Arc<dyn Catalogue>, Arc<dyn Coordination>), EngineError> {
     match engine {
         CoordinationEngine::InProcess => {
-            let catalogue = open_catalogue(&folder, events)?;
+            let catalogue = open_catalogue(folder, events)?;
             let coordination = InProcessCoordination::of_folder(&catalogue);
             Ok((catalogue, Arc::new(coordination)))
         }

@@ -20,6 +20,7 @@ pub(crate) mod log_walk;
 pub mod owners;
 pub mod platforms;
 pub mod presence;
+pub mod presence_shards;
 pub mod protocol;
 pub mod reachability;
 pub mod receive;

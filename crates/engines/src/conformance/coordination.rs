@@ -317,7 +317,8 @@ mod properties {
 
 fn member(name: &str) -> Member {
     let roles = vec!["receive".to_owned(), "center".to_owned()];
-    Member { name: name.to_owned(), roles, address: format!("{name}.example:7601"), incarnation: 1_800_000_000_000 }
+    let (address, key_check) = (format!("{name}.example:7601"), format!("check of {name}"));
+    Member { name: name.to_owned(), roles, address, incarnation: 1_800_000_000_000, key_check }
 }
 
 async fn join(open: &OpenCoordination, name: &str) -> Arc<dyn Membership> {

@@ -2,7 +2,7 @@
 
 use whimbrel_model::ports::{Catalogue, CatalogueError, PortFuture, Versioned};
 
-use super::connection::{EtcdConnection, delete, get, is_absent, is_at, is_full, put, reason, under};
+use super::connection::{EtcdConnection, delete, get, is_absent, is_at, is_full, may_have_run, put, reason, under};
 use super::mirror::Mirror;
 use super::wire::request_op::Request as Operation;
 use super::wire::{KeyValue, RangeRequest};
@@ -34,7 +34,7 @@ impl EtcdCatalogue {
             Some(version) => is_at(&full, i64::try_from(version).unwrap_or(i64::MAX)),
         };
         let outcome = self.connection.transact(vec![condition], vec![change], vec![get(&full)]).await;
-        let outcome = outcome.map_err(|status| unavailable(&status))?;
+        let outcome = outcome.map_err(|status| not_confirmed(&status))?;
         if outcome.succeeded {
             return Ok(version(outcome.revision));
         }
@@ -53,6 +53,15 @@ fn versioned(entry: KeyValue) -> Versioned {
 
 fn unavailable(status: &tonic::Status) -> CatalogueError {
     if is_full(status) { CatalogueError::DiskFull } else { CatalogueError::Unavailable(reason(status)) }
+}
+
+/// What a write that failed may have done.
+fn not_confirmed(status: &tonic::Status) -> CatalogueError {
+    if may_have_run(status) {
+        CatalogueError::OutcomeUnknown(format!("etcd did not confirm the write: {}", reason(status)))
+    } else {
+        unavailable(status)
+    }
 }
 
 impl Catalogue for EtcdCatalogue {

@@ -1,5 +1,6 @@
 //! Calls to an etcd cluster: each with a time limit, at one endpoint until it fails, then at the next.
 
+use std::error::Error;
 use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,7 +10,7 @@ use futures_util::stream::{self, StreamExt};
 use tokio::time::{Instant, timeout};
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Request, Status, Streaming};
+use tonic::{Code, ConnectError, Request, Status, Streaming};
 
 use super::settings::{EtcdSettings, EtcdStartError};
 use super::wire::auth_client::AuthClient;
@@ -246,6 +247,23 @@ fn is_of_the_way(code: Code) -> bool {
     matches!(code, Code::Unavailable | Code::DeadlineExceeded | Code::Unknown | Code::Internal | Code::Cancelled)
 }
 
+/// Whether a call that failed may have been executed: it was sent, and what came back is no answer of etcd.
+pub(super) fn may_have_run(status: &Status) -> bool {
+    is_of_the_way(status.code()) && !was_never_sent(status)
+}
+
+/// Whether no connection could be made for the call.
+fn was_never_sent(status: &Status) -> bool {
+    let mut cause: Option<&(dyn Error + 'static)> = status.source();
+    while let Some(error) = cause {
+        if error.is::<ConnectError>() {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
 /// Whether etcd does not know the login any more: it was restarted, or the login is too old.
 fn is_token_refused(status: &Status) -> bool {
     status.code() == Code::Unauthenticated || status.message().contains("revision of auth store is old")
@@ -341,6 +359,17 @@ fn end_of(prefix: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_call_without_an_answer_may_have_run_and_one_that_etcd_refused_did_not() {
+        for status in [Status::deadline_exceeded("no answer"), Status::unavailable("etcdserver: request timed out")] {
+            assert!(may_have_run(&status), "{status}");
+        }
+        for status in [Status::invalid_argument("no key"), Status::permission_denied("no"), Status::unauthenticated("")]
+        {
+            assert!(!may_have_run(&status), "{status}");
+        }
+    }
 
     #[test]
     fn a_prefix_ends_before_the_next_key_that_does_not_have_it() {

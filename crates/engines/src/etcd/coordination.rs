@@ -260,6 +260,8 @@ struct StoredMember {
     /// Entries of older binaries have none.
     #[serde(default)]
     incarnation: u64,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    key_check: String,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -269,15 +271,15 @@ struct StoredOwner {
 
 impl StoredMember {
     fn of(member: &Member) -> Self {
-        let Member { name, roles, address, incarnation } = member.clone();
-        Self { name, roles, address, incarnation }
+        let Member { name, roles, address, incarnation, key_check } = member.clone();
+        Self { name, roles, address, incarnation, key_check }
     }
 }
 
 impl From<StoredMember> for Member {
     fn from(stored: StoredMember) -> Self {
-        let StoredMember { name, roles, address, incarnation } = stored;
-        Self { name, roles, address, incarnation }
+        let StoredMember { name, roles, address, incarnation, key_check } = stored;
+        Self { name, roles, address, incarnation, key_check }
     }
 }
 
@@ -297,7 +299,8 @@ mod tests {
 
     #[test]
     fn a_member_reads_as_it_was_written() {
-        let member = Member { name: "a".to_owned(), roles: vec![], address: "a:1".to_owned(), incarnation: 7 };
+        let (name, address, key_check) = ("a".to_owned(), "a:1".to_owned(), "c0ffee".to_owned());
+        let member = Member { name, roles: vec![], address, incarnation: 7, key_check };
         let stored: StoredMember = serde_json::from_slice(&encode(&StoredMember::of(&member))).unwrap();
         assert_eq!(Member::from(stored), member);
     }

@@ -2,7 +2,8 @@
 //!
 //! In reading order: [`settings`] (where Redis is, and how long it may take), `connection` (one connection that all share and
 //! that comes back by itself; what of Redis's own settings concerns us), `timers` with `layout` and `write` (the holds of a shard
-//! as keys, members and one script's arguments), `forget` (removing them all), `receipts`, `progress`, `inbox`, `sessions`,
+//! as keys, members and one script's arguments), `forget` (removing them all), `receipts` with `unconfirmed` (ends of claims that Redis has not
+//! confirmed), `progress`, `inbox`, `sessions`,
 //! `devices`, `loss` (detects that Redis was emptied), `reply` (Redis's answers, taken apart).
 //! What Redis itself decides is in `lua/`, one script for each step that must be one.
 //!
@@ -22,6 +23,7 @@ mod reply;
 mod sessions;
 pub mod settings;
 mod timers;
+mod unconfirmed;
 mod write;
 
 pub use connection::RedisConnection;

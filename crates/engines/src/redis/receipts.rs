@@ -4,6 +4,9 @@
 //! takes longer nevertheless. A node that dies renews nothing: its claims lapse, and a repeat looks through the log. Answers
 //! expire after their window by Redis's own clock, and are judged by the caller's before that.
 //!
+//! A call that Redis does not answer in time may be executed later. This process knows how such a claim ended: that nothing was written,
+//! or the answer. It tells Redis in the background, and itself takes a claim over that it knows to be dead (see [`super::unconfirmed`]).
+//!
 //! A Redis that fails over may have lost the last claims and answers: a repeat of those few is published again. What is lost
 //! with Redis is the recognition of repeats, never a message.
 
@@ -14,11 +17,13 @@ use std::time::{Duration, Instant};
 
 use bytes::{Buf as _, BufMut as _, Bytes};
 use futures_util::{StreamExt as _, stream};
+use redis::Value;
 use whimbrel_model::ports::{Answer, Begun, Claim, ClaimKind, PortFuture, Receipts, ReceiptsError};
 use whimbrel_model::{Clock, PartitionId, SystemClock, Timestamp, TopicNumber};
 
 use super::connection::{CallError, RedisConnection, Script};
-use super::reply::{OddReply, Parts};
+use super::reply::{OddReply, Parts, bytes_of};
+use super::unconfirmed::{End, Known, UnconfirmedEnds};
 use crate::embedded::ReceiptSettings;
 use crate::embedded::receipts::keys::{decode_answer, encode_answer};
 
@@ -26,6 +31,10 @@ use crate::embedded::receipts::keys::{decode_answer, encode_answer};
 const RENEW_AFTER: u32 = 3;
 /// Claims that are renewed at the same time.
 const RENEWED_AT_ONCE: usize = 64;
+/// How often Redis is told the ends of claims that it has not confirmed.
+const CONFIRM_EVERY: Duration = Duration::from_millis(500);
+/// Ends that Redis is told at the same time.
+const CONFIRMED_AT_ONCE: usize = 64;
 /// Bytes of a place: topic, partition, offset.
 const PLACE_BYTES: usize = 16;
 
@@ -43,6 +52,7 @@ struct Inner {
     renew: Script,
     /// What this process is at, by the claim's key. These never lapse, however long they take.
     under_way: Mutex<HashMap<String, Held>>,
+    unconfirmed: Mutex<UnconfirmedEnds>,
     /// Makes holders of this process unlike those of all others.
     process: u64,
     holders: AtomicU64,
@@ -58,6 +68,7 @@ impl RedisReceipts {
     /// Must be called within a runtime: claims under way are renewed by a task of their own, until the receipts are dropped.
     pub fn new(connection: RedisConnection, settings: ReceiptSettings, clock: Arc<dyn Clock>) -> Self {
         let renew_interval = settings.lease / RENEW_AFTER;
+        let unconfirmed = Mutex::new(UnconfirmedEnds::new(settings.lease));
         let inner = Arc::new(Inner {
             connection,
             settings,
@@ -67,10 +78,12 @@ impl RedisReceipts {
             abandon: Script::new(include_str!("lua/abandon.lua")),
             renew: Script::new(include_str!("lua/renew.lua")),
             under_way: Mutex::default(),
+            unconfirmed,
             process: process_number(),
             holders: AtomicU64::new(0),
         });
         tokio::spawn(keep_renewing(Arc::downgrade(&inner), renew_interval));
+        tokio::spawn(keep_confirming(Arc::downgrade(&inner)));
         Self(inner)
     }
 }
@@ -86,11 +99,22 @@ impl Inner {
         self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn unconfirmed(&self) -> MutexGuard<'_, UnconfirmedEnds> {
+        self.unconfirmed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     async fn begin(&self, claim: &Claim, end: u64, now: Timestamp) -> Result<Begun, Failure> {
         let key = self.key(claim);
         if let Some(held) = self.under_way().get(&key) {
             return Ok(if held.fingerprint == claim.fingerprint { Begun::UnderWay } else { Begun::Different });
         }
+        let dead = match self.unconfirmed().known(&key, Instant::now()) {
+            Known::Answered { fingerprint, answer } if fingerprint == claim.fingerprint => {
+                return Ok(Begun::Earlier(answer));
+            }
+            Known::Answered { .. } => return Ok(Begun::Different),
+            Known::NotWritten { holders } => holders,
+        };
         let number = self.holders.fetch_add(1, Ordering::Relaxed);
         let holder = format!("{:016x}-{number:x}", self.process);
         let mut call = self.begin.on([&key].into_iter());
@@ -99,46 +123,90 @@ impl Inner {
             .arg(&encode_place(claim.partition, end)[..])
             .arg(now.as_millis())
             .arg(millis(self.settings.lease))
-            .arg(millis(self.settings.window));
-        let mut answer = Parts::of(self.connection.run(&self.begin, call).await?)?;
-        let begun = match &*answer.bytes()? {
-            b"new" => Begun::New,
-            b"lapsed" => Begun::Lapsed { places: decode_places(answer.bytes()?) },
-            b"different" => return Ok(Begun::Different),
-            b"under_way" => return Ok(Begun::UnderWay),
-            b"earlier" => {
-                let (_, answer) = decode_answer(&answer.bytes()?).ok_or(OddReply)?;
-                return Ok(Begun::Earlier(answer));
-            }
-            _ => return Err(OddReply.into()),
+            .arg(millis(self.settings.window))
+            .arg(dead);
+        let begun = match self.connection.run(&self.begin, call).await {
+            Ok(reply) => read_begun(reply).map_err(Failure::from),
+            Err(error) => Err(error.into()),
         };
-        let held = Held { fingerprint: claim.fingerprint, holder, renewed_at: Instant::now() };
-        self.under_way().insert(key, held);
-        Ok(begun)
+        match &begun {
+            Ok(Begun::New | Begun::Lapsed { .. }) => {
+                let held = Held { fingerprint: claim.fingerprint, holder, renewed_at: Instant::now() };
+                self.under_way().insert(key, held);
+            }
+            Ok(_) => {}
+            // Redis may have it, or get it yet. Whoever asked writes nothing without an answer.
+            Err(_) => self.unconfirmed().not_written(key, holder, Instant::now()),
+        }
+        begun
     }
 
     async fn finish(&self, claim: &Claim, answer: Answer) -> Result<(), Failure> {
         let key = self.key(claim);
+        let kept = self.keep(&key, claim, &answer).await;
+        match &kept {
+            Ok(()) => self.unconfirmed().confirmed_answer(&key),
+            // The message is in the log all the same. This process knows the answer until Redis has it.
+            Err(_) => self.unconfirmed().answered(key.clone(), claim.clone(), answer, Instant::now()),
+        }
+        self.under_way().remove(&key);
+        kept
+    }
+
+    /// Writes the answer to a claim.
+    async fn keep(&self, key: &str, claim: &Claim, answer: &Answer) -> Result<(), Failure> {
         let found = (claim.kind == ClaimKind::Id).then(|| self.found_key(&claim.text));
-        let keys: Vec<&String> = [Some(&key), found.as_ref()].into_iter().flatten().collect();
+        let keys: Vec<&str> = [Some(key), found.as_deref()].into_iter().flatten().collect();
         let mut call = self.finish.on(keys.into_iter());
         call.arg(fingerprint_text(claim.fingerprint))
-            .arg(encode_answer(claim.fingerprint, &answer))
+            .arg(encode_answer(claim.fingerprint, answer))
             .arg(answer.answered_at.as_millis())
             .arg(millis(self.settings.window))
             .arg(millis(self.settings.id_window));
-        let kept = self.connection.run(&self.finish, call).await;
-        // Where it was not kept, the message is in the log and only there: the claim lapses, and a repeat looks for it.
-        self.under_way().remove(&key);
-        Ok(kept.map(drop)?)
+        self.connection.run(&self.finish, call).await?;
+        Ok(())
     }
 
     async fn abandon(&self, claim: &Claim) -> Result<(), Failure> {
         let key = self.key(claim);
         let Some(held) = self.under_way().remove(&key) else { return Ok(()) };
-        let mut call = self.abandon.on([&key].into_iter());
-        call.arg(held.holder);
-        self.connection.run(&self.abandon, call).await?;
+        // The publisher has looked for what earlier tries may have written.
+        let released = self.release(&key, &held.holder, "all").await;
+        if released.is_err() {
+            self.unconfirmed().not_written(key, held.holder, Instant::now());
+        }
+        released.map(drop)
+    }
+
+    /// Takes back the claim of a holder that wrote nothing. Answers whether it was that holder's.
+    async fn release(&self, key: &str, holder: &str, tries: &str) -> Result<bool, Failure> {
+        let mut call = self.abandon.on([key].into_iter());
+        call.arg(holder).arg(PLACE_BYTES).arg(tries);
+        let answer = bytes_of(self.connection.run(&self.abandon, call).await?)?;
+        Ok(answer.as_deref() == Some(b"done"))
+    }
+
+    /// Tells Redis the ends of claims that it has not confirmed. Where it does not answer, the next time is soon enough.
+    async fn confirm_ends(&self) {
+        let due = self.unconfirmed().due(Instant::now());
+        let told: Vec<_> = due.into_iter().map(|end| self.confirm(end)).collect();
+        let failed = stream::iter(told).buffer_unordered(CONFIRMED_AT_ONCE).filter_map(async |done| done.err());
+        if let Some(error) = std::pin::pin!(failed).next().await {
+            tracing::debug!(%error, "Redis could not be told how claims ended; it is tried again");
+        }
+    }
+
+    async fn confirm(&self, end: End) -> Result<(), Failure> {
+        match end {
+            End::Answered { key, claim, answer } => {
+                self.keep(&key, &claim, &answer).await?;
+                self.unconfirmed().confirmed_answer(&key);
+            }
+            End::NotWritten { key, holder } => {
+                let was_held = self.release(&key, &holder, "own").await?;
+                self.unconfirmed().confirmed_release(&key, &holder, was_held, Instant::now());
+            }
+        }
         Ok(())
     }
 
@@ -200,6 +268,30 @@ async fn keep_renewing(inner: Weak<Inner>, interval: Duration) {
         tokio::time::sleep(interval).await;
         let Some(inner) = inner.upgrade() else { return };
         inner.renew_old(interval).await;
+    }
+}
+
+/// Tells Redis the ends of claims from time to time until the receipts are dropped.
+async fn keep_confirming(inner: Weak<Inner>) {
+    loop {
+        tokio::time::sleep(CONFIRM_EVERY).await;
+        let Some(inner) = inner.upgrade() else { return };
+        inner.confirm_ends().await;
+    }
+}
+
+fn read_begun(reply: Value) -> Result<Begun, OddReply> {
+    let mut parts = Parts::of(reply)?;
+    match &*parts.bytes()? {
+        b"new" => Ok(Begun::New),
+        b"lapsed" => Ok(Begun::Lapsed { places: decode_places(parts.bytes()?) }),
+        b"different" => Ok(Begun::Different),
+        b"under_way" => Ok(Begun::UnderWay),
+        b"earlier" => {
+            let (_, answer) = decode_answer(&parts.bytes()?).ok_or(OddReply)?;
+            Ok(Begun::Earlier(answer))
+        }
+        _ => Err(OddReply),
     }
 }
 

@@ -57,6 +57,46 @@ async fn a_write_that_does_not_get_through_is_unavailable_and_the_next_one_works
 }
 
 #[tokio::test]
+async fn a_write_that_etcd_does_not_confirm_has_an_unknown_outcome() {
+    if let Some(why) = skip_reason() {
+        return say_skipped(&why);
+    }
+    let way = Way::to(address()).await;
+    let prefix = new_prefix();
+    let short = EtcdSettings { request_timeout: Duration::from_millis(500), ..settings(way.address(), &prefix) };
+    let catalogue = EtcdCatalogue::new(EtcdConnection::connect(short).await.expect("the way is open"));
+    let version = catalogue.put("x", b"1".to_vec(), None).await.expect("it is written");
+    way.cut();
+    let failed = catalogue.put("x", b"2".to_vec(), Some(version)).await;
+    assert!(matches!(failed, Err(CatalogueError::OutcomeUnknown(_))), "{failed:?}");
+    let failed = catalogue.remove("x", version).await;
+    assert!(matches!(failed, Err(CatalogueError::OutcomeUnknown(_))), "{failed:?}");
+    way.mend();
+    // Reading tells what became of them; either may have happened by now, later, or never.
+    catalogue.get("x").await.expect("it can be read again");
+}
+
+#[tokio::test]
+async fn a_write_for_which_no_connection_can_be_made_did_not_happen() {
+    if let Some(why) = skip_reason() {
+        return say_skipped(&why);
+    }
+    let way = Way::to(address()).await;
+    let mut short =
+        EtcdSettings { request_timeout: Duration::from_millis(500), ..settings(way.address(), &new_prefix()) };
+    short.endpoints.push(NOBODY.to_owned());
+    let catalogue = EtcdCatalogue::new(EtcdConnection::connect(short).await.expect("the way is open"));
+    way.cut();
+    // Calls go to the two endpoints in turn: the one swallows what it gets, the other cannot be connected to.
+    let mut outcomes = Vec::new();
+    while outcomes.len() < 10 && !outcomes.iter().any(|outcome| matches!(outcome, Err(CatalogueError::Unavailable(_))))
+    {
+        outcomes.push(catalogue.put("x", b"1".to_vec(), None).await);
+    }
+    assert!(matches!(outcomes.last(), Some(Err(CatalogueError::Unavailable(_)))), "{outcomes:?}");
+}
+
+#[tokio::test]
 async fn a_watch_that_was_cut_catches_up() {
     if let Some(why) = skip_reason() {
         return say_skipped(&why);

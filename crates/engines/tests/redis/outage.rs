@@ -2,8 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use whimbrel_model::ports::{Applied, Begun, Claim, ClaimKind, Receipts as _, ReceiptsError, TimersError, Write};
-use whimbrel_model::{PartitionId, Timestamp, TopicNumber};
+use whimbrel_engines::redis::RedisReceipts;
+use whimbrel_model::ports::{
+    Answer, Applied, Begun, Claim, ClaimKind, Receipts as _, ReceiptsError, TimersError, Write,
+};
+use whimbrel_model::{Clock as _, PartitionId, SystemClock, Timestamp, TopicNumber};
 
 use crate::needs_redis;
 use crate::server::OwnRedis;
@@ -92,4 +95,114 @@ async fn a_redis_that_forgot_its_scripts_is_given_them_again() {
     assert_eq!(timers.apply(0, empty_write(0, 10)).await, Ok(Applied::Done));
     assert_eq!(redis.cli(&["script", "flush"]), "OK");
     assert_eq!(timers.apply(0, empty_write(10, 20)).await, Ok(Applied::Done));
+}
+
+/// Less than a lease, by far: what takes longer waited for the lease.
+const MUCH_LESS_THAN_A_LEASE: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Two nodes whose scripts Redis knows, so that a call that it gets late is executed.
+async fn two_nodes(redis: &OwnRedis) -> (RedisReceipts, RedisReceipts) {
+    let (first, second) = (open_receipts(redis.settings()).await, open_receipts(redis.settings()).await);
+    let warming_up = Claim { text: "warming up".to_owned(), ..claim() };
+    assert_eq!(first.begin(&warming_up, 0, SystemClock.now()).await, Ok(Begun::New));
+    first.finish(&warming_up, answer(SystemClock.now())).await.unwrap();
+    (first, second)
+}
+
+fn answer(answered_at: Timestamp) -> Answer {
+    Answer { id: "m1".to_owned(), partition: claim().partition, offset: 6, due: None, answered_at }
+}
+
+/// Begins at a node until Redis answers something else than that the claim is under way.
+async fn begin_until_known(node: &RedisReceipts, now: Timestamp) -> Begun {
+    let began = Instant::now();
+    loop {
+        match node.begin(&claim(), 0, now).await {
+            Ok(begun) if begun != Begun::UnderWay => return begun,
+            waits => assert!(began.elapsed() < MUCH_LESS_THAN_A_LEASE, "still {waits:?}"),
+        }
+        tokio::time::sleep(POLL_INTERVAL).await;
+    }
+}
+
+#[tokio::test]
+async fn a_claim_that_a_stalled_redis_gets_late_is_taken_over_by_a_repeat_at_the_same_node() {
+    needs_redis!();
+    let redis = OwnRedis::start();
+    let (first, second) = two_nodes(&redis).await;
+    let now = SystemClock.now();
+    redis.freeze(true);
+    let stalled = first.begin(&claim(), 0, now).await;
+    redis.freeze(false);
+    assert!(matches!(stalled, Err(ReceiptsError::Unavailable(_))), "{stalled:?}");
+    loop {
+        match first.begin(&claim(), 0, now).await {
+            Err(_) => tokio::time::sleep(POLL_INTERVAL).await,
+            begun => break assert_eq!(begun, Ok(Begun::New), "nothing was written under the first claim"),
+        }
+    }
+    assert_eq!(second.begin(&claim(), 0, now).await, Ok(Begun::UnderWay), "the repeat has the claim");
+    first.finish(&claim(), answer(now)).await.unwrap();
+    assert_eq!(begin_until_known(&second, now).await, Begun::Earlier(answer(now)));
+}
+
+#[tokio::test]
+async fn a_claim_that_a_stalled_redis_gets_late_is_given_up_for_the_other_nodes_too() {
+    needs_redis!();
+    let redis = OwnRedis::start();
+    let (first, second) = two_nodes(&redis).await;
+    let now = SystemClock.now();
+    redis.freeze(true);
+    let stalled = first.begin(&claim(), 0, now).await;
+    redis.freeze(false);
+    assert!(matches!(stalled, Err(ReceiptsError::Unavailable(_))), "{stalled:?}");
+    assert_eq!(begin_until_known(&second, now).await, Begun::New);
+}
+
+#[tokio::test]
+async fn an_answer_that_a_stalled_redis_did_not_take_is_known_here_at_once_and_elsewhere_soon() {
+    needs_redis!();
+    let mut redis = OwnRedis::start();
+    let (first, second) = two_nodes(&redis).await;
+    let now = SystemClock.now();
+    assert_eq!(first.begin(&claim(), 0, now).await, Ok(Begun::New));
+    // A Redis that is gone gets no call late: somebody must bring the answer again.
+    redis.kill();
+    assert!(first.finish(&claim(), answer(now)).await.is_err());
+    assert_eq!(first.begin(&claim(), 0, now).await, Ok(Begun::Earlier(answer(now))));
+    let other_body = Claim { fingerprint: 8, ..claim() };
+    assert_eq!(first.begin(&other_body, 0, now).await, Ok(Begun::Different));
+    redis.start_again();
+    assert_eq!(begin_until_known(&second, now).await, Begun::Earlier(answer(now)));
+}
+
+#[tokio::test]
+async fn a_claim_that_could_not_be_given_up_is_given_up_when_redis_is_back() {
+    needs_redis!();
+    let mut redis = OwnRedis::start();
+    let (first, second) = two_nodes(&redis).await;
+    let now = SystemClock.now();
+    assert_eq!(first.begin(&claim(), 0, now).await, Ok(Begun::New));
+    redis.kill();
+    assert!(first.abandon(&claim()).await.is_err());
+    redis.start_again();
+    assert_eq!(begin_until_known(&second, now).await, Begun::New);
+}
+
+#[tokio::test]
+async fn a_late_claim_that_is_given_up_leaves_earlier_tries_to_be_looked_for() {
+    needs_redis!();
+    let redis = OwnRedis::start();
+    let (first, second) = two_nodes(&redis).await;
+    let now = SystemClock.now();
+    assert_eq!(second.begin(&claim(), 5, now).await, Ok(Begun::New));
+    second.leave(&claim()).await.unwrap();
+    let lapsed = Timestamp::from_millis(now.as_millis() + 61_000);
+    redis.freeze(true);
+    let stalled = first.begin(&claim(), 9, lapsed).await;
+    redis.freeze(false);
+    assert!(stalled.is_err(), "{stalled:?}");
+    let places = vec![(claim().partition, 5)];
+    assert_eq!(begin_until_known(&second, lapsed).await, Begun::Lapsed { places });
 }

@@ -11,8 +11,8 @@ pub struct Versioned {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CatalogueError {
-    /// Somebody else wrote first; nothing was written.
-    #[error("`{key}` was changed by somebody else: it is at version {found:?}")]
+    /// Another writer was faster; nothing was written.
+    #[error("another node changed `{key}` first: {}", .found.map_or("it has no entry".to_owned(), |version| format!("its entry is at version {version}")))]
     Conflict { key: String, found: Option<u64> },
     /// Nothing was written.
     #[error("the disk is full: the catalogue could not be written")]

@@ -20,6 +20,8 @@ pub struct Member {
     pub address: String,
     /// Greater each time that it joins; zero where an older binary joined, which did not say.
     pub incarnation: u64,
+    /// By which members notice that their internal keys differ; empty where an older binary joined, which had none.
+    pub key_check: String,
 }
 
 /// A member with its node number, which no other living member has.

@@ -111,6 +111,7 @@ impl Scene {
                 roles: vec![role.to_owned()],
                 address,
                 incarnation: id.incarnation,
+                ..Member::default()
             },
         };
         let nodes = vec![node(gateway, GATEWAY_ROLE, String::new()), node(CARRIER, CARRIER_ROLE, address)];

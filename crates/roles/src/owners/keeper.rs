@@ -7,14 +7,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 use whimbrel_model::people::GatewayId;
-use whimbrel_model::ports::{Coordination, CoordinationError, Member, Membership};
+use whimbrel_model::ports::{Coordination, CoordinationError, Member, Membership, Node};
 use whimbrel_model::{Clock, Event, EventSink};
 
 use super::clocks::{AskClock, ClocksApart, judge, read};
 use super::families::{CENTER_ROLE, Family, Kind};
+use super::key_check::{KeyCheck, OtherKey};
 use super::sight::{Sight, View};
 use super::tenure::{Ended, Tenure};
 
@@ -26,6 +27,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 pub struct KeeperSettings {
     /// This node. It owns shards of the families whose role it has. Its incarnation is set at each joining.
     pub member: Member,
+    /// The internal key of this node, which all others must have too.
+    pub key_check: KeyCheck,
     /// The node number that it would like.
     pub wanted: Option<u16>,
     /// How far clocks of nodes may be apart.
@@ -41,6 +44,7 @@ impl KeeperSettings {
     pub fn new(member: Member) -> Self {
         Self {
             member,
+            key_check: KeyCheck::new(None),
             wanted: None,
             clocks_apart_max: Duration::from_millis(500),
             clocks_every: Duration::from_secs(10),
@@ -54,6 +58,8 @@ impl KeeperSettings {
 pub enum JoinError {
     #[error(transparent)]
     ClocksApart(#[from] ClocksApart),
+    #[error(transparent)]
+    OtherKey(#[from] OtherKey),
     #[error(transparent)]
     Coordination(#[from] CoordinationError),
 }
@@ -105,7 +111,7 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Joins for the first time. A clock that is apart is an error here: somebody is there to see it.
+    /// Joins for the first time. A clock that is apart or another internal key is an error here: somebody is there to see it.
     pub async fn join(settings: KeeperSettings, parts: KeeperParts) -> Result<Self, JoinError> {
         let until = Instant::now() + settings.join_within;
         let kinds: Vec<Kind> = parts.families.iter().map(Family::kind).collect();
@@ -116,6 +122,7 @@ impl Keeper {
                 Err(_) => sleep(PAUSE).await,
             }
         };
+        settings.key_check.compare(&first.nodes)?;
         if is_center(&settings.member) {
             let readings = read(&first, None, &*parts.clocks, &*parts.clock).await;
             judge(None, &readings, settings.clocks_apart_max)?;
@@ -123,7 +130,7 @@ impl Keeper {
         let (mut said, mut incarnation) = (false, 0);
         let membership = loop {
             incarnation = next_incarnation(&*parts.clock, incarnation);
-            let member = Member { incarnation, ..settings.member.clone() };
+            let member = settings.key_check.signed(Member { incarnation, ..settings.member.clone() });
             match parts.coordination.join(member, settings.wanted).await {
                 Ok(membership) => break membership,
                 Err(error) if Instant::now() + PAUSE > until => return Err(error.into()),
@@ -135,8 +142,18 @@ impl Keeper {
                 }
             }
         };
-        let me = watch::Sender::new(Some(GatewayId { node: membership.node(), incarnation }));
-        Ok(Self { settings, parts, views: watch::Sender::new(Arc::new(first)), me, membership, incarnation })
+        let me = GatewayId { node: membership.node(), incarnation };
+        // Nodes that join at the same time do not see each other before that. The later one sees the other now.
+        let seen = see_itself(&*parts.coordination, &kinds, me, until).await;
+        let first = match seen.and_then(|view| Ok(settings.key_check.compare(&view.nodes).map(|()| view)?)) {
+            Ok(view) => view,
+            Err(error) => {
+                membership.leave().await;
+                return Err(error);
+            }
+        };
+        let (views, me) = (watch::Sender::new(Arc::new(first)), watch::Sender::new(Some(me)));
+        Ok(Self { settings, parts, views, me, membership, incarnation })
     }
 
     /// What this node sees; kept up while the keeper runs.
@@ -194,7 +211,7 @@ impl Keeper {
                     }
                 }
                 let member = member_as(&settings.member, apart.is_some());
-                let joined = join_again(&*coordination, member, settings.wanted, &*clock, incarnation);
+                let joined = join_again(&*coordination, member, &settings, &*clock, incarnation);
                 (membership, incarnation) = tokio::select! {
                     joined = joined => joined,
                     () = shutdown.cancelled() => return,
@@ -229,10 +246,34 @@ fn next_incarnation(clock: &dyn Clock, last: u64) -> u64 {
     u64::try_from(clock.now().as_millis()).unwrap_or(0).max(last + 1)
 }
 
+/// Waits until this node sees its own entry: from then on it sees every node that joined before it.
+async fn see_itself(
+    coordination: &dyn Coordination,
+    kinds: &[Kind],
+    me: GatewayId,
+    until: Instant,
+) -> Result<View, JoinError> {
+    let mut seen = 0;
+    loop {
+        let picture = match timeout_at(until, coordination.picture(seen)).await {
+            Ok(picture) => picture?,
+            Err(_) => {
+                let reason = "the node joined and does not see its own entry".to_owned();
+                return Err(CoordinationError::Unavailable(reason).into());
+            }
+        };
+        seen = picture.revision;
+        let is_me = |node: &Node| node.number == me.node && node.member.incarnation == me.incarnation;
+        if picture.nodes.iter().any(is_me) {
+            return Ok(View::of(picture, kinds));
+        }
+    }
+}
+
 async fn join_again(
     coordination: &dyn Coordination,
     mut member: Member,
-    wanted: Option<u16>,
+    settings: &KeeperSettings,
     clock: &dyn Clock,
     last: u64,
 ) -> (Arc<dyn Membership>, u64) {
@@ -240,7 +281,8 @@ async fn join_again(
     loop {
         // A try whose answer was lost may have been seen by others: the next one is above it too.
         member.incarnation = next_incarnation(clock, member.incarnation);
-        match coordination.join(member.clone(), wanted).await {
+        let signed = settings.key_check.signed(member.clone());
+        match coordination.join(signed, settings.wanted).await {
             Ok(membership) => return (membership, member.incarnation),
             Err(error) => tracing::debug!(%error, "the node could not join again yet"),
         }

@@ -10,6 +10,7 @@ use whimbrel_model::ports::Member;
 
 use super::families::{CARRIER_ROLE, CENTER_ROLE, Family, HOLDS_FAMILY, PUSH_FAMILY};
 use super::keeper::{JoinError, Keeper, KeeperParts, KeeperSettings, Resign, resignations};
+use super::key_check::KeyCheck;
 use super::sight::Sight;
 use super::testing::{FakeClock, FakeClocks, FakeCluster, FakeDuties, Ledger, center};
 
@@ -45,6 +46,16 @@ impl Scene {
     }
 
     async fn try_start(&self, number: u16, member: Member, off_ms: i64) -> Result<Running, JoinError> {
+        self.try_start_with_key(number, member, off_ms, "secret").await
+    }
+
+    async fn try_start_with_key(
+        &self,
+        number: u16,
+        member: Member,
+        off_ms: i64,
+        key: &str,
+    ) -> Result<Running, JoinError> {
         let clock = FakeClock::new(off_ms);
         self.clocks.clocks.lock().unwrap().insert(member.address.clone(), clock.clone());
         let ending_takes = Duration::from_millis(30);
@@ -75,7 +86,8 @@ impl Scene {
             clock: clock.clone(),
             events: Arc::new(move |event: Event| events.lock().unwrap().push(event.kind)),
         };
-        let settings = KeeperSettings { wanted: Some(number), ..KeeperSettings::new(member) };
+        let key_check = KeyCheck::new(Some(key));
+        let settings = KeeperSettings { wanted: Some(number), key_check, ..KeeperSettings::new(member) };
         let keeper = Keeper::join(settings, parts).await?;
         assert_eq!(keeper.node(), number);
         let (sight, shutdown) = (keeper.sight(), CancellationToken::new());
@@ -213,6 +225,50 @@ async fn a_start_with_a_clock_that_is_apart_is_refused() {
     let refused = scene.try_start(2, center(2), 501).await.err().expect("it is refused");
     assert!(matches!(refused, JoinError::ClocksApart(_)), "{refused}");
     scene.try_start(3, center(3), 500).await.expect("that is near enough");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_with_another_internal_key_is_refused_and_gets_no_shard() {
+    let scene = Scene::new();
+    let _first = scene.start(1).await;
+    scene.cluster.wait_for_shares(&[(1, 16)]).await;
+    let refused = scene.try_start_with_key(2, center(2), 0, "other").await.err().expect("it is refused");
+    assert!(matches!(refused, JoinError::OtherKey(_)), "{refused}");
+    assert_eq!(scene.cluster.shares(HOLDS_FAMILY), [(1, 16)]);
+    let _third = scene.start(3).await;
+    scene.cluster.wait_for_shares(&[(1, 8), (3, 8)]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_key_can_be_changed_while_no_node_runs() {
+    let scene = Scene::new();
+    let first = scene.start(1).await;
+    first.stop().await;
+    scene.try_start_with_key(1, center(1), 0, "new").await.expect("nobody has the old key any more");
+    assert!(scene.try_start_with_key(2, center(2), 0, "new").await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_nodes_that_join_at_once_with_different_keys_not_both_stay() {
+    let scene = Scene::new();
+    let (one, other) = tokio::join!(
+        scene.try_start_with_key(1, center(1), 0, "one"),
+        scene.try_start_with_key(2, center(2), 0, "other"),
+    );
+    let stayed = [&one, &other].into_iter().filter(|outcome| outcome.is_ok()).count();
+    assert!(stayed <= 1, "both joined");
+    scene.cluster.wait_until("who was refused has left", |cluster| cluster.shares(HOLDS_FAMILY).len() == stayed).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_joins_again_shows_its_key_again() {
+    let scene = Scene::new();
+    let _first = scene.start(1).await;
+    let session = scene.cluster.tell_lost(1);
+    scene.cluster.let_go(session);
+    scene.wait_for_event("joined_again").await;
+    let refused = scene.try_start_with_key(2, center(2), 0, "other").await.err().expect("it is refused");
+    assert!(matches!(refused, JoinError::OtherKey(_)), "{refused}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,7 +4,7 @@
 //! [`families`] that the node knows. [`router`]
 //! is the port `Holds`: a shard of this node is asked at its [`Desk`], another node's over gRPC, which [`service`] answers
 //! there. [`dispatch`] is the same for the port `Dispatch`: a subscription is owned with its shard. [`clocks`] keeps nodes whose
-//! clocks are apart from owning anything.
+//! clocks are apart from owning anything, and [`key_check`] keeps nodes with another internal key out.
 //!
 //! It knows what a shard is and nothing of what its owner does: the work is behind [`Duties`] and [`Desk`].
 
@@ -23,6 +23,7 @@ pub mod families;
 pub mod keeper;
 #[cfg(test)]
 mod keeper_tests;
+pub mod key_check;
 pub mod peers;
 pub mod router;
 #[cfg(test)]
@@ -40,6 +41,7 @@ pub use clocks::{AskClock, ClocksApart};
 pub use dispatch::{DispatchDoor, DispatchRouter, dispatch_service};
 pub use families::{CARRIER_ROLE, CENTER_ROLE, Family, GATEWAY_ROLE, HOLDS_FAMILY, PUSH_FAMILY, shard_name};
 pub use keeper::{JoinError, Keeper, KeeperParts, KeeperSettings, Resign, Resignations, resignations};
+pub use key_check::{KeyCheck, OtherKey};
 pub use peers::{BadInternalKey, PeerSettings, Peers};
 pub use router::{OWNER_WAIT_DEFAULT, Router};
 pub use service::{OwnersDoor, service};

@@ -77,6 +77,13 @@ impl FakeCluster {
         self.state.lock().unwrap().nodes.get(&node).map(|(_, member)| member.clone())
     }
 
+    fn picture(&self, revision: u64) -> Picture {
+        let state = self.state.lock().unwrap();
+        let nodes = state.nodes.iter().map(|(number, (_, member))| Node { number: *number, member: member.clone() });
+        let owners = state.owners.iter().map(|(name, (_, owner))| (name.clone(), *owner));
+        Picture { revision, nodes: nodes.collect(), owners: owners.collect() }
+    }
+
     /// Waits until the cluster is so.
     pub async fn wait_until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
         let mut revisions = self.revision.subscribe();
@@ -132,11 +139,10 @@ impl Coordination for FakeCoordination {
         let mut revisions = self.cluster.revision.subscribe();
         Box::pin(async move {
             let revision = *revisions.wait_for(|revision| *revision > seen).await.unwrap();
-            let state = self.cluster.state.lock().unwrap();
-            let nodes =
-                state.nodes.iter().map(|(number, (_, member))| Node { number: *number, member: member.clone() });
-            let owners = state.owners.iter().map(|(name, (_, owner))| (name.clone(), *owner));
-            Ok(Picture { revision, nodes: nodes.collect(), owners: owners.collect() })
+            let picture = self.cluster.picture(revision);
+            // Others may join between this look and what it leads to.
+            tokio::task::yield_now().await;
+            Ok(picture)
         })
     }
 }

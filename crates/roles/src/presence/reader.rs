@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::try_join_all;
+use futures_util::future::{join_all, try_join_all};
 use tokio::time::timeout;
 use whimbrel_model::Clock;
 use whimbrel_model::people::Uid;
@@ -16,6 +16,7 @@ use super::figures::Figures;
 use super::packet::shard_of;
 use super::remote::Remote;
 use super::settings::{Layout, Place, PresenceSettings};
+use crate::presence_shards::{PresenceShards, ShardFreshness, ShardState};
 
 pub struct Reader {
     pub(super) layout: Arc<Layout>,
@@ -48,7 +49,30 @@ impl Presence for Reader {
     }
 }
 
+impl PresenceShards for Reader {
+    fn look(&self) -> PortFuture<'_, Vec<ShardFreshness>> {
+        let here = self.layout.here();
+        let looks = (0..self.layout.shards(here)).map(move |shard| async move {
+            let writer = match self.layout.place_of(here, shard) {
+                Place::ThisProcess => None,
+                Place::At(address) => Some(address.clone()),
+            };
+            let state = match self.read(here, shard, Vec::new()).await {
+                Ok(heard) if self.is_fresh(heard.ago_ms) => ShardState::Fresh,
+                Ok(heard) => ShardState::Stale { ago_ms: heard.ago_ms },
+                Err(error) => ShardState::Unreadable(error.to_string()),
+            };
+            ShardFreshness { shard, writer, state }
+        });
+        Box::pin(join_all(looks))
+    }
+}
+
 impl Reader {
+    fn is_fresh(&self, ago_ms: Option<u64>) -> bool {
+        ago_ms.is_some_and(|ago_ms| u128::from(ago_ms) <= self.settings.stale_after.as_millis())
+    }
+
     async fn ask_centre(&self, centre: usize, uids: &[Uid]) -> Result<PresenceAnswer, PresenceError> {
         let shards = self.layout.shards(centre);
         // For each shard that is asked, the places of its users in the question.
@@ -65,10 +89,9 @@ impl Reader {
         let mut users = vec![UserSessions::default(); uids.len()];
         let mut oldest_ms = 0;
         for (places, heard) in try_join_all(reads).await? {
-            let ago_ms = heard.ago_ms.ok_or(PresenceError::NotFresh { ago_ms: None })?;
-            if u128::from(ago_ms) > self.settings.stale_after.as_millis() {
-                return Err(PresenceError::NotFresh { ago_ms: Some(ago_ms) });
-            }
+            let Some(ago_ms) = heard.ago_ms.filter(|_| self.is_fresh(heard.ago_ms)) else {
+                return Err(PresenceError::NotFresh { ago_ms: heard.ago_ms });
+            };
             if heard.found.len() != places.len() {
                 return Err(PresenceError::Unavailable("a store answered with other users than asked".to_owned()));
             }

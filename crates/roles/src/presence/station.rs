@@ -21,6 +21,7 @@ use super::remote::{Outlets, Post, Remote};
 use super::reporter::GatewayReporter;
 use super::settings::{Layout, PresenceSettings, PresenceSettingsError};
 use super::writer::{Arrived, WriterDesk, WriterParts, write};
+use crate::presence_shards::PresenceShards;
 
 /// What presence works with.
 pub struct StationParts {
@@ -110,6 +111,11 @@ impl Station {
 
     /// The port `Presence`.
     pub fn reader(&self) -> Arc<dyn Presence> {
+        self.reader.clone()
+    }
+
+    /// How fresh the shards of this data centre are, as this process sees them.
+    pub fn shards(&self) -> Arc<dyn PresenceShards> {
         self.reader.clone()
     }
 

@@ -158,7 +158,10 @@ impl Claiming<'_> {
                 }
                 Ok(Begun::Different) => different(&claim.text),
                 Ok(Begun::UnderWay) => {
-                    let detail = format!("the first publish under `{}` has not ended yet", claim.text);
+                    let detail = format!(
+                        "an earlier publish under `{}` is in progress, or ended without a known outcome; repeat this request later",
+                        claim.text
+                    );
                     Problem::new(Code::InProgress, detail)
                 }
                 Err(error) => error.into(),

@@ -301,4 +301,7 @@ pub struct SearchAnswer {
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Ready {
     pub ready: bool,
+    /// Trouble elsewhere that does not keep this process from serving, such as stale shards of presence.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }

@@ -74,6 +74,11 @@ impl Door {
         self.holds.partition(shard_of(id, self.holds.partitions()))
     }
 
+    /// What an operator should know of a process that should get requests.
+    pub(super) fn warnings(&self) -> Vec<String> {
+        self.ports.reachability.as_ref().map_or_else(Vec::new, |reachability| reachability.warnings())
+    }
+
     /// Why this process should get no requests now: nothing, where it should.
     pub(crate) async fn reasons_not_ready(&self) -> Vec<String> {
         let mut reasons = Vec::new();

@@ -7,6 +7,7 @@ use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 
 use super::answer::json_response;
+use super::documents::Ready;
 use super::door::Door;
 use super::problem::{Code, Problem};
 use super::query::shown;
@@ -24,20 +25,23 @@ pub(super) async fn healthz() -> &'static str {
 #[utoipa::path(
     get, path = "/readyz", tag = "operating", operation_id = "readyz",
     responses(
-        (status = 200, description = "It should", body = super::documents::Ready, content_type = "application/json"),
+        (status = 200, description = "It should; `warnings` say what an operator should know all the same", body = Ready, content_type = "application/json"),
         (status = 503, description = "`not_ready`, with `reasons`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn readyz(State(door): State<Arc<Door>>) -> Response {
-    readiness(door.reasons_not_ready().await)
+    readiness(door.reasons_not_ready().await, door.warnings())
 }
 
 /// How `/readyz` answers, for every process: also for one without this door.
-pub fn readiness(reasons: Vec<String>) -> Response {
+pub fn readiness(reasons: Vec<String>, warnings: Vec<String>) -> Response {
     if reasons.is_empty() {
-        return json_response(StatusCode::OK, r#"{"ready":true}"#);
+        let ready = Ready { ready: true, warnings };
+        return json_response(StatusCode::OK, serde_json::to_vec(&ready).expect("a few texts are always JSON"));
     }
-    Problem::new(Code::NotReady, reasons.join("; ")).with("reasons", reasons).into_response()
+    let problem = Problem::new(Code::NotReady, reasons.join("; ")).with("reasons", reasons);
+    let problem = if warnings.is_empty() { problem } else { problem.with("warnings", warnings) };
+    problem.into_response()
 }
 
 pub(super) async fn unknown_path(request: Request) -> Problem {

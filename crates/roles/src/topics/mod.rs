@@ -4,9 +4,11 @@
 //! topics does so one at a time, catalogue and log together, and swaps the map when both agree. The registry must never hand out
 //! a mapping of keys to partitions that the catalogue does not have (see [`gate`] and [`growth`]).
 
+mod conflicts;
 pub mod folding;
 pub mod gate;
 pub mod growth;
+mod numbers;
 pub mod rates;
 pub mod registry;
 pub mod stored;

@@ -13,15 +13,14 @@ use whimbrel_model::ports::{Catalogue, CatalogueError, Log, LogError, LogTopics,
 use whimbrel_model::push::PUSH_TOPIC;
 use whimbrel_model::{Clock, Event, EventSink, HOLDS_TOPIC, Retention, TopicNumber};
 
+use super::conflicts::Conflicts;
 use super::gate::{Closed, Pass};
 use super::growth::{DRAIN_WITHIN, Growth, PUBLISH_WAITS_WITHIN, ends_of};
-use super::stored::{LAST_NUMBER_KEY, StoredTopic, TOPIC_PREFIX, key_of};
+use super::stored::{StoredTopic, TOPIC_PREFIX, key_of};
 use super::system::patiently;
 use super::topic::Topic;
 use super::workers::WorkersChange;
 
-/// Tries at a write that somebody else was faster at.
-const CONFLICT_TRIES: usize = 16;
 /// Between two looks at a catalogue that keeps changing or cannot be reached.
 const RELOAD_PAUSE: Duration = Duration::from_millis(100);
 const WATCH_RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -117,7 +116,7 @@ pub struct RegistryPorts {
 }
 
 pub struct Registry {
-    ports: RegistryPorts,
+    pub(super) ports: RegistryPorts,
     defaults: TopicDefaults,
     map: ArcSwap<Map>,
     /// Whoever changes topics holds this, over catalogue, log and map. Its value: when others' topics were last looked for.
@@ -211,7 +210,14 @@ impl Registry {
         if !self.defaults.auto_create {
             return self.find(name).await;
         }
-        Ok(self.put(name, TopicChange::default()).await?.topic)
+        match self.put(name, TopicChange::default()).await {
+            // Only the creation is in doubt. The caller has not written anything to the topic.
+            Err(TopicError::Catalogue(CatalogueError::OutcomeUnknown(why))) => {
+                let why = format!("topic `{name}` may not have been created, repeat the request: {why}");
+                Err(CatalogueError::Unavailable(why).into())
+            }
+            made => Ok(made?.topic),
+        }
     }
 
     /// Makes the topic or changes it. Not to be cancelled midway: callers spawn it.
@@ -220,17 +226,42 @@ impl Registry {
             return Err(TopicError::Partitions(partitions));
         }
         let changing = self.changing.lock().await;
-        if let Some(topic) = self.get(name) {
-            return self.change(topic, change, &changing).await;
+        let mut conflicts = Conflicts::default();
+        loop {
+            let known = self.get(name).filter(|_| !conflicts.any());
+            match self.put_once(name, known, change.clone(), &changing).await {
+                Err(error) => conflicts.try_again(error).await?,
+                outcome => return outcome,
+            }
         }
-        // A half-made topic, or one that another process made a moment ago, is in the catalogue already.
-        if let Some(found) = self.ports.catalogue.get(&key_of(name)).await?
-            && let Some(topic) = self.take_in(&key_of(name), &found, &changing).await?
-        {
-            return self.change(topic, change, &changing).await;
+    }
+
+    /// Changes the known topic, else the one in the catalogue: it may be half made, or made by another node a moment ago.
+    async fn put_once(
+        &self,
+        name: &str,
+        known: Option<Arc<Topic>>,
+        change: TopicChange,
+        changing: &MutexGuard<'_, i64>,
+    ) -> Result<PutOutcome, TopicError> {
+        let known = match known {
+            Some(known) => Some(known),
+            None => self.read_entry(name, changing).await?,
+        };
+        if let Some(topic) = known {
+            return self.change(topic, change, changing).await;
         }
-        let topic = self.create(name, change, false, &changing).await?;
+        let topic = self.create(name, change, false, changing).await?;
         Ok(PutOutcome { topic, created: true, grown: None })
+    }
+
+    /// The topic as the catalogue has it now. `None` where there is no entry, or where its deletion was finished.
+    async fn read_entry(&self, name: &str, changing: &MutexGuard<'_, i64>) -> Result<Option<Arc<Topic>>, TopicError> {
+        let key = key_of(name);
+        match self.ports.catalogue.get(&key).await? {
+            Some(found) => self.take_in(&key, &found, changing).await,
+            None => Ok(None),
+        }
     }
 
     async fn create(
@@ -415,7 +446,11 @@ impl Registry {
         _changing: &MutexGuard<'_, i64>,
     ) -> Result<(), TopicError> {
         self.ports.log_topics.delete(stored.number).await?;
-        self.ports.catalogue.remove(&key_of(name), version).await?;
+        match self.ports.catalogue.remove(&key_of(name), version).await {
+            // Another node finished the same deletion and reported it.
+            Err(CatalogueError::Conflict { .. }) => return Ok(()),
+            removed => removed?,
+        }
         (self.ports.events)(Event::new("topic_deleted", format!("topic `{name}` was deleted")).with("topic", name));
         Ok(())
     }
@@ -468,8 +503,8 @@ impl Registry {
             if known.is_some_and(|topic| topic.version == found.version) {
                 continue;
             }
-            match self.take_in(key, found, changing).await {
-                Ok(_) => {}
+            match self.take_in_changing(key, found, changing).await {
+                Ok(()) => {}
                 Err(error @ (TopicError::Log(LogError::Unavailable(_)) | TopicError::Catalogue(_))) => {
                     return Err(error);
                 }
@@ -477,6 +512,24 @@ impl Registry {
             }
         }
         Ok(())
+    }
+
+    /// Takes in an entry that other nodes may change meanwhile.
+    async fn take_in_changing(
+        &self,
+        key: &str,
+        found: &Versioned,
+        changing: &MutexGuard<'_, i64>,
+    ) -> Result<(), TopicError> {
+        let mut conflicts = Conflicts::default();
+        let mut taken = self.take_in(key, found, changing).await;
+        loop {
+            match taken {
+                Err(error) => conflicts.try_again(error).await?,
+                Ok(_) => return Ok(()),
+            }
+            taken = self.read_entry(key.strip_prefix(TOPIC_PREFIX).unwrap_or(key), changing).await;
+        }
     }
 
     /// Brings one entry of the catalogue to life, or finishes its deletion.
@@ -524,7 +577,7 @@ impl Registry {
                 retention_bytes: Some(None),
                 ..TopicChange::default()
             };
-            match self.create(&name, as_it_is, true, changing).await {
+            match self.adopt(&name, as_it_is, changing).await {
                 Ok(_) => tracing::info!(topic = name, partitions, "took in a topic that was found in the log"),
                 Err(
                     error @ TopicError::Catalogue(CatalogueError::Unavailable(_) | CatalogueError::OutcomeUnknown(_)),
@@ -535,42 +588,17 @@ impl Registry {
         Ok(())
     }
 
-    /// A number that the log does not know either: a catalogue that was put back from a backup may be older than its log.
-    async fn unused_number(&self) -> Result<TopicNumber, TopicError> {
+    /// Takes in one topic, unless another node has done so.
+    async fn adopt(&self, name: &str, as_it_is: TopicChange, changing: &MutexGuard<'_, i64>) -> Result<(), TopicError> {
+        let mut conflicts = Conflicts::default();
         loop {
-            let number = self.next_number().await?;
-            match self.ports.log_topics.describe(number).await {
-                // A log that cannot answer now will say so when the topic is made.
-                Err(_) => return Ok(number),
-                Ok(_) => tracing::warn!(
-                    number = number.0,
-                    "the log has a topic of this number that the catalogue does not know"
-                ),
-            }
-        }
-    }
-
-    async fn next_number(&self) -> Result<TopicNumber, TopicError> {
-        let malformed = |why: &str| TopicError::Malformed { key: LAST_NUMBER_KEY.to_owned(), why: why.to_owned() };
-        let mut tries = 0;
-        loop {
-            let found = self.ports.catalogue.get(LAST_NUMBER_KEY).await?;
-            let last = match &found {
-                None => 0,
-                Some(found) => std::str::from_utf8(&found.value)
-                    .ok()
-                    .and_then(|text| text.parse::<u32>().ok())
-                    .ok_or_else(|| malformed("it is not a number"))?,
+            let adopted = match self.read_entry(name, changing).await {
+                Ok(None) => self.create(name, as_it_is.clone(), true, changing).await.map(Some),
+                known => known,
             };
-            let next = last.saturating_add(1);
-            if next > TOPIC_NUMBER_MAX {
-                return Err(TopicError::TooMany(last as usize));
-            }
-            let value = next.to_string().into_bytes();
-            match self.ports.catalogue.put(LAST_NUMBER_KEY, value, found.map(|found| found.version)).await {
-                Ok(_) => return Ok(TopicNumber(next)),
-                Err(CatalogueError::Conflict { .. }) if tries < CONFLICT_TRIES => tries += 1,
-                Err(error) => return Err(error.into()),
+            match adopted {
+                Err(error) => conflicts.try_again(error).await?,
+                Ok(_) => return Ok(()),
             }
         }
     }

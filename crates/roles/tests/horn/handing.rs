@@ -26,7 +26,7 @@ async fn process(desks: CallDesks) -> String {
 }
 
 fn member(name: &str, role: &str, address: &str) -> Member {
-    Member { name: name.to_owned(), roles: vec![role.to_owned()], address: address.to_owned(), incarnation: 0 }
+    Member { name: name.to_owned(), roles: vec![role.to_owned()], address: address.to_owned(), ..Member::default() }
 }
 
 /// A process without a horn that sees these others, with their roles.

@@ -15,6 +15,7 @@ mod holds;
 mod keys;
 mod messages;
 mod mqproxy;
+mod nodes_at_once;
 mod nonsense;
 mod operating;
 mod people;

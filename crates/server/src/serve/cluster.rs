@@ -14,8 +14,8 @@ use whimbrel_model::ports::{
 use whimbrel_model::{Clock, EventSink, SubscriptionNumber, Timestamp, TopicNumber};
 use whimbrel_roles::owners::{
     CENTER_ROLE, Desk, DeskError, DispatchDesk, DispatchDeskError, DispatchRouter, Duties, Family, HOLDS_FAMILY,
-    JoinError, Keeper, KeeperParts, KeeperSettings, OWNER_WAIT_DEFAULT, PeerSettings, Peers, Resignations, Router,
-    Sight, dispatch_service, service,
+    JoinError, Keeper, KeeperParts, KeeperSettings, KeyCheck, OWNER_WAIT_DEFAULT, PeerSettings, Peers, Resignations,
+    Router, Sight, dispatch_service, service,
 };
 use whimbrel_roles::stats::TopicStats;
 use whimbrel_roles::worker::{CallDesks, workers_service};
@@ -116,6 +116,7 @@ impl Cluster {
             ..Member::default()
         };
         let settings = KeeperSettings {
+            key_check: KeyCheck::new(internal_key.as_deref()),
             wanted: Some(config.node),
             clocks_apart_max: config.clock_skew,
             ..KeeperSettings::new(member)
@@ -184,6 +185,9 @@ fn cannot_join(error: &JoinError) -> Failure {
         JoinError::ClocksApart(_) => {
             failure.with_hint("coordination.clock_skew says how far apart they may be, the same in every process")
         }
+        JoinError::OtherKey(_) => failure.with_hint(
+            "to change the key, stop every node, then start them with the new one: docs/operating/cluster.md",
+        ),
         JoinError::Coordination(_) => failure.with_hint("is etcd running, and has no other process this one's `name`?"),
     }
 }

@@ -336,7 +336,7 @@ impl OpenDoor {
             Self::Whole(receive) => receive.router(),
             Self::Small { reachability, .. } => {
                 let reachability = Arc::clone(reachability);
-                let readyz = async move || readiness(reachability.reasons_not_ready().await);
+                let readyz = async move || readiness(reachability.reasons_not_ready().await, reachability.warnings());
                 Router::new().route("/healthz", get(|| async { "ok" })).route("/readyz", get(readyz))
             }
         }

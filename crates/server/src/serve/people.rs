@@ -198,11 +198,17 @@ impl People {
         let reachability = Reachability::new(ReachParts {
             carriers: links.clone(),
             presence: presence.clone(),
+            presence_shards: self.station.shards(),
             entrance: gateway.clone().map(|gateway| gateway as _),
             needs_owners: roles.carrier || roles.gateway,
             needs_presence: roles.presence || roles.gateway,
         });
-        Reach { carriers: links, presence, gateway, reachability: Arc::new(reachability) }
+        let reachability = Arc::new(reachability);
+        if roles.presence || roles.gateway {
+            let (watched, events, ends) = (Arc::clone(&reachability), parts.events.clone(), self.ends.clone());
+            self.background.push(tokio::spawn(async move { watched.watch(events, ends).await }));
+        }
+        Reach { carriers: links, presence, gateway, reachability }
     }
 
     /// In front of the workers: notices go to the horn, of this process or of another.

@@ -47,9 +47,16 @@ impl Shared {
     }
 
     pub fn node(&self, folder: &TempDir, more: &[String]) -> Server {
+        let mut server = self.spawn(folder, more);
+        server.wait_for_banner();
+        server
+    }
+
+    /// Starts a node and does not wait for it.
+    pub fn spawn(&self, folder: &TempDir, more: &[String]) -> Server {
         let settings = self.settings.iter().chain(more);
         let arguments: Vec<&str> = settings.flat_map(|setting| ["--set", setting.as_str()]).collect();
-        Server::start(folder.path(), &arguments)
+        Server::spawn(folder.path(), &arguments)
     }
 }
 

@@ -82,7 +82,8 @@ impl Server {
         Self { process, stdout, said, banner: String::new(), url: String::new() }
     }
 
-    fn wait_for_banner(&mut self) {
+    /// Waits until it serves.
+    pub fn wait_for_banner(&mut self) {
         // The one line or the other ends it: a process that takes no requests has nothing to try.
         let stdout = self.stdout.as_mut().unwrap();
         while !["\n  try ", "\n  serves "].iter().any(|line| self.banner.contains(line)) {
@@ -162,11 +163,19 @@ impl Server {
         self.process.try_wait().unwrap().is_none()
     }
 
+    /// What it wrote to standard error so far.
+    pub fn stderr(&mut self) -> String {
+        let mut said = Vec::new();
+        match self.said.rewind().and_then(|()| self.said.read_to_end(&mut said)) {
+            Ok(_) => String::from_utf8_lossy(&said).into_owned(),
+            Err(_) => String::new(),
+        }
+    }
+
     /// Its last lines on standard error.
     pub fn show_what_it_said(&mut self) {
-        let mut said = Vec::new();
-        if self.said.rewind().and_then(|()| self.said.read_to_end(&mut said)).is_ok() && !said.is_empty() {
-            let said = String::from_utf8_lossy(&said);
+        let said = self.stderr();
+        if !said.is_empty() {
             let lines: Vec<&str> = said.lines().collect();
             println!("the server at {} said last:", self.url);
             lines[lines.len().saturating_sub(LAST_LINES)..].iter().for_each(|line| println!("  {line}"));

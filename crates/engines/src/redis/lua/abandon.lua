@@ -1,7 +1,15 @@
--- Gives a claim up, where it is still the holder's.
--- KEYS: the claim. ARGV: holder.
-local holder, answer = unpack(redis.call('HMGET', KEYS[1], 'holder', 'answer'))
-if holder == ARGV[1] and not answer then
+-- Gives a claim up, where it is still the holder's: nothing was written under it.
+-- KEYS: the claim. ARGV: holder, bytes of a place, 'all' where the earlier tries are known to have written nothing too.
+-- Answers: 'done', or 'other' where the claim is not the holder's.
+local holder, answer, places = unpack(redis.call('HMGET', KEYS[1], 'holder', 'answer', 'places'))
+if holder ~= ARGV[1] or answer then
+  return 'other'
+end
+local earlier = string.sub(places, 1, #places - tonumber(ARGV[2]))
+if earlier == '' or ARGV[3] == 'all' then
   redis.call('DEL', KEYS[1])
+else
+  -- Earlier tries had lapsed when the holder took the claim over: whoever comes next looks for them at once.
+  redis.call('HSET', KEYS[1], 'places', earlier, 'held_at', '0')
 end
 return 'done'

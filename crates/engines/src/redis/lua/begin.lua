@@ -1,5 +1,6 @@
 -- Claims a publish under a key or an id.
--- KEYS: the claim. ARGV: fingerprint, holder, place (partition and end), now, lease, window (in ms).
+-- KEYS: the claim. ARGV: fingerprint, holder, place (partition and end), now, lease, window (in ms), then holders of the caller's
+-- own that are known to have written nothing.
 -- Answers: 'new', 'different', 'under_way', 'earlier' with the answer, or 'lapsed' with the places of earlier tries.
 local fingerprint, answer, answered_at, holder, held_at, first_at, places =
   unpack(redis.call('HMGET', KEYS[1], 'fingerprint', 'answer', 'answered_at', 'holder', 'held_at', 'first_at', 'places'))
@@ -13,12 +14,21 @@ if answer and tonumber(answered_at) >= now - window then
 end
 -- An answer that is too old is as none: Redis forgets it by its own clock, a little later.
 local tried = holder and not answer
+local dead = false
+for index = 7, #ARGV do
+  dead = dead or holder == ARGV[index]
+end
+if tried and dead then
+  -- Its try is as none. Earlier ones had lapsed when it took the claim over.
+  places = string.sub(places, 1, #places - #ARGV[3])
+  tried = places ~= ''
+end
 if tried and fingerprint ~= ARGV[1] then
   return { 'different' }
 end
 -- A client whose connection broke sends the same again, not knowing that it had arrived.
 local again = tried and holder == ARGV[2]
-if tried and not again and tonumber(held_at) > now - lease then
+if tried and not again and not dead and tonumber(held_at) > now - lease then
   return { 'under_way' }
 end
 -- The window is counted from the first try: one whose outcome nobody could find out in all that time is as none.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::watch;
 use whimbrel_model::ports::{Catalogue, CatalogueError, PortFuture, Versioned};
@@ -12,11 +13,17 @@ pub struct MemoryCatalogue {
     revision: watch::Sender<u64>,
     /// Writes answer this instead, while it is there.
     refuses: Mutex<Option<CatalogueError>>,
+    lets_others_in: AtomicBool,
 }
 
 impl MemoryCatalogue {
     pub fn refuse_writes(&self, error: Option<CatalogueError>) {
         *self.refuses.lock().unwrap() = error;
+    }
+
+    /// From now on other nodes get a turn between each read of an entry and the write that follows it.
+    pub fn let_others_in(&self) {
+        self.lets_others_in.store(true, Ordering::Relaxed);
     }
 
     /// Loses everything, as an old backup would.
@@ -60,7 +67,13 @@ impl MemoryCatalogue {
 
 impl Catalogue for MemoryCatalogue {
     fn get<'a>(&'a self, key: &'a str) -> PortFuture<'a, Result<Option<Versioned>, CatalogueError>> {
-        Box::pin(async move { Ok(self.entries.lock().unwrap().get(key).cloned()) })
+        Box::pin(async move {
+            let found = self.entries.lock().unwrap().get(key).cloned();
+            if self.lets_others_in.load(Ordering::Relaxed) {
+                tokio::task::yield_now().await;
+            }
+            Ok(found)
+        })
     }
 
     fn list<'a>(&'a self, prefix: &'a str) -> PortFuture<'a, Result<Vec<(String, Versioned)>, CatalogueError>> {

@@ -1,0 +1,218 @@
+//! Ends of claims that Redis has not confirmed: this process knows how its publish ended, and Redis does not know it yet.
+//!
+//! A claim ends up here when a call to Redis fails. The call may have been executed all the same, even later than a call that was sent
+//! after it, so an end is kept for a whole lease: after that the claim lapses by itself. Decides only, with the time passed in.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use whimbrel_model::ports::{Answer, Claim};
+
+/// Claims whose ends are kept; those beyond lapse after their lease.
+const CLAIMS_MAX: usize = 50_000;
+/// Holders of one claim that are known to have written nothing: repeats while Redis is away. The oldest one goes first.
+const HOLDERS_MAX: usize = 32;
+/// The pause after Redis answered that it does not have such a claim; it doubles each time, since the claim may still arrive.
+const PAUSE_FIRST: Duration = Duration::from_millis(500);
+
+/// What this process knows about a claim before it asks Redis.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Known {
+    /// The publish succeeded; Redis may not have the answer.
+    Answered { fingerprint: u64, answer: Answer },
+    /// These holders of the claim wrote nothing and never will. Empty: nothing is known.
+    NotWritten { holders: Vec<String> },
+}
+
+/// An end that Redis is to be told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum End {
+    NotWritten { key: String, holder: String },
+    Answered { key: String, claim: Claim, answer: Answer },
+}
+
+/// The ends of this process's claims that Redis has not confirmed.
+pub(super) struct UnconfirmedEnds {
+    lease: Duration,
+    by_key: HashMap<String, Entry>,
+}
+
+enum Entry {
+    NotWritten(Vec<DeadHolder>),
+    Answered { claim: Claim, answer: Answer, until: Instant },
+}
+
+struct DeadHolder {
+    holder: String,
+    /// When its claim has lapsed in any case.
+    until: Instant,
+    next_at: Instant,
+    pause: Duration,
+}
+
+impl UnconfirmedEnds {
+    pub fn new(lease: Duration) -> Self {
+        Self { lease, by_key: HashMap::new() }
+    }
+
+    /// The holder of a claim wrote nothing, and Redis may have the claim under its name.
+    pub fn not_written(&mut self, key: String, holder: String, now: Instant) {
+        if self.by_key.len() >= CLAIMS_MAX && !self.by_key.contains_key(&key) {
+            return;
+        }
+        let dead = DeadHolder { holder, until: now + self.lease, next_at: now, pause: PAUSE_FIRST };
+        match self.by_key.entry(key).or_insert_with(|| Entry::NotWritten(Vec::new())) {
+            Entry::NotWritten(holders) => {
+                if holders.len() >= HOLDERS_MAX {
+                    holders.remove(0);
+                }
+                holders.push(dead);
+            }
+            // The answer tells more.
+            Entry::Answered { .. } => {}
+        }
+    }
+
+    /// The publish of a claim succeeded with that answer.
+    pub fn answered(&mut self, key: String, claim: Claim, answer: Answer, now: Instant) {
+        if self.by_key.len() < CLAIMS_MAX || self.by_key.contains_key(&key) {
+            self.by_key.insert(key, Entry::Answered { claim, answer, until: now + self.lease });
+        }
+    }
+
+    pub fn known(&self, key: &str, now: Instant) -> Known {
+        match self.by_key.get(key) {
+            Some(Entry::Answered { claim, answer, until }) if *until > now => {
+                Known::Answered { fingerprint: claim.fingerprint, answer: answer.clone() }
+            }
+            Some(Entry::NotWritten(holders)) => {
+                let live = holders.iter().filter(|dead| dead.until > now);
+                Known::NotWritten { holders: live.map(|dead| dead.holder.clone()).collect() }
+            }
+            _ => Known::NotWritten { holders: Vec::new() },
+        }
+    }
+
+    /// The ends that Redis is to be told now. Those of claims that have lapsed are dropped.
+    pub fn due(&mut self, now: Instant) -> Vec<End> {
+        let mut due = Vec::new();
+        self.by_key.retain(|key, entry| match entry {
+            Entry::Answered { claim, answer, until } => {
+                due.push(End::Answered { key: key.clone(), claim: claim.clone(), answer: answer.clone() });
+                *until > now
+            }
+            Entry::NotWritten(holders) => {
+                holders.retain(|dead| dead.until > now);
+                let ready = holders.iter().filter(|dead| dead.next_at <= now);
+                due.extend(ready.map(|dead| End::NotWritten { key: key.clone(), holder: dead.holder.clone() }));
+                !holders.is_empty()
+            }
+        });
+        due
+    }
+
+    /// Redis has the answer.
+    pub fn confirmed_answer(&mut self, key: &str) {
+        self.by_key.remove(key);
+    }
+
+    /// Redis answered about a holder that wrote nothing: its claim was taken back, or was not there.
+    pub fn confirmed_release(&mut self, key: &str, holder: &str, was_held: bool, now: Instant) {
+        let Some(Entry::NotWritten(holders)) = self.by_key.get_mut(key) else { return };
+        for dead in holders.iter_mut().filter(|dead| dead.holder == holder) {
+            if was_held {
+                dead.next_at = dead.until;
+            } else {
+                dead.next_at = now + dead.pause;
+                dead.pause *= 2;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use whimbrel_model::ports::ClaimKind;
+    use whimbrel_model::{PartitionId, Timestamp, TopicNumber};
+
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(60);
+
+    fn claim() -> Claim {
+        let partition = PartitionId::new(TopicNumber(1), 0);
+        let (owner, text) = (String::new(), "order-1".to_owned());
+        Claim { owner, kind: ClaimKind::Key, text, topic: partition.topic, partition, fingerprint: 7 }
+    }
+
+    fn answer() -> Answer {
+        let answered_at = Timestamp::from_millis(5);
+        Answer { id: "m1".to_owned(), partition: claim().partition, offset: 3, due: None, answered_at }
+    }
+
+    fn not_written(holder: &str) -> End {
+        End::NotWritten { key: "k".to_owned(), holder: holder.to_owned() }
+    }
+
+    #[test]
+    fn a_holder_that_wrote_nothing_is_known_and_told_until_its_lease_is_over() {
+        let (began, mut ends) = (Instant::now(), UnconfirmedEnds::new(LEASE));
+        ends.not_written("k".to_owned(), "a".to_owned(), began);
+        assert_eq!(ends.known("k", began), Known::NotWritten { holders: vec!["a".to_owned()] });
+        assert_eq!(ends.due(began), [not_written("a")]);
+        assert_eq!(ends.due(began), [not_written("a")], "Redis did not answer");
+        ends.confirmed_release("k", "a", true, began);
+        assert_eq!(ends.due(began + LEASE - PAUSE_FIRST), [], "it was taken back");
+        assert_eq!(ends.known("k", began).holders(), ["a"], "it may arrive a second time");
+        assert_eq!((ends.due(began + LEASE), ends.by_key.len()), (vec![], 0));
+    }
+
+    #[test]
+    fn a_claim_that_redis_does_not_have_yet_is_taken_back_when_it_arrives_late() {
+        let (began, mut ends) = (Instant::now(), UnconfirmedEnds::new(LEASE));
+        ends.not_written("k".to_owned(), "a".to_owned(), began);
+        let mut told = 0;
+        for step in 0..600 {
+            let now = began + step * Duration::from_millis(100);
+            for _ in ends.due(now) {
+                ends.confirmed_release("k", "a", false, now);
+                told += 1;
+            }
+        }
+        assert!((5..10).contains(&told), "told {told} times in a lease");
+    }
+
+    #[test]
+    fn an_answer_is_known_until_redis_has_it() {
+        let (began, mut ends) = (Instant::now(), UnconfirmedEnds::new(LEASE));
+        ends.not_written("k".to_owned(), "a".to_owned(), began);
+        ends.answered("k".to_owned(), claim(), answer(), began);
+        ends.not_written("k".to_owned(), "b".to_owned(), began);
+        assert_eq!(ends.known("k", began), Known::Answered { fingerprint: 7, answer: answer() });
+        assert_eq!(ends.due(began), [End::Answered { key: "k".to_owned(), claim: claim(), answer: answer() }]);
+        ends.confirmed_answer("k");
+        assert_eq!(ends.known("k", began).holders(), [""; 0]);
+    }
+
+    #[test]
+    fn repeats_and_claims_are_bounded() {
+        let (now, mut ends) = (Instant::now(), UnconfirmedEnds::new(LEASE));
+        for number in 0..2 * HOLDERS_MAX {
+            ends.not_written("k".to_owned(), number.to_string(), now);
+        }
+        assert_eq!(ends.known("k", now).holders().len(), HOLDERS_MAX);
+        for number in 0..CLAIMS_MAX + 10 {
+            ends.not_written(format!("key-{number}"), "a".to_owned(), now);
+        }
+        assert_eq!(ends.by_key.len(), CLAIMS_MAX);
+    }
+
+    impl Known {
+        fn holders(&self) -> &[String] {
+            match self {
+                Self::NotWritten { holders } => holders,
+                Self::Answered { .. } => &[],
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Starts of several nodes on Kafka, Redis and etcd: together on an empty catalogue, beside a dead one, and those that are refused.
+
+use whimbrel_client::{HoldFilter, NewMessage};
+
+use super::hold_nodes::{NEEDED, Shared};
+use super::server::{Server, converse, eventually};
+use super::services::{free_address, skip};
+use super::serving::get;
+
+const NODES: usize = 3;
+
+/// Waits for a process that must not start, and returns its error.
+fn refusal(mut server: Server) -> String {
+    let status = server.wait();
+    let said = server.stderr();
+    assert_eq!(status.code(), Some(1), "{said}");
+    said
+}
+
+#[test]
+fn nodes_that_start_together_on_an_empty_catalogue_all_start_and_make_one_topic_together() {
+    if skip(&NEEDED) {
+        return;
+    }
+    let shared = Shared::start();
+    let folders = [(); NODES].map(|()| tempfile::tempdir().unwrap());
+    let mut nodes = folders.each_ref().map(|folder| shared.spawn(folder, &[]));
+    nodes.iter_mut().for_each(Server::wait_for_banner);
+    // A topic that every node makes by its first publish.
+    let publishers = nodes.each_ref().map(|node| {
+        let client = node.client();
+        std::thread::spawn(move || converse(client.publish("orders", &NewMessage::text("x"))).map(drop))
+    });
+    for publisher in publishers {
+        publisher.join().unwrap().unwrap();
+    }
+    let numbers = nodes.each_ref().map(|node| converse(node.client().topic("orders")).unwrap().more["number"].clone());
+    assert!(numbers.iter().all(|number| *number == numbers[0]), "{numbers:?}");
+}
+
+#[test]
+fn a_node_that_restarts_beside_a_dead_writer_of_presence_is_ready_and_says_what_is_stale() {
+    if skip(&NEEDED) {
+        return;
+    }
+    let shared = Shared::start();
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let addresses = [free_address(), free_address()];
+    let writers = format!("presence.writers={},{}", addresses[0], addresses[1]);
+    let node = |index: usize| {
+        let internal = format!("internal_listen={}", addresses[index]);
+        shared.node(&folders[index], &[internal, writers.clone(), "presence.engine=memory".to_owned()])
+    };
+    let (first, second) = (node(0), node(1));
+    eventually("both are ready", || {
+        [&first, &second].iter().all(|node| get(node, "/readyz").starts_with("HTTP/1.1 200"))
+    });
+    second.kill();
+    assert!(first.end().success());
+    let first = node(0);
+    eventually("it is ready without the dead one", || get(&first, "/readyz").starts_with("HTTP/1.1 200"));
+    let answer = get(&first, "/readyz");
+    assert!(answer.contains("1 of 2 shards of presence are stale, written by other processes: 1"), "{answer}");
+    eventually("the metric says so", || get(&first, "/metrics").contains("whimbrel_presence_remote_stale_shards 1"));
+    let _second = node(1);
+    eventually("the warning is over", || get(&first, "/readyz").contains("{\"ready\":true}"));
+}
+
+#[test]
+fn a_node_with_another_internal_key_is_refused_and_the_key_can_be_changed_while_no_node_runs() {
+    if skip(&NEEDED) {
+        return;
+    }
+    let shared = Shared::start();
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let key = |key: &str| format!("internal_key={key}");
+    let first = shared.node(&folders[0], &[key("the right secret")]);
+
+    let said = refusal(shared.spawn(&folders[1], &[key("another secret")]));
+    assert!(said.contains("the `internal_key` of this node differs from that of node 0"), "{said}");
+    assert!(!said.contains("another secret") && !said.contains("the right secret"), "{said}");
+    // Nothing was given to the refused node: every shard answers.
+    converse(first.client().count_holds(&HoldFilter::default())).unwrap();
+
+    let second = shared.node(&folders[1], &[key("the right secret")]);
+    assert!(first.end().success() && second.end().success());
+    // The key is changed while no node runs.
+    let changed = [0, 1].map(|node| shared.node(&folders[node], &[key("a new secret")]));
+    converse(changed[1].client().count_holds(&HoldFilter::default())).unwrap();
+}
+
+#[test]
+fn a_second_process_on_the_data_folder_of_a_node_is_refused_also_where_every_engine_is_shared() {
+    if skip(&NEEDED) {
+        return;
+    }
+    let (shared, folder) = (Shared::start(), tempfile::tempdir().unwrap());
+    let first = shared.node(&folder, &[]);
+    let said = refusal(shared.spawn(&folder, &[]));
+    assert!(said.contains("in use by another process"), "{said}");
+    assert!(first.end().success());
+    shared.node(&folder, &[]);
+}
