@@ -120,8 +120,8 @@ fn every_store_works_again_after_the_disk_was_full_without_a_restart() {
 fn device(token: &str) -> DeviceInfo {
     DeviceInfo {
         platform: "ios".to_owned(),
-        provider: "http".to_owned(),
-        token: format!("http://127.0.0.1:9/{token}"),
+        provider: "fcm".to_owned(),
+        token: token.to_owned(),
         more: Default::default(),
     }
 }
