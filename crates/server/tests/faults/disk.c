@@ -58,6 +58,7 @@ static ssize_t (*real_writev)(int, const struct iovec *, int);
 static ssize_t (*real_pwritev)(int, const struct iovec *, int, off_t);
 static int (*real_fsync)(int);
 static int (*real_fdatasync)(int);
+static int (*real_syncfs)(int);
 
 static void find(void) {
     *(void **)&real_read = dlsym(RTLD_NEXT, "read");
@@ -68,6 +69,7 @@ static void find(void) {
     *(void **)&real_pwritev = dlsym(RTLD_NEXT, "pwritev");
     *(void **)&real_fsync = dlsym(RTLD_NEXT, "fsync");
     *(void **)&real_fdatasync = dlsym(RTLD_NEXT, "fdatasync");
+    *(void **)&real_syncfs = dlsym(RTLD_NEXT, "syncfs");
 }
 
 __attribute__((constructor)) static void begin(void) {
@@ -170,7 +172,7 @@ static struct rule effect_on(enum call call, int file) {
     return found;
 }
 
-/* One note: kind, length of the path, position, size of the file before, bytes; then the path and the bytes that were there. */
+/* One note: kind (1 a write, 2 a sync of the file, 3 a sync of all files), length of the path, position, size of the file before, bytes; then the path and the bytes that were there. */
 struct note {
     uint32_t kind;
     uint32_t path;
@@ -309,5 +311,15 @@ int fdatasync(int file) {
     FAIL(rule);
     int outcome = real_fdatasync(file);
     note(2, file, 0, 0);
+    return outcome;
+}
+
+int syncfs(int file) {
+    if (!real_syncfs)
+        find();
+    struct rule rule = effect_on(CALL_SYNC, file);
+    FAIL(rule);
+    int outcome = real_syncfs(file);
+    note(3, file, 0, 0);
     return outcome;
 }

@@ -16,6 +16,7 @@ mod deliver_pull;
 mod deliver_push;
 mod deliver_verified;
 mod device;
+mod fault_history;
 mod faulty_disk;
 mod full_disk;
 mod hold_crash;

@@ -30,7 +30,8 @@ fn readyz(server: &Server) -> (bool, String) {
 fn events(client: &Client) -> Vec<(String, String)> {
     let (messages, _) = converse(read_all(client, "_events", 0, 0));
     let text = |message: &whimbrel_client::Message| String::from_utf8(message.bytes().unwrap()).unwrap();
-    let kind = |text: &str| text.split("\"kind\":\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap().to_owned();
+    let kind =
+        |text: &str| text.split("\"kind\":\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap().to_owned();
     messages.iter().map(text).map(|text| (kind(&text), text)).collect()
 }
 
@@ -92,7 +93,8 @@ fn every_store_works_again_after_the_disk_was_full_without_a_restart() {
         let _ = converse(client.put_device("alice", "tablet", &device("t-2")));
         let _ = converse(client.push("alice", &NewPush::text("hello")));
         let (is_ready, answer) = readyz(&server);
-        !is_ready && ["holds", "receipts", "progress", "devices"].iter().all(|store| answer.contains(&format!("`{store}`")))
+        !is_ready
+            && ["holds", "receipts", "progress", "devices"].iter().all(|store| answer.contains(&format!("`{store}`")))
     });
     assert!(refused > 0, "publishes with keys are refused while their answers cannot be kept");
 
@@ -157,7 +159,10 @@ fn a_failed_sync_of_the_progress_costs_no_redelivery_after_a_clean_restart() {
 fn tables(store: &Path) -> Vec<PathBuf> {
     let keyspaces = std::fs::read_dir(store.join("keyspaces")).unwrap();
     let folders = keyspaces.map(|keyspace| keyspace.unwrap().path().join("tables"));
-    folders.flat_map(|folder| std::fs::read_dir(folder).into_iter().flatten()).map(|table| table.unwrap().path()).collect()
+    folders
+        .flat_map(|folder| std::fs::read_dir(folder).into_iter().flatten())
+        .map(|table| table.unwrap().path())
+        .collect()
 }
 
 fn flip(file: &Path, at: u64) {
@@ -196,7 +201,9 @@ fn the_server_starts_with_damaged_journals_and_reports_file_and_position() {
     let id = || NewMessage::text("once").id("once");
     let first = converse(client.publish("orders", &id())).unwrap();
     converse(client.push("alice", &NewPush::text("hello"))).unwrap();
-    eventually("the push is stored", || converse(client.inbox("alice", None)).is_ok_and(|inbox| inbox.messages.len() == 1));
+    eventually("the push is stored", || {
+        converse(client.inbox("alice", None)).is_ok_and(|inbox| inbox.messages.len() == 1)
+    });
     server.kill();
     for store in ["holds", "devices", "receipts", "inboxes"] {
         let journal = std::fs::File::options().write(true).open(disk.data().join(store).join("0.jnl")).unwrap();
@@ -213,9 +220,12 @@ fn the_server_starts_with_damaged_journals_and_reports_file_and_position() {
     assert_eq!(converse(read_all(&client, "orders", 0, 0)).0.len(), 1);
     assert_each_once(&wait_for_all(&client, "later", &held));
     assert_eq!(converse(client.inbox("alice", None)).unwrap().messages.len(), 1);
-    for (store, kind) in
-        [("holds", "store_rebuilt"), ("receipts", "store_rebuilt"), ("inboxes", "store_rebuilt"), ("devices", "store_copy_rebuilt")]
-    {
+    for (store, kind) in [
+        ("holds", "store_rebuilt"),
+        ("receipts", "store_rebuilt"),
+        ("inboxes", "store_rebuilt"),
+        ("devices", "store_copy_rebuilt"),
+    ] {
         eventually("the damage is reported", || has_event(&client, kind, store));
         let store = format!("\"store\":\"{store}\"");
         let (_, text) = events(&client).into_iter().find(|(_, text)| text.contains(&store)).unwrap();
