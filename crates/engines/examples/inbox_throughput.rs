@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use bytes::Bytes;
-use whimbrel_engines::embedded::LsmInbox;
+use whimbrel_engines::embedded::{LsmInbox, StoreReports};
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::Uid;
 use whimbrel_model::ports::timers::Applied;
@@ -27,7 +27,8 @@ const PAGE: u64 = 50;
 async fn main() {
     let messages: u64 = std::env::args().nth(1).map_or(200_000, |text| text.parse().expect("a number of messages"));
     let folder = tempfile::tempdir().expect("a folder");
-    let mut owner = Owner { inbox: LsmInbox::open(folder.path()).expect("it opens"), applied: 0 };
+    let mut owner =
+        Owner { inbox: LsmInbox::open(folder.path(), StoreReports::default()).expect("it opens"), applied: 0 };
     shared(&mut owner, folder.path()).await;
     stored(&mut owner, messages).await;
     read(&owner).await;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use whimbrel_engines::embedded::{LsmTimers, TimerSettings};
+use whimbrel_engines::embedded::{LsmTimers, StoreReports, TimerSettings};
 use whimbrel_model::ports::{Applied, Change, DueCursor, Row, Timers, Write};
 use whimbrel_model::{Ending, Headers, HeldMessage, Hold, HoldId, Timestamp, TopicNumber};
 
@@ -64,7 +64,8 @@ async fn main() {
 }
 
 async fn open(folder: &Path) -> Vec<Owner> {
-    let timers: Arc<dyn Timers> = Arc::new(LsmTimers::open(folder, TimerSettings::default()).expect("the store opens"));
+    let timers: Arc<dyn Timers> =
+        Arc::new(LsmTimers::open(folder, TimerSettings::default(), StoreReports::default()).expect("the store opens"));
     let mut owners = Vec::new();
     for shard in 0..SHARDS {
         timers.open(shard, 1).await.expect("the shard opens").expect("the epoch is the newest");

@@ -10,12 +10,12 @@ use whimbrel_model::ports::{
     Catalogue, CatalogueError, Coordination, Devices, DevicesError, Inbox, InboxError, Log, LogTopics, Notebook,
     Progress, ProgressError, Receipts, ReceiptsError, Sessions, Timers, TimersError,
 };
-use whimbrel_model::{Clock, EventSink, Timestamp};
+use whimbrel_model::{Clock, EventSink, StoreHealth, Timestamp};
 use whimbrel_storage::OpenError;
 
 use crate::embedded::{
     self, EmbeddedLog, FileCatalogue, FileNotebook, InProcessCoordination, NotebookSettings, ReceiptSettings,
-    TimerSettings,
+    StoreReports, TimerSettings,
 };
 use state::State;
 
@@ -116,6 +116,8 @@ pub struct Engines {
     pub sessions: Arc<dyn Sessions>,
     pub devices: Arc<dyn Devices>,
     pub notebook: Arc<dyn Notebook>,
+    /// Which stores of the data folder cannot serve now.
+    pub store_health: Arc<StoreHealth>,
     /// The latest time of the records that the embedded log has.
     pub latest_time: Option<Timestamp>,
     /// What was found at the start, in a sentence for the banner.
@@ -157,7 +159,9 @@ pub async fn resolve(
     events: EventSink,
 ) -> Result<Engines, EngineError> {
     let folder = embedded::open_folder(&settings.data)?;
-    let state = State::reach(&settings, Arc::clone(&clock)).await?;
+    let store_health = Arc::<StoreHealth>::default();
+    let reports = StoreReports { events: Arc::clone(&events), health: Arc::clone(&store_health) };
+    let state = State::reach(&settings, Arc::clone(&clock), reports).await?;
     let timers = state.timers()?;
     let progress = state.progress()?;
     let (inbox, sessions, devices) = (state.inbox()?, state.sessions(), state.devices()?);
@@ -191,6 +195,7 @@ pub async fn resolve(
                 sessions,
                 devices,
                 notebook,
+                store_health,
                 latest_time: log.latest_time(),
                 description: state.described(describe(&recovered)),
                 opened: Opened::Embedded(log),
@@ -218,6 +223,7 @@ pub async fn resolve(
                 sessions,
                 devices,
                 notebook,
+                store_health,
                 latest_time: None,
                 description: state.described(description),
                 opened: Opened::Kafka(log),

@@ -13,7 +13,8 @@ use whimbrel_engines::conformance::progress::OpenProgress;
 use whimbrel_engines::conformance::receipts::OpenReceipts;
 use whimbrel_engines::conformance::timers::OpenTimers;
 use whimbrel_engines::embedded::{
-    EmbeddedLog, FileCatalogue, LsmProgress, LsmReceipts, LsmTimers, ReceiptSettings, TimerSettings, open_folder,
+    EmbeddedLog, FileCatalogue, LsmProgress, LsmReceipts, LsmTimers, ReceiptSettings, StoreReports, TimerSettings,
+    open_folder,
 };
 use whimbrel_model::ports::{Begun, Claim, ClaimKind, Entry, Log, PortFuture, ProgressPlace, ProgressRow, Receipts};
 use whimbrel_model::record::{
@@ -113,18 +114,22 @@ impl conformance::receipts::Factory for Embedded {
             let opened = open_log(store.clone().path(), store.clone());
             let window = Duration::from_secs(60);
             let settings = ReceiptSettings { window, ..ReceiptSettings::default() };
-            OpenReceipts { receipts: Arc::new(receipts_in(&store, opened.log, settings)), window, store }
+            OpenReceipts { receipts: Arc::new(receipts_in(&store, opened.log, settings).await), window, store }
         })
     }
 }
 
-fn receipts_in(store: &TempDir, log: Arc<dyn Log>, settings: ReceiptSettings) -> LsmReceipts {
-    LsmReceipts::open(&store.path().join("receipts"), settings, log, Box::new(Vec::new), Arc::new(SystemClock)).unwrap()
+async fn receipts_in(store: &TempDir, log: Arc<dyn Log>, settings: ReceiptSettings) -> LsmReceipts {
+    let (path, partitions, clock) = (store.path().join("receipts"), Box::new(Vec::new), Arc::new(SystemClock));
+    let receipts = LsmReceipts::open(&path, settings, log, partitions, clock, StoreReports::default()).unwrap();
+    receipts.recover(&[]).await.unwrap();
+    receipts
 }
 
 fn open_timers(store: Arc<TempDir>) -> OpenTimers {
     let remember = Duration::from_secs(600);
-    let timers = LsmTimers::open(&store.path().join("holds"), TimerSettings { remember }).unwrap();
+    let timers =
+        LsmTimers::open(&store.path().join("holds"), TimerSettings { remember }, StoreReports::default()).unwrap();
     OpenTimers { timers: Arc::new(timers), remember, store }
 }
 
@@ -142,7 +147,7 @@ impl conformance::timers::Factory for Embedded {
 }
 
 fn open_progress(store: Arc<TempDir>) -> OpenProgress {
-    let progress = LsmProgress::open(&store.path().join("progress")).unwrap();
+    let progress = LsmProgress::open(&store.path().join("progress"), StoreReports::default()).unwrap();
     OpenProgress { progress: Arc::new(progress), store }
 }
 
@@ -191,7 +196,7 @@ async fn a_claim_whose_append_takes_long_does_not_lapse() {
 async fn a_claim_that_was_left_lapses_after_its_lease_with_every_place_it_went_to() {
     let store = Arc::new(tempfile::tempdir().unwrap());
     let opened = open_log(store.clone().path(), store.clone());
-    let receipts = receipts_in(&store, opened.log, ReceiptSettings::default());
+    let receipts = receipts_in(&store, opened.log, ReceiptSettings::default()).await;
     assert_eq!(receipts.begin(&claim(0), 5, at(0)).await, Ok(Begun::New));
     receipts.leave(&claim(0)).await.unwrap();
     assert_eq!(receipts.begin(&claim(1), 8, at(30)).await, Ok(Begun::UnderWay), "what was sent may still land");
@@ -226,9 +231,15 @@ async fn a_record_with_two_names_gives_a_lost_store_the_answers_to_both() {
     assert!(opened.log.append(vec![Entry { partition, record }]).await[0].is_ok());
     let path = tempfile::tempdir().unwrap();
     let log = opened.log.clone();
-    let receipts =
-        LsmReceipts::open(path.path(), ReceiptSettings::default(), log, Box::new(Vec::new), Arc::new(SystemClock))
-            .unwrap();
+    let receipts = LsmReceipts::open(
+        path.path(),
+        ReceiptSettings::default(),
+        log,
+        Box::new(Vec::new),
+        Arc::new(SystemClock),
+        StoreReports::default(),
+    )
+    .unwrap();
     receipts.recover(&[partition]).await.unwrap();
     for text in ["m-1", "origin-1"] {
         let claim = Claim { kind: ClaimKind::Id, text: text.to_owned(), ..claim(0) };
@@ -299,9 +310,15 @@ async fn the_answer_to_a_held_message_stays_that_after_it_has_fired_and_the_stor
     for order in [[orders, holds], [holds, orders]] {
         let path = tempfile::tempdir().unwrap();
         let log = opened.log.clone();
-        let receipts =
-            LsmReceipts::open(path.path(), ReceiptSettings::default(), log, Box::new(Vec::new), Arc::new(SystemClock))
-                .unwrap();
+        let receipts = LsmReceipts::open(
+            path.path(),
+            ReceiptSettings::default(),
+            log,
+            Box::new(Vec::new),
+            Arc::new(SystemClock),
+            StoreReports::default(),
+        )
+        .unwrap();
         for partition in order {
             receipts.recover(&[partition]).await.unwrap();
         }

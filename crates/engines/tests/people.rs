@@ -11,7 +11,7 @@ use whimbrel_engines::conformance::devices::OpenDevices;
 use whimbrel_engines::conformance::inbox::OpenInbox;
 use whimbrel_engines::conformance::inbox::naive::Naive;
 use whimbrel_engines::conformance::sessions::OpenSessions;
-use whimbrel_engines::embedded::{LsmDevices, LsmInbox, MemorySessions};
+use whimbrel_engines::embedded::{LsmDevices, LsmInbox, MemorySessions, StoreReports};
 use whimbrel_model::people::Uid;
 use whimbrel_model::ports::{Inbox, InboxChange, InboxWrite, PortFuture, RowKey};
 use whimbrel_model::{SystemClock, Timestamp};
@@ -31,7 +31,10 @@ fn folder_of(store: Arc<dyn Any + Send + Sync>) -> Arc<TempDir> {
 }
 
 fn open_inbox(store: Arc<TempDir>) -> OpenInbox {
-    OpenInbox { inbox: Arc::new(LsmInbox::open(&store.path().join("inboxes")).unwrap()), store }
+    OpenInbox {
+        inbox: Arc::new(LsmInbox::open(&store.path().join("inboxes"), StoreReports::default()).unwrap()),
+        store,
+    }
 }
 
 impl conformance::inbox::Factory for Embedded {
@@ -56,7 +59,10 @@ impl conformance::sessions::Factory for Embedded {
 }
 
 fn open_devices(store: Arc<TempDir>) -> OpenDevices {
-    OpenDevices { devices: Arc::new(LsmDevices::open(&store.path().join("devices")).unwrap()), store }
+    OpenDevices {
+        devices: Arc::new(LsmDevices::open(&store.path().join("devices"), StoreReports::default()).unwrap()),
+        store,
+    }
 }
 
 impl conformance::devices::Factory for Embedded {

@@ -7,9 +7,9 @@
 //!   catalogue.json    topics with their numbers
 //!   receipts/         answers to idempotency keys and brought ids (an LSM)
 //!   holds/            what is pending and what became of it, beside the log (an LSM)
-//!   progress/         how far subscriptions have come (an LSM)
+//!   progress/         how far subscriptions have come (an LSM); progress.mirror/ is its second copy
 //!   inboxes/          what users have not acknowledged, beside the log (an LSM)
-//!   devices/          where notices for users go (an LSM)
+//!   devices/          where notices for users go (an LSM); devices.mirror/ is its second copy
 //!   notebook/         what was tried, and figures by the minute (slices of time)
 //! ```
 
@@ -19,6 +19,7 @@ mod coordination;
 mod devices;
 pub(crate) mod inbox;
 mod log;
+mod lsm;
 mod notebook;
 pub(crate) mod progress;
 pub(crate) mod receipts;
@@ -34,6 +35,7 @@ pub use coordination::InProcessCoordination;
 pub use devices::LsmDevices;
 pub use inbox::LsmInbox;
 pub use log::{EmbeddedLog, record_bytes_max};
+pub use lsm::report::StoreReports;
 pub use notebook::{FileNotebook, NotebookSettings};
 pub use progress::LsmProgress;
 pub use receipts::{LsmReceipts, ReceiptSettings};

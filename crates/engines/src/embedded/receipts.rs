@@ -1,21 +1,25 @@
 //! The `Receipts` port on an LSM beside the log.
 //!
 //! Answers are kept in keyspaces by slices of time, which are dropped whole when they are too old: no tombstones, no scans.
-//! What is under way is only in memory. A crash forgets it, and may forget the last answers; but every record carries its claim
+//! Claims under way are only in memory. A crash forgets them, and may forget the last answers; but every record carries its claim
 //! in its headers, so [`Receipts::recover`] finds them again in the log, from the offset up to which the store is known to be
 //! complete. That offset is noted every few seconds: the partition's end as it was, or where the oldest claim under way began,
 //! whichever is less. The LSM keeps the order of its writes through a crash, so a noted offset never outlives the answers below it.
+//!
+//! The store is a view of the log ([`StoreGuard`]): after a failure it is opened again, or begins empty, and follows the log once more
+//! before the next claim begins. One thread does all I/O ([`claims`]): a slow disk delays publishes with a key or an id, and no others.
 
+mod claims;
 pub(crate) mod keys;
+mod store;
 
-use std::collections::HashMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use fjall::{Database, Keyspace};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use tokio::sync::Notify;
 use whimbrel_model::hold::HEADER_DUE;
 use whimbrel_model::ports::{
     Answer, Begun, Claim, ClaimKind, Log, LogError, PortFuture, ReadLimits, Receipts, ReceiptsError,
@@ -25,8 +29,12 @@ use whimbrel_model::record::{
 };
 use whimbrel_model::{Clock, HoldRecord, PartitionId, StoredRecord, Timestamp};
 
-use super::slices::{self, Slices};
-use keys::{applied_key, claim_key, decode_answer, encode_answer, id_key, id_prefix};
+use super::background::yields;
+use super::lsm::report::StoreReports;
+use super::lsm::{StoreError, StoreGuard, WorkThread};
+use claims::Claims;
+use keys::claim_key;
+use store::{Receipt, ReceiptStore};
 
 /// Partitions that are followed at the same time.
 const FOLLOWED_AT_ONCE: usize = 16;
@@ -36,10 +44,10 @@ const FOLLOW_BYTES: usize = 4 << 20;
 /// How long a start waits for records that are durable and not yet visible.
 const FOLLOW_WAIT_MAX: Duration = Duration::from_secs(60);
 const FOLLOW_WAIT_STEP: Duration = Duration::from_secs(1);
-/// What is written to see whether the store takes anything; no partition has such a key.
-const PROBE_KEY: &[u8] = b"probe";
-/// Memory that the LSM may use for blocks.
-const CACHE_BYTES: u64 = 8 << 20;
+/// Calls that wait for the thread; further callers wait until there is space.
+const CALLS_WAITING_MAX: usize = 1024;
+const STORE: &str = "receipts";
+const THREAD: &str = "receipts";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReceiptSettings {
@@ -73,34 +81,20 @@ pub struct LsmReceipts(Arc<Inner>);
 
 struct Inner {
     settings: ReceiptSettings,
-    answers: Slices,
-    ids: Slices,
-    /// By partition, the offset up to which every answer is in the store.
-    applied: Keyspace,
-    under_way: Mutex<HashMap<Vec<u8>, UnderWay>>,
-    /// An answer could not be written. Until the store takes one again nothing is begun: a repeat would not be recognised.
-    broken: AtomicBool,
-    /// What was noted last, so that a quiet partition is not noted again.
-    noted: Mutex<HashMap<PartitionId, u64>>,
+    claims: WorkThread<Claims>,
+    /// Signalled when the store was opened again.
+    reopened: Arc<Notify>,
     log: Arc<dyn Log>,
     partitions: ListPartitions,
     clock: Arc<dyn Clock>,
+    /// Dropped after the thread, which does the work that waits.
+    _store: StoreGuard<ReceiptStore>,
 }
 
-struct UnderWay {
-    fingerprint: u64,
-    /// Where each try went: the partition, and its end when the try began, below which its record cannot be.
-    places: Vec<(PartitionId, u64)>,
-    /// When the first try began: the window is counted from there.
-    first_at: Timestamp,
-    /// When the last one did.
-    began_at: Timestamp,
-    /// Whoever tried went away without knowing the outcome. Before that a claim never lapses, however long its append takes.
-    left: bool,
-}
-
-fn unavailable(error: fjall::Error) -> ReceiptsError {
-    ReceiptsError::Unavailable(error.to_string())
+impl StoreError for ReceiptsError {
+    fn unavailable(reason: String) -> Self {
+        Self::Unavailable(reason)
+    }
 }
 
 impl LsmReceipts {
@@ -110,120 +104,54 @@ impl LsmReceipts {
         log: Arc<dyn Log>,
         partitions: ListPartitions,
         clock: Arc<dyn Clock>,
+        reports: StoreReports,
     ) -> Result<Self, ReceiptsError> {
-        let database = Database::builder(path).cache_size(CACHE_BYTES).worker_threads(1).open().map_err(unavailable)?;
-        let applied = database.keyspace("applied", slices::small_keyspace).map_err(unavailable)?;
-        let answers = Slices::open(&database, "answers", settings.window).map_err(unavailable)?;
-        let ids = Slices::open(&database, "ids", settings.id_window).map_err(unavailable)?;
-        let inner = Inner {
-            settings,
-            answers,
-            ids,
-            applied,
-            under_way: Mutex::default(),
-            broken: AtomicBool::new(false),
-            noted: Mutex::default(),
-            log,
-            partitions,
-            clock,
+        let (opened, reopened) = (Arc::<AtomicU64>::default(), Arc::<Notify>::default());
+        let after_open = {
+            let (opened, reopened) = (Arc::clone(&opened), Arc::clone(&reopened));
+            move |_: &Arc<ReceiptStore>| {
+                yields("fjall:worker");
+                opened.fetch_add(1, Ordering::AcqRel);
+                reopened.notify_one();
+            }
         };
-        Ok(Self(Arc::new(inner)))
+        let (window, id_window) = (settings.window, settings.id_window);
+        let open = move |path: &Path| ReceiptStore::open(path, window, id_window);
+        let store = StoreGuard::open(STORE, path, reports, open, after_open).map_err(ReceiptsError::Unavailable)?;
+        let claims = Claims::new(settings.clone(), store.handle(), opened);
+        let claims = WorkThread::start(THREAD, CALLS_WAITING_MAX, claims);
+        let claims = claims.map_err(|error| ReceiptsError::Unavailable(error.to_string()))?;
+        Ok(Self(Arc::new(Inner { settings, claims, reopened, log, partitions, clock, _store: store })))
     }
 }
 
 impl Inner {
-    fn under_way(&self) -> MutexGuard<'_, HashMap<Vec<u8>, UnderWay>> {
-        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Follows the log from where the store is complete to the ends of the partitions.
+    async fn follow_all(&self, partitions: &[PartitionId]) -> Result<(), ReceiptsError> {
+        let opened = self.claims.write(|claims| Ok::<_, ReceiptsError>(claims.begin_following())).await?;
+        self.follow_each(partitions).await?;
+        self.claims
+            .write(move |claims| {
+                claims.set_followed(opened);
+                Ok(())
+            })
+            .await
     }
 
-    fn begin(&self, claim: &Claim, end: u64, now: Timestamp) -> Result<Begun, ReceiptsError> {
-        let key = claim_key(claim);
-        // Held while the store is asked: `finish` writes to the store before it leaves this map.
-        let mut under_way = self.under_way();
-        if self.broken.load(Ordering::Acquire) {
-            return Err(ReceiptsError::Unavailable(
-                "an answer could not be written; until that works, none is given".to_owned(),
-            ));
-        }
-        let place = (claim.partition, end);
-        let not_before = now.saturating_sub(self.settings.window + self.settings.lease);
-        // One whose outcome nobody could find out in all that time is as none.
-        let is_known = |earlier: &&mut UnderWay| !earlier.left || earlier.first_at >= not_before;
-        if let Some(earlier) = under_way.get_mut(&key).filter(is_known) {
-            if earlier.fingerprint != claim.fingerprint {
-                return Ok(Begun::Different);
-            }
-            if !earlier.left || now.saturating_sub(self.settings.lease) < earlier.began_at {
-                return Ok(Begun::UnderWay);
-            }
-            (earlier.began_at, earlier.left) = (now, false);
-            let places = earlier.places.clone();
-            earlier.places.push(place);
-            return Ok(Begun::Lapsed { places });
-        }
-        if let Some((fingerprint, answer)) = self.earlier_answer(&key, now)? {
-            let is_same = fingerprint == claim.fingerprint;
-            return Ok(if is_same { Begun::Earlier(answer) } else { Begun::Different });
-        }
-        let (fingerprint, places) = (claim.fingerprint, vec![place]);
-        under_way.insert(key, UnderWay { fingerprint, places, first_at: now, began_at: now, left: false });
-        Ok(Begun::New)
-    }
-
-    fn leave(&self, key: &[u8]) {
-        if let Some(claim) = self.under_way().get_mut(key) {
-            claim.left = true;
-        }
-    }
-
-    fn earlier_answer(&self, key: &[u8], now: Timestamp) -> Result<Option<(u64, Answer)>, ReceiptsError> {
-        let not_before = now.saturating_sub(self.settings.window);
-        for slice in self.answers.newest_first() {
-            if let Some(found) = slice.get(key).map_err(unavailable)?.as_deref().and_then(decode_answer)
-                && found.1.answered_at >= not_before
-            {
-                return Ok(Some(found));
-            }
-        }
-        Ok(None)
-    }
-
-    fn keep(
-        &self,
-        kind: ClaimKind,
-        text: &str,
-        key: Vec<u8>,
-        fingerprint: u64,
-        answer: &Answer,
-    ) -> Result<(), ReceiptsError> {
-        let value = encode_answer(fingerprint, answer);
-        if kind == ClaimKind::Id {
-            let slice = self.ids.at(answer.answered_at).map_err(unavailable)?;
-            slice.insert(id_key(text, answer), value.clone()).map_err(unavailable)?;
-        }
-        let slice = self.answers.at(answer.answered_at).map_err(unavailable)?;
-        slice.insert(key, value).map_err(unavailable)
-    }
-
-    fn find(&self, id: &str) -> Result<Vec<Answer>, ReceiptsError> {
-        let mut answers = Vec::new();
-        for slice in self.ids.newest_first().into_iter().rev() {
-            for entry in slice.prefix(id_prefix(id)) {
-                let value = entry.value().map_err(unavailable)?;
-                answers.extend(decode_answer(&value).map(|(_, answer)| answer));
-            }
-        }
-        Ok(answers)
+    async fn follow_each(&self, partitions: &[PartitionId]) -> Result<(), ReceiptsError> {
+        let now = self.clock.expiry_now();
+        // A log that is far away takes its time for each; they need not wait for each other.
+        let followed: Vec<_> = partitions.iter().map(|partition| self.follow(*partition, now)).collect();
+        stream::iter(followed).buffer_unordered(FOLLOWED_AT_ONCE).try_collect::<()>().await
     }
 
     /// Follows one partition from where the store is complete to its end.
     async fn follow(&self, partition: PartitionId, now: Timestamp) -> Result<(), ReceiptsError> {
         let failed = |error: LogError| ReceiptsError::Unavailable(error.to_string());
-        let noted = self.applied.get(applied_key(partition)).map_err(unavailable)?;
-        let noted = noted.and_then(|bytes| bytes.first_chunk().copied().map(u64::from_le_bytes));
+        let noted = self.claims.write(move |claims| claims.applied(partition)).await?;
         let bounds = self.log.bounds(partition).await.map_err(failed)?;
         if bounds.first == bounds.next || noted == Some(bounds.next) {
-            return self.note(partition, bounds.next);
+            return self.note(partition, bounds.next).await;
         }
         let mut from = match noted {
             Some(offset) => offset,
@@ -235,156 +163,155 @@ impl Inner {
         loop {
             let limits = if waited.is_zero() { limits } else { waiting };
             match self.log.read(partition, from, limits).await {
-                // What lies behind an open transaction of somebody else may carry a claim of ours.
+                // A record behind an open transaction of another producer may carry a claim of ours.
                 Ok(read) if read.next == from && from < bounds.next && waited < FOLLOW_WAIT_MAX => {
                     waited += FOLLOW_WAIT_STEP;
                 }
                 Ok(read) if read.next == from => {
                     if from < bounds.next {
-                        tracing::warn!(%partition, from, "records are not visible yet; repeats of what they hold may double");
+                        tracing::warn!(%partition, from, "records are not visible yet; repeats of their publishes may be stored twice");
                     }
-                    return self.note(partition, from);
+                    return self.note(partition, from).await;
                 }
                 Ok(read) => {
-                    read.records.iter().try_for_each(|stored| self.keep_from_record(partition, stored))?;
+                    let receipts: Vec<_> =
+                        read.records.iter().flat_map(|stored| receipts_of(partition, stored)).collect();
+                    self.claims.write(move |claims| receipts.iter().try_for_each(|each| claims.keep(each))).await?;
                     from = read.next;
                 }
                 Err(LogError::Trimmed { first, .. }) => from = first,
-                // What was damaged cannot be followed; its event was written when it was found.
+                // A damaged stretch cannot be followed; its event was written when it was found.
                 Err(LogError::Damaged { resume_at, .. }) if resume_at > from => from = resume_at,
-                // The log lost what it had, which only a folder put together from two does; begin again at its end.
+                // The log lost its end, which only a folder put together from two does; begin again at its end.
                 Err(LogError::BeyondEnd { next, .. }) => from = next,
                 Err(error) => return Err(failed(error)),
             }
         }
     }
 
-    /// The receipt that a record of the log is itself.
-    fn keep_from_record(&self, partition: PartitionId, stored: &StoredRecord) -> Result<(), ReceiptsError> {
-        let headers = &stored.record.headers;
-        let Some(fingerprint) = headers.get_str(HEADER_FINGERPRINT).and_then(|text| u64::from_str_radix(text, 16).ok())
-        else {
-            return Ok(());
-        };
-        let Some(id) = headers.get_str(HEADER_ID) else { return Ok(()) };
-        // A message that was held carries its claim into its topic too. Its publisher was answered when it was held.
-        if headers.get(HEADER_DUE).is_some() {
-            return Ok(());
-        }
-        // What was held stands among the holds, and is for another topic than the one it stands in.
-        let held = match HoldRecord::of(&stored.record, stored.offset) {
-            Ok(HoldRecord::Held(hold)) => Some(hold),
-            Ok(_) => return Ok(()),
-            Err(_) => None,
-        };
-        let answer = Answer {
-            id: id.to_owned(),
-            partition,
-            offset: stored.offset,
-            due: held.as_ref().map(|hold| hold.due),
-            answered_at: stored.record.timestamp,
-        };
-        let topic = held.map_or(partition.topic, |hold| hold.topic);
-        // Without a key the id was brought.
-        let (kind, owner, text) = match headers.get(HEADER_IDEMPOTENCY_KEY).and_then(split_idempotency_header) {
-            Some((owner, "")) => (ClaimKind::Id, owner, id),
-            Some((owner, key)) => (ClaimKind::Key, owner, key),
-            None => return Ok(()),
-        };
-        for text in std::iter::once(text).chain(headers.get_str(HEADER_ALSO_ID)) {
-            let claim = Claim { owner: owner.to_owned(), kind, text: text.to_owned(), topic, partition, fingerprint };
-            self.keep(kind, text, claim_key(&claim), fingerprint, &answer)?;
-        }
-        Ok(())
+    async fn is_store_open(&self) -> bool {
+        self.claims.write(|claims| Ok::<_, ReceiptsError>(claims.is_open())).await.unwrap_or(false)
     }
 
-    fn note(&self, partition: PartitionId, offset: u64) -> Result<(), ReceiptsError> {
-        let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
-        if noted.insert(partition, offset) != Some(offset) {
-            self.applied.insert(applied_key(partition), offset.to_le_bytes()).map_err(unavailable)?;
-        }
-        Ok(())
+    async fn note(&self, partition: PartitionId, offset: u64) -> Result<(), ReceiptsError> {
+        self.claims.write(move |claims| claims.note(partition, offset)).await
     }
 
-    /// Notes how far the store is complete, and lets go of old slices.
+    /// Notes how far the store is complete, after it has followed the log where it was opened again.
     async fn note_all(&self) -> Result<(), ReceiptsError> {
-        if self.broken.load(Ordering::Acquire) {
-            self.applied.insert(PROBE_KEY, []).map_err(unavailable)?;
-            self.broken.store(false, Ordering::Release);
+        let partitions = (self.partitions)();
+        if !self.claims.write(|claims| Ok::<_, ReceiptsError>(claims.has_followed())).await? {
+            self.follow_all(&partitions).await?;
         }
-        for partition in (self.partitions)() {
+        let mut ends = Vec::with_capacity(partitions.len());
+        for partition in partitions {
             // The end is read before the claims are looked at: a record below it has its claim among them, or in the store.
-            let Ok(bounds) = self.log.bounds(partition).await else { continue };
-            let oldest = {
-                let under_way = self.under_way();
-                let places = under_way.values().flat_map(|claim| &claim.places);
-                places.filter(|(other, _)| *other == partition).map(|(_, from)| *from).min()
-            };
-            self.note(partition, oldest.map_or(bounds.next, |from| from.min(bounds.next)))?;
+            if let Ok(bounds) = self.log.bounds(partition).await {
+                ends.push((partition, bounds.next));
+            }
         }
         let now = self.clock.expiry_now();
-        // Nobody repeated them while an answer would have been kept; now nobody may count on it.
-        let not_before = now.saturating_sub(self.settings.window + self.settings.lease);
-        self.under_way().retain(|_, claim| !claim.left || claim.first_at >= not_before);
-        self.answers.drop_before(now).map_err(unavailable)?;
-        self.ids.drop_before(now).map_err(unavailable)
+        self.claims.write(move |claims| claims.note_all(&ends, now)).await
     }
+}
+
+/// The receipts that a record of the log is itself.
+fn receipts_of(partition: PartitionId, stored: &StoredRecord) -> Vec<Receipt> {
+    claimed_by(partition, stored).unwrap_or_default()
+}
+
+fn claimed_by(partition: PartitionId, stored: &StoredRecord) -> Option<Vec<Receipt>> {
+    let headers = &stored.record.headers;
+    let fingerprint = headers.get_str(HEADER_FINGERPRINT).and_then(|text| u64::from_str_radix(text, 16).ok())?;
+    let id = headers.get_str(HEADER_ID)?;
+    // A message that was held carries its claim into its topic too. Its publisher was answered when it was held.
+    if headers.get(HEADER_DUE).is_some() {
+        return None;
+    }
+    // A held message is a record of `_holds`, and is for another topic than that.
+    let held = match HoldRecord::of(&stored.record, stored.offset) {
+        Ok(HoldRecord::Held(hold)) => Some(hold),
+        Ok(_) => return None,
+        Err(_) => None,
+    };
+    let answer = Answer {
+        id: id.to_owned(),
+        partition,
+        offset: stored.offset,
+        due: held.as_ref().map(|hold| hold.due),
+        answered_at: stored.record.timestamp,
+    };
+    let topic = held.map_or(partition.topic, |hold| hold.topic);
+    // Without a key the id was brought.
+    let (kind, owner, text) = match headers.get(HEADER_IDEMPOTENCY_KEY).and_then(split_idempotency_header)? {
+        (owner, "") => (ClaimKind::Id, owner, id),
+        (owner, key) => (ClaimKind::Key, owner, key),
+    };
+    let texts = std::iter::once(text).chain(headers.get_str(HEADER_ALSO_ID));
+    let receipt = |text: &str| {
+        let claim = Claim { owner: owner.to_owned(), kind, text: text.to_owned(), topic, partition, fingerprint };
+        Receipt { kind, text: text.to_owned(), key: claim_key(&claim), fingerprint, answer: answer.clone() }
+    };
+    Some(texts.map(receipt).collect())
 }
 
 /// Notes from time to time until the receipts are dropped.
 async fn keep_noting(inner: Weak<Inner>, interval: Duration) {
+    let Some(reopened) = inner.upgrade().map(|inner| Arc::clone(&inner.reopened)) else { return };
     loop {
-        tokio::time::sleep(interval).await;
+        let _ = tokio::time::timeout(interval, reopened.notified()).await;
         let Some(inner) = inner.upgrade() else { return };
         if let Err(error) = inner.note_all().await {
-            tracing::warn!(%error, "the receipts could not note how far they are complete; it is tried again");
+            tracing::warn!(%error, "the receipts cannot note how far they are complete; the next attempt follows");
         }
     }
 }
 
 impl Receipts for LsmReceipts {
     fn begin<'a>(&'a self, claim: &'a Claim, end: u64, now: Timestamp) -> PortFuture<'a, Result<Begun, ReceiptsError>> {
-        let begun = self.0.begin(claim, end, now);
-        Box::pin(async move { begun })
+        let claim = claim.clone();
+        Box::pin(self.0.claims.write(move |claims| claims.begin(&claim, end, now)))
     }
 
     fn finish<'a>(&'a self, claim: &'a Claim, answer: Answer) -> PortFuture<'a, Result<(), ReceiptsError>> {
-        let key = claim_key(claim);
-        let kept = self.0.keep(claim.kind, &claim.text, key.clone(), claim.fingerprint, &answer);
-        match &kept {
-            Ok(()) => drop(self.0.under_way().remove(&key)),
-            // The message is in the log, and only there: a repeat must look for it.
-            Err(_) => {
-                self.0.broken.store(true, Ordering::Release);
-                self.0.leave(&key);
-            }
-        }
-        Box::pin(async move { kept })
+        let claim = claim.clone();
+        Box::pin(self.0.claims.write(move |claims| claims.finish(&claim, answer)))
     }
 
     fn abandon<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>> {
-        self.0.under_way().remove(&claim_key(claim));
-        Box::pin(async { Ok(()) })
+        let claim = claim.clone();
+        Box::pin(self.0.claims.write(move |claims| {
+            claims.abandon(&claim);
+            Ok(())
+        }))
     }
 
     fn leave<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>> {
-        self.0.leave(&claim_key(claim));
-        Box::pin(async { Ok(()) })
+        let claim = claim.clone();
+        Box::pin(self.0.claims.write(move |claims| {
+            claims.leave(&claim);
+            Ok(())
+        }))
     }
 
     fn recover<'a>(&'a self, partitions: &'a [PartitionId]) -> PortFuture<'a, Result<(), ReceiptsError>> {
         Box::pin(async move {
-            let now = self.0.clock.expiry_now();
-            // A log that is far away takes its time for each; they need not wait for each other.
-            let followed: Vec<_> = partitions.iter().map(|partition| self.0.follow(*partition, now)).collect();
-            stream::iter(followed).buffer_unordered(FOLLOWED_AT_ONCE).try_collect::<()>().await?;
-            tokio::spawn(keep_noting(Arc::downgrade(&self.0), self.0.settings.note_interval));
+            let inner = &self.0;
+            match inner.follow_all(partitions).await {
+                Ok(()) => {}
+                // The store cannot be opened yet: the task below follows the log when it is.
+                Err(error) if !inner.is_store_open().await => {
+                    tracing::warn!(%error, "the receipts are followed when their store is open");
+                }
+                Err(error) => return Err(error),
+            }
+            tokio::spawn(keep_noting(Arc::downgrade(inner), inner.settings.note_interval));
             Ok(())
         })
     }
 
     fn find<'a>(&'a self, id: &'a str) -> PortFuture<'a, Result<Vec<Answer>, ReceiptsError>> {
-        let found = self.0.find(id);
-        Box::pin(async move { found })
+        let id = id.to_owned();
+        Box::pin(self.0.claims.read(move |claims| claims.find(&id)))
     }
 }

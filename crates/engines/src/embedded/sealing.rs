@@ -3,10 +3,14 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use fjall::{AbstractTree, Database, Keyspace};
+use fjall::{AbstractTree, Database, Keyspace, PersistMode};
 
 /// Journals of the LSM that are there in the ordinary course: the one that is written, and one whose writes are on their way into tables.
 const JOURNALS_KEPT: usize = 2;
+/// Heaps that wait for the LSM's worker before the next one is sealed, and how often they are counted. The LSM itself waits at one more
+/// for ever, also for a worker that has ended.
+const SEALED_MAX: usize = 3;
+const SEALED_POLL: Duration = Duration::from_millis(5);
 /// How long a clean stop may take to bring everything into tables, and how often it looks.
 const FLUSH_WITHIN: Duration = Duration::from_secs(5);
 const FLUSH_POLL: Duration = Duration::from_millis(5);
@@ -27,7 +31,7 @@ impl Sealing {
     pub fn after_write(&self, database: &Database, keyspaces: &[(&Keyspace, u64)]) -> fjall::Result<()> {
         for (keyspace, max) in keyspaces {
             if keyspace.tree.active_memtable().size() > *max {
-                keyspace.rotate_memtable()?;
+                seal(database, keyspace)?;
             }
         }
         let journals = database.journal_count();
@@ -37,11 +41,21 @@ impl Sealing {
         }
         for (keyspace, _) in keyspaces {
             if !keyspace.tree.active_memtable().is_empty() {
-                keyspace.rotate_memtable()?;
+                seal(database, keyspace)?;
             }
         }
         Ok(())
     }
+}
+
+/// Seals a heap once the LSM's worker has room for it. Fails where the worker has ended.
+fn seal(database: &Database, keyspace: &Keyspace) -> fjall::Result<()> {
+    while keyspace.tree.sealed_memtable_count() >= SEALED_MAX {
+        // Fails after any failure of the LSM.
+        database.persist(PersistMode::Buffer)?;
+        std::thread::sleep(SEALED_POLL);
+    }
+    keyspace.rotate_memtable().map(|_| ())
 }
 
 /// Brings everything into tables, so that the next start finds no journal that it would have to read again, or a short one.

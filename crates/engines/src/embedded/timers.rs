@@ -7,18 +7,16 @@
 //! says why a hold that fires is deleted from neither.
 //!
 //! Nothing here is kept in memory by the number of holds: writes that are not in tables yet, blocks of tables that were read,
-//! and the index and filter blocks among them are bounded below, whatever the store holds. [`writer`] says why one thread writes,
-//! [`reader`] why another answers.
+//! and the index and filter blocks among them are bounded below, whatever the store holds.
 //!
 //! Everything runs on threads that may block: a write waits for the disk, and for the LSM where it must catch up, and so does a read.
+//! The store is a view of `_holds`: after damage it begins empty ([`StoreGuard`]), and the owners of the shards fold the log again.
 
 mod erase;
 mod keys;
 mod line;
 mod read;
-mod reader;
 mod write;
-mod writer;
 
 #[cfg(test)]
 mod merged;
@@ -36,13 +34,13 @@ use whimbrel_model::ports::{
 use whimbrel_model::{Hold, HoldEnd, HoldId, Timestamp};
 
 use super::background::yields;
+use super::lsm::report::StoreReports;
+use super::lsm::{self, LsmStore, StoreError, StoreGuard, StoreHandle, WorkThread};
 use super::sealing::{Sealing, flush};
 use super::slices::{MEMTABLE_BYTES, Slices, small_keyspace};
-use erase::Eraser;
+use erase::{Chore, Eraser};
 use keys::{Place, ShardState};
 use line::{BelowTheLine, Lines, TimeIn};
-use reader::Reader;
-use writer::Writer;
 
 /// Memory that the LSM may use for blocks of its tables.
 const CACHE_BYTES: u64 = 32 << 20;
@@ -57,6 +55,12 @@ const JOURNAL_BYTES_MAX: u64 = 64 << 20;
 const WORKERS: usize = 1;
 /// Ids of a question that is answered in turn with others; one for more gets a thread of its own.
 const GET_IN_TURN_MAX: usize = 64;
+/// Writes and reads that wait for their thread; further callers wait until there is space.
+const WRITES_WAITING_MAX: usize = 64;
+const READS_WAITING_MAX: usize = 1024;
+const STORE: &str = "holds";
+const WRITER: &str = "holds-writer";
+const READER: &str = "holds-reader";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TimerSettings {
@@ -72,10 +76,11 @@ impl Default for TimerSettings {
 
 /// Timers in an LSM of the data folder.
 pub struct LsmTimers {
-    inner: Arc<Inner>,
-    reader: Reader,
-    writer: Writer,
+    reader: WorkThread<StoreHandle<Inner>>,
+    writer: WorkThread<StoreHandle<Inner>>,
     eraser: Eraser,
+    /// Dropped after the threads, which do the work that waits.
+    store: StoreGuard<Inner>,
 }
 
 struct Inner {
@@ -93,8 +98,17 @@ struct Inner {
     sealing: Sealing,
 }
 
-fn unavailable(error: fjall::Error) -> TimersError {
-    TimersError::Unavailable(error.to_string())
+type Fault = lsm::Fault<TimersError>;
+
+impl StoreError for TimersError {
+    fn unavailable(reason: String) -> Self {
+        Self::Unavailable(reason)
+    }
+}
+
+/// A row that cannot be understood. The LSM itself works.
+fn damaged(reason: &str) -> Fault {
+    Fault::Refused(TimersError::Damaged(reason.to_owned()))
 }
 
 /// Read in order, and by keys that are known to be there: filters would be built for nobody.
@@ -119,62 +133,89 @@ fn filters(lines: &Arc<Lines>) -> CompactionFilters {
 type CompactionFilters = Arc<dyn Fn(&str) -> Option<Arc<dyn Factory>> + Send + Sync>;
 
 impl LsmTimers {
-    pub fn open(path: &Path, settings: TimerSettings) -> Result<Self, TimersError> {
+    pub fn open(path: &Path, settings: TimerSettings, reports: StoreReports) -> Result<Self, TimersError> {
+        let failed = |error: std::io::Error| TimersError::Unavailable(error.to_string());
+        let (chores, handed) = std::sync::mpsc::channel();
+        let noted_chores = chores.clone();
+        let after_open = move |inner: &Arc<Inner>| {
+            // The LSM's threads have this name.
+            yields("fjall:worker");
+            for place in erase::noted(inner).unwrap_or_default() {
+                let _ = noted_chores.send(Chore::Erase(place));
+            }
+        };
+        let open = move |path: &Path| Inner::open(path, settings.clone());
+        let store = StoreGuard::open(STORE, path, reports, open, after_open).map_err(TimersError::Unavailable)?;
+        let reader = WorkThread::start(READER, READS_WAITING_MAX, store.handle()).map_err(failed)?;
+        let writer = WorkThread::start(WRITER, WRITES_WAITING_MAX, store.handle()).map_err(failed)?;
+        let eraser = Eraser::start(store.handle(), chores, handed).map_err(failed)?;
+        yields(WRITER);
+        Ok(Self { reader, writer, eraser, store })
+    }
+
+    /// Reads on a thread that may block.
+    async fn apart<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Inner) -> Result<T, Fault> + Send + 'static,
+    ) -> Result<T, TimersError> {
+        let store = self.store.handle();
+        let done = tokio::task::spawn_blocking(move || store.run(work)).await;
+        done.unwrap_or_else(|error| Err(TimersError::Unavailable(error.to_string())))
+    }
+
+    async fn write<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Inner) -> Result<T, Fault> + Send + 'static,
+    ) -> Result<T, TimersError> {
+        self.writer.write(move |store| store.run(work)).await
+    }
+}
+
+impl LsmStore for Inner {
+    fn keyspaces(&self) -> Vec<Keyspace> {
+        let fixed =
+            [&self.shards, &self.rows, &self.ids, &self.late, &self.late_ids, &self.counts].map(Keyspace::clone);
+        fixed.into_iter().chain(self.ends.newest_first()).chain(self.dead.newest_first()).collect()
+    }
+}
+
+impl Inner {
+    fn open(path: &Path, settings: TimerSettings) -> fjall::Result<Self> {
         let lines = Arc::<Lines>::default();
         let builder = Database::builder(path).cache_size(CACHE_BYTES).worker_threads(WORKERS);
         let builder = builder.max_journaling_size(JOURNAL_BYTES_MAX).with_compaction_filter_factories(filters(&lines));
-        let database = builder.open().map_err(unavailable)?;
-        let keyspace =
-            |name, options: fn() -> KeyspaceCreateOptions| database.keyspace(name, options).map_err(unavailable);
-        let inner = Inner {
-            shards: keyspace("shards", small_keyspace)?,
-            rows: keyspace("rows", rows_keyspace)?,
-            ids: keyspace("ids", small_keyspace)?,
-            late: keyspace("late", small_keyspace)?,
-            late_ids: keyspace("late_ids", small_keyspace)?,
-            counts: keyspace("counts", small_keyspace)?,
-            ends: Slices::open(&database, "ends", settings.remember).map_err(unavailable)?,
-            dead: Slices::open(&database, "dead", settings.remember).map_err(unavailable)?,
+        let database = builder.open()?;
+        let inner = Self {
+            shards: database.keyspace("shards", small_keyspace)?,
+            rows: database.keyspace("rows", rows_keyspace)?,
+            ids: database.keyspace("ids", small_keyspace)?,
+            late: database.keyspace("late", small_keyspace)?,
+            late_ids: database.keyspace("late_ids", small_keyspace)?,
+            counts: database.keyspace("counts", small_keyspace)?,
+            ends: Slices::open(&database, "ends", settings.remember)?,
+            dead: Slices::open(&database, "dead", settings.remember)?,
             sealing: Sealing::default(),
             lines,
             settings,
             database,
         };
-        // What an earlier process left may be in no more than the machine's memory.
-        inner.database.persist(PersistMode::SyncData).map_err(unavailable)?;
+        // Writes of an earlier process may be in the machine's memory only.
+        inner.database.persist(PersistMode::SyncData)?;
         inner.note_lines()?;
-        let inner = Arc::new(inner);
-        let reader = Reader::start(Arc::clone(&inner))?;
-        let (writer, eraser) = (Writer::start(Arc::clone(&inner))?, Eraser::start(Arc::clone(&inner))?);
-        // The LSM's threads have this name.
-        yields("fjall:worker");
-        yields(Writer::THREAD);
-        Ok(Self { inner, reader, writer, eraser })
+        Ok(inner)
     }
 
-    /// Runs where blocking harms nobody.
-    async fn apart<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&Inner) -> Result<T, TimersError> + Send + 'static,
-    ) -> Result<T, TimersError> {
-        let inner = Arc::clone(&self.inner);
-        let done = tokio::task::spawn_blocking(move || work(&inner)).await;
-        done.unwrap_or_else(|error| Err(TimersError::Unavailable(error.to_string())))
-    }
-}
-
-impl Inner {
     /// Where the shard is, in what is read.
-    fn state(&self, reader: &impl Readable, shard: u32) -> Result<Option<ShardState>, TimersError> {
-        let Some(value) = reader.get(&self.shards, shard.to_be_bytes()).map_err(unavailable)? else { return Ok(None) };
-        let damaged = || TimersError::Damaged(format!("where shard {shard} is cannot be read"));
-        ShardState::decode(&value).ok_or_else(damaged).map(Some)
+    fn state(&self, reader: &impl Readable, shard: u32) -> Result<Option<ShardState>, Fault> {
+        let Some(value) = reader.get(&self.shards, shard.to_be_bytes())? else { return Ok(None) };
+        let bad = || damaged(&format!("the position of shard {shard} cannot be read"));
+        ShardState::decode(&value).ok_or_else(bad).map(Some)
     }
 
     /// The lines as an earlier process left them.
-    fn note_lines(&self) -> Result<(), TimersError> {
+    fn note_lines(&self) -> fjall::Result<()> {
         for entry in self.shards.iter() {
-            let (key, value) = entry.into_inner().map_err(unavailable)?;
+            let (key, value) = entry.into_inner()?;
             if let (Ok(shard), Some(state)) = (<[u8; 4]>::try_from(&key[..]), ShardState::decode(&value)) {
                 let place = Place { shard: u32::from_be_bytes(shard), generation: state.generation };
                 self.lines.note(place, state.line);
@@ -183,19 +224,13 @@ impl Inner {
         Ok(())
     }
 
-    fn keyspaces(&self) -> impl Iterator<Item = Keyspace> + use<> {
-        let fixed =
-            [&self.shards, &self.rows, &self.ids, &self.late, &self.late_ids, &self.counts].map(Keyspace::clone);
-        fixed.into_iter().chain(self.ends.newest_first()).chain(self.dead.newest_first())
-    }
-
     /// So that the next start finds no journal that it would have to read again, or a short one.
-    fn flush(&self) -> Result<(), TimersError> {
-        flush(&self.keyspaces().collect::<Vec<_>>().iter().collect::<Vec<_>>()).map_err(unavailable)
+    fn flush(&self) -> Result<(), Fault> {
+        Ok(flush(&self.keyspaces().iter().collect::<Vec<_>>())?)
     }
 
     /// For the writer's thread alone, as every write.
-    fn open_shard(&self, shard: u32, epoch: u64) -> Result<Option<u64>, TimersError> {
+    fn open_shard(&self, shard: u32, epoch: u64) -> Result<Option<u64>, Fault> {
         let known = self.state(&self.database.snapshot(), shard)?;
         let state = known.unwrap_or(ShardState::UNKNOWN);
         if epoch < state.epoch {
@@ -204,9 +239,9 @@ impl Inner {
         if known.is_none() || epoch > state.epoch {
             let mut batch = self.database.batch().durability(Some(PersistMode::SyncData));
             batch.insert(&self.shards, shard.to_be_bytes(), ShardState { epoch, ..state }.encode());
-            batch.commit().map_err(unavailable)?;
+            batch.commit()?;
         } else {
-            self.database.persist(PersistMode::SyncData).map_err(unavailable)?;
+            self.database.persist(PersistMode::SyncData)?;
         }
         Ok(Some(state.applied))
     }
@@ -214,12 +249,12 @@ impl Inner {
 
 impl Timers for LsmTimers {
     fn open(&self, shard: u32, epoch: u64) -> PortFuture<'_, Result<Option<u64>, TimersError>> {
-        Box::pin(self.writer.write(move |inner| inner.open_shard(shard, epoch)))
+        Box::pin(self.write(move |inner| inner.open_shard(shard, epoch)))
     }
 
     fn apply(&self, shard: u32, write: Write) -> PortFuture<'_, Result<Applied, TimersError>> {
         Box::pin(async move {
-            let (applied, chore) = self.writer.write(move |inner| inner.apply(shard, write)).await?;
+            let (applied, chore) = self.write(move |inner| inner.apply(shard, write)).await?;
             if let Some(chore) = chore {
                 self.eraser.take(chore);
             }
@@ -241,7 +276,7 @@ impl Timers for LsmTimers {
     fn get(&self, shard: u32, ids: Vec<HoldId>) -> TimersRead<'_, Vec<Option<Known>>> {
         Box::pin(async move {
             if ids.len() <= GET_IN_TURN_MAX {
-                return self.reader.get(shard, ids).await;
+                return self.reader.read(move |store| store.run(|inner| inner.get(shard, &ids))).await;
             }
             self.apart(move |inner| inner.get(shard, &ids)).await
         })
@@ -261,7 +296,7 @@ impl Timers for LsmTimers {
 
     fn close(&self) -> PortFuture<'_, ()> {
         Box::pin(async {
-            if let Err(error) = self.writer.write(Inner::flush).await {
+            if let Err(error) = self.write(Inner::flush).await {
                 tracing::warn!(%error, "the next start reads more of the holds' journal than it would need to");
             }
         })

@@ -11,7 +11,8 @@ use whimbrel_model::{Clock, EventSink};
 use super::{EngineError, EngineSettings, StateEngine};
 use crate::embedded::receipts::ListPartitions;
 use crate::embedded::{
-    LsmDevices, LsmInbox, LsmProgress, LsmReceipts, LsmTimers, MemorySessions, ReceiptSettings, TimerSettings,
+    LsmDevices, LsmInbox, LsmProgress, LsmReceipts, LsmTimers, MemorySessions, ReceiptSettings, StoreReports,
+    TimerSettings,
 };
 #[cfg(feature = "redis")]
 use crate::redis::{
@@ -23,6 +24,7 @@ use crate::redis::{
 pub(super) struct State {
     data: PathBuf,
     clock: Arc<dyn Clock>,
+    reports: StoreReports,
     receipt_settings: ReceiptSettings,
     receipts: Place,
     timer_settings: TimerSettings,
@@ -40,7 +42,11 @@ enum Place {
 }
 
 impl State {
-    pub async fn reach(settings: &EngineSettings, clock: Arc<dyn Clock>) -> Result<Self, EngineError> {
+    pub async fn reach(
+        settings: &EngineSettings,
+        clock: Arc<dyn Clock>,
+        reports: StoreReports,
+    ) -> Result<Self, EngineError> {
         let mut reached = Reached::default();
         Ok(Self {
             timers: reached.reach(&settings.timers_engine).await?,
@@ -51,6 +57,7 @@ impl State {
             devices: reached.reach(&settings.devices_engine).await?,
             data: settings.data.clone(),
             clock,
+            reports,
             receipt_settings: settings.receipts.clone(),
             timer_settings: settings.timers.clone(),
         })
@@ -59,7 +66,9 @@ impl State {
     pub fn timers(&self) -> Result<Arc<dyn Timers>, EngineError> {
         let settings = self.timer_settings.clone();
         Ok(match &self.timers {
-            Place::Folder => Arc::new(LsmTimers::open(&self.data.join(super::HOLDS_FOLDER), settings)?),
+            Place::Folder => {
+                Arc::new(LsmTimers::open(&self.data.join(super::HOLDS_FOLDER), settings, self.reports.clone())?)
+            }
             #[cfg(feature = "redis")]
             Place::Redis(connection) => Arc::new(RedisTimers::new(connection.clone(), settings)),
         })
@@ -67,7 +76,7 @@ impl State {
 
     pub fn progress(&self) -> Result<Arc<dyn Progress>, EngineError> {
         Ok(match &self.progress {
-            Place::Folder => Arc::new(LsmProgress::open(&self.data.join("progress"))?),
+            Place::Folder => Arc::new(LsmProgress::open(&self.data.join("progress"), self.reports.clone())?),
             #[cfg(feature = "redis")]
             Place::Redis(connection) => Arc::new(RedisProgress::new(connection.clone())),
         })
@@ -75,7 +84,7 @@ impl State {
 
     pub fn inbox(&self) -> Result<Arc<dyn Inbox>, EngineError> {
         Ok(match &self.inbox {
-            Place::Folder => Arc::new(LsmInbox::open(&self.data.join("inboxes"))?),
+            Place::Folder => Arc::new(LsmInbox::open(&self.data.join("inboxes"), self.reports.clone())?),
             #[cfg(feature = "redis")]
             Place::Redis(connection) => Arc::new(RedisInbox::new(connection.clone())),
         })
@@ -91,7 +100,7 @@ impl State {
 
     pub fn devices(&self) -> Result<Arc<dyn Devices>, EngineError> {
         Ok(match &self.devices {
-            Place::Folder => Arc::new(LsmDevices::open(&self.data.join("devices"))?),
+            Place::Folder => Arc::new(LsmDevices::open(&self.data.join("devices"), self.reports.clone())?),
             #[cfg(feature = "redis")]
             Place::Redis(connection) => Arc::new(RedisDevices::new(connection.clone())),
         })
@@ -102,7 +111,8 @@ impl State {
         let (settings, clock) = (self.receipt_settings.clone(), Arc::clone(&self.clock));
         Ok(match &self.receipts {
             Place::Folder => {
-                Arc::new(LsmReceipts::open(&self.data.join("receipts"), settings, log, partitions, clock)?)
+                let (path, reports) = (self.data.join("receipts"), self.reports.clone());
+                Arc::new(LsmReceipts::open(&path, settings, log, partitions, clock, reports)?)
             }
             #[cfg(feature = "redis")]
             Place::Redis(connection) => Arc::new(RedisReceipts::new(connection.clone(), settings, clock)),

@@ -99,6 +99,7 @@ impl Door {
             Ok(Err(error)) => reasons.push(error.to_string()),
             Err(_) => reasons.push("the log does not answer".to_owned()),
         }
+        reasons.extend(self.ports.store_health.problems());
         if let Some(reachability) = &self.ports.reachability {
             reasons.extend(reachability.reasons_not_ready().await);
         }

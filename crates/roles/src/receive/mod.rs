@@ -63,7 +63,7 @@ use tokio::task::JoinHandle;
 use whimbrel_model::ports::{
     Carriers, Devices, Dispatch, Holds, Inbox, Log, LogTopics, Presence, Progress, Receipts, ReceiptsError,
 };
-use whimbrel_model::{Clock, EVENTS_TOPIC};
+use whimbrel_model::{Clock, EVENTS_TOPIC, StoreHealth};
 
 use crate::events::Events;
 use crate::platforms::Platforms;
@@ -105,6 +105,8 @@ pub struct Ports {
     pub devices: Arc<dyn Devices>,
     /// Whether people can be reached from this process; `None` where nobody is to be.
     pub reachability: Option<Arc<Reachability>>,
+    /// Which stores of this process cannot serve now.
+    pub store_health: Arc<StoreHealth>,
     /// Somebody else follows the catalogue with it.
     pub platforms: Arc<Platforms>,
     /// The workers that callbacks can be given to.

@@ -29,7 +29,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use whimbrel_engines::resolve::Engines;
 use whimbrel_model::push::PUSH_TOPIC;
-use whimbrel_model::{Clock, EVENTS_TOPIC, HOLDS_TOPIC, IdMint};
+use whimbrel_model::{Clock, EVENTS_TOPIC, HOLDS_TOPIC, IdMint, StoreHealth};
 use whimbrel_roles::center::{Center, CenterPorts};
 use whimbrel_roles::events::Events;
 use whimbrel_roles::lingering::LingerLimits;
@@ -259,6 +259,7 @@ impl Server<'_> {
             presence: Arc::clone(&reach.presence),
             devices: Arc::clone(&self.engines.devices),
             reachability: Some(Arc::clone(&reach.reachability)),
+            store_health: Arc::clone(&self.engines.store_health),
             platforms: Arc::clone(&people.platforms),
             workers: deliveries.live_workers(cluster),
             clock: Arc::clone(&self.clock),
@@ -287,7 +288,7 @@ impl Server<'_> {
             let mint = Arc::new(IdMint::new(node, start));
             tokio::spawn(async move { events.run(log, mint, topic.partition(0), ends).await })
         });
-        OpenDoor::Small { writer, reachability }
+        OpenDoor::Small { writer, reachability, store_health: Arc::clone(&self.engines.store_health) }
     }
 }
 
@@ -327,16 +328,20 @@ impl Owners {
 /// What clients find at the public port.
 enum OpenDoor {
     Whole(Box<Receive>),
-    Small { writer: Option<JoinHandle<()>>, reachability: Arc<Reachability> },
+    Small { writer: Option<JoinHandle<()>>, reachability: Arc<Reachability>, store_health: Arc<StoreHealth> },
 }
 
 impl OpenDoor {
     fn router(&self) -> Router {
         match self {
             Self::Whole(receive) => receive.router(),
-            Self::Small { reachability, .. } => {
-                let reachability = Arc::clone(reachability);
-                let readyz = async move || readiness(reachability.reasons_not_ready().await, reachability.warnings());
+            Self::Small { reachability, store_health, .. } => {
+                let (reachability, store_health) = (Arc::clone(reachability), Arc::clone(store_health));
+                let readyz = async move || {
+                    let mut reasons = store_health.problems();
+                    reasons.extend(reachability.reasons_not_ready().await);
+                    readiness(reasons, reachability.warnings())
+                };
                 Router::new().route("/healthz", get(|| async { "ok" })).route("/readyz", get(readyz))
             }
         }

@@ -5,8 +5,8 @@
 use std::collections::VecDeque;
 
 use super::keys::Place;
-use super::{Inner, unavailable};
-use whimbrel_model::ports::InboxError;
+use super::{Fault, Inner};
+use crate::embedded::lsm::StoreHandle;
 
 /// Keys that are deleted in one batch.
 const ERASED_AT_ONCE: usize = 2_000;
@@ -22,17 +22,20 @@ pub(super) struct Eraser {
 
 impl Eraser {
     /// Does a bit, and says whether there is more.
-    pub fn step(&mut self, inner: &Inner) -> bool {
-        self.places.extend(inner.take_emptied());
-        let Some(place) = self.places.front().copied() else { return false };
-        match self.erase(inner, place) {
-            Ok(()) => true,
-            Err(error) => {
-                tracing::warn!(%error, ?place, "the store of inboxes could not be tidied up; the next start tries again");
-                *self = Self::default();
-                false
+    pub fn step(&mut self, store: &StoreHandle<Inner>) -> bool {
+        let stepped = store.run(|inner| -> Result<bool, Fault> {
+            self.places.extend(inner.take_emptied());
+            let Some(place) = self.places.front().copied() else { return Ok(false) };
+            self.erase(inner, place)?;
+            Ok(true)
+        });
+        stepped.unwrap_or_else(|error| {
+            if let Some(place) = self.places.front() {
+                tracing::warn!(%error, ?place, "cannot tidy up the store of inboxes; the next opening repeats it");
             }
-        }
+            *self = Self::default();
+            false
+        })
     }
 
     fn erase(&mut self, inner: &Inner, place: Place) -> fjall::Result<()> {
@@ -65,11 +68,11 @@ impl Eraser {
     }
 }
 
-/// What an earlier process did not get to.
-pub(super) fn noted(inner: &Inner) -> Result<Vec<Place>, InboxError> {
+/// Generations that were emptied and not erased yet.
+pub(super) fn noted(inner: &Inner) -> fjall::Result<Vec<Place>> {
     let mut places = Vec::new();
     for entry in inner.partitions.iter() {
-        let key = entry.key().map_err(unavailable)?;
+        let key = entry.key()?;
         if let Ok(prefix) = <[u8; 8]>::try_from(&key[..]) {
             places.push(Place::of_prefix(prefix));
         }

@@ -6,15 +6,15 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{Receiver, Sender};
 use std::thread::JoinHandle;
 
 use fjall::{AbstractTree, Database, Keyspace};
 use whimbrel_model::Timestamp;
-use whimbrel_model::ports::TimersError;
 
 use super::keys::Place;
-use super::{Inner, unavailable};
+use super::{Fault, Inner};
+use crate::embedded::lsm::StoreHandle;
 
 /// Keys that are deleted in one batch.
 const ERASED_AT_ONCE: usize = 5_000;
@@ -26,53 +26,48 @@ pub(super) enum Chore {
     Erase(Place),
     /// Whole tables below the line.
     Drop { place: Place, below: Timestamp },
+    /// Nothing: the thread ends.
+    End,
 }
 
 /// The thread, which ends when this is dropped.
 pub(super) struct Eraser {
-    chores: Option<Sender<Chore>>,
+    chores: Sender<Chore>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Eraser {
-    pub fn start(inner: Arc<Inner>) -> Result<Self, TimersError> {
-        let (chores, asked) = mpsc::channel();
-        for place in noted(&inner)? {
-            let _ = chores.send(Chore::Erase(place));
-        }
+    pub fn start(store: StoreHandle<Inner>, chores: Sender<Chore>, handed: Receiver<Chore>) -> std::io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let thread = std::thread::Builder::new().name("holds-eraser".to_owned()).spawn({
             let stop = Arc::clone(&stop);
-            move || run(&inner, &asked, &stop)
-        });
-        let thread = thread.map_err(|error| TimersError::Unavailable(error.to_string()))?;
-        Ok(Self { chores: Some(chores), stop, thread: Some(thread) })
+            move || run(&store, &handed, &stop)
+        })?;
+        Ok(Self { chores, stop, thread: Some(thread) })
     }
 
-    /// Does it in a while. What must be done is noted in the store already, so a thread that is gone loses nothing.
+    /// Does it later. Everything that must be done is noted in the store, so a chore that is lost is done after the next opening.
     pub fn take(&self, chore: Chore) {
-        if let Some(chores) = &self.chores {
-            let _ = chores.send(chore);
-        }
+        let _ = self.chores.send(chore);
     }
 }
 
 impl Drop for Eraser {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        drop(self.chores.take());
+        let _ = self.chores.send(Chore::End);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-/// What an earlier process did not get to.
-fn noted(inner: &Inner) -> Result<Vec<Place>, TimersError> {
+/// Generations that were emptied and not erased yet.
+pub(super) fn noted(inner: &Inner) -> fjall::Result<Vec<Place>> {
     let mut places = Vec::new();
     for entry in inner.shards.iter() {
-        let key = entry.key().map_err(unavailable)?;
+        let key = entry.key()?;
         if let Ok(prefix) = <[u8; 8]>::try_from(&key[..]) {
             places.push(Place::of_prefix(prefix));
         }
@@ -80,17 +75,20 @@ fn noted(inner: &Inner) -> Result<Vec<Place>, TimersError> {
     Ok(places)
 }
 
-fn run(inner: &Inner, asked: &Receiver<Chore>, stop: &AtomicBool) {
-    while let Ok(chore) = asked.recv() {
-        let done = match chore {
-            Chore::Erase(place) => erase(inner, place, stop),
-            Chore::Drop { place, below } => drop_below(inner, place, below),
-        };
-        if let Err(error) = done {
-            tracing::warn!(%error, ?chore, "the store of holds could not be tidied up; it is tried again later");
-        }
+fn run(store: &StoreHandle<Inner>, handed: &Receiver<Chore>, stop: &AtomicBool) {
+    while let Ok(chore) = handed.recv() {
         if stop.load(Ordering::Acquire) {
             return;
+        }
+        let done = store.run(|inner| -> Result<(), Fault> {
+            match chore {
+                Chore::Erase(place) => Ok(erase(inner, place, stop)?),
+                Chore::Drop { place, below } => Ok(drop_below(inner, place, below)?),
+                Chore::End => Ok(()),
+            }
+        });
+        if let Err(error) = done {
+            tracing::warn!(%error, ?chore, "cannot tidy up the store of holds; the next opening repeats it");
         }
     }
 }

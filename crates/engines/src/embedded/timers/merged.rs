@@ -4,13 +4,14 @@ use fjall::AbstractTree;
 use whimbrel_model::ports::{Applied, Change, Known, Row, Write};
 use whimbrel_model::{Ending, Headers, HeldMessage, Hold, HoldId, TopicNumber};
 
+use super::LsmStore as _;
 use super::keys::tests::at;
-use super::{Inner, LsmTimers, TimerSettings};
+use super::{Inner, TimerSettings};
 
 const SHARD: u32 = 3;
 
 struct Scene {
-    timers: LsmTimers,
+    inner: Inner,
     applied: u64,
     _folder: tempfile::TempDir,
 }
@@ -18,12 +19,12 @@ struct Scene {
 impl Scene {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let timers = LsmTimers::open(&folder.path().join("holds"), TimerSettings::default()).unwrap();
-        Self { timers, applied: 0, _folder: folder }
+        let inner = Inner::open(&folder.path().join("holds"), TimerSettings::default()).unwrap();
+        Self { inner, applied: 0, _folder: folder }
     }
 
     fn inner(&self) -> &Inner {
-        &self.timers.inner
+        &self.inner
     }
 
     /// Writes to the disk, with everything below `floor` over and past.
@@ -164,7 +165,10 @@ fn a_clean_stop_leaves_nothing_that_only_the_journal_has() {
     scene.write(put(100, None), 0);
     let in_memory = |scene: &Scene| {
         let trees = scene.inner().keyspaces();
-        trees.filter(|each| !each.tree.active_memtable().is_empty() || each.tree.sealed_memtable_count() > 0).count()
+        trees
+            .iter()
+            .filter(|each| !each.tree.active_memtable().is_empty() || each.tree.sealed_memtable_count() > 0)
+            .count()
     };
     assert!(in_memory(&scene) > 0);
     scene.inner().flush().unwrap();

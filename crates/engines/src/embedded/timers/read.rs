@@ -6,11 +6,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use fjall::{Guard, Keyspace, Readable, Snapshot};
 use whimbrel_model::ports::timers::bucket_start;
-use whimbrel_model::ports::{At, CountQuery, DueCursor, HoldQuery, Known, TimersError};
+use whimbrel_model::ports::{At, CountQuery, DueCursor, HoldQuery, Known};
 use whimbrel_model::{Ending, Hold, HoldEnd, HoldId, Timestamp, TopicNumber};
 
 use super::keys::{ALL_TOPICS, MINUTE, Minute, Place, ShardState, due_of, minute_of, unsortable};
-use super::{Inner, unavailable};
+use super::{Fault, Inner, damaged};
 
 /// Bytes of holds that a list returns at once, but for one: who asks goes on until there are no more.
 const LIST_BYTES: usize = 1 << 20;
@@ -19,7 +19,7 @@ const END_OF_TIME: Timestamp = Timestamp::from_millis(i64::MAX);
 
 const START_OF_TIME: Timestamp = Timestamp::from_millis(i64::MIN);
 
-pub(super) type Read<T> = Result<At<T>, TimersError>;
+pub(super) type Read<T> = Result<At<T>, Fault>;
 
 /// A shard as it was at one moment.
 struct View<'a> {
@@ -38,7 +38,7 @@ struct Stretch<'a> {
 }
 
 impl Inner {
-    fn view(&self, shard: u32) -> Result<View<'_>, TimersError> {
+    fn view(&self, shard: u32) -> Result<View<'_>, Fault> {
         let snapshot = self.database.snapshot();
         let state = self.state(&snapshot, shard)?.unwrap_or(ShardState::UNKNOWN);
         Ok(View { inner: self, snapshot, place: Place { shard, generation: state.generation }, state })
@@ -89,8 +89,8 @@ impl Inner {
                 if of_slice == query.limit {
                     break;
                 }
-                let key = entry.key().map_err(unavailable)?;
-                let place = due_of(&key).ok_or_else(|| damaged("a dead hold"))?;
+                let key = entry.key()?;
+                let place = due_of(&key).ok_or_else(|| damaged("a dead hold cannot be read"))?;
                 // Something else may have become of it since.
                 let Some(Known::Ended(end)) = view.known(&place.id)? else { continue };
                 let is_this = matches!(end.how, Ending::Dead { .. }) && end.due == place.due;
@@ -155,12 +155,12 @@ impl View<'_> {
         keys.map(|(first, end)| self.snapshot.range(keyspace, first..end)).into_iter().flatten()
     }
 
-    fn rows(&self, stretch: Stretch<'_>, limit: usize, max_bytes: usize) -> Result<Vec<Arc<Hold>>, TimersError> {
+    fn rows(&self, stretch: Stretch<'_>, limit: usize, max_bytes: usize) -> Result<Vec<Arc<Hold>>, Fault> {
         let (mut holds, mut bytes) = (Vec::new(), 0);
         let (late, others) = self.late_and_others(stretch);
         let late = self.range(&self.inner.late, late);
         for entry in late.chain(self.range(&self.inner.rows, others)).take(limit) {
-            let hold = decode_row(&entry.value().map_err(unavailable)?)?;
+            let hold = decode_row(&entry.value()?)?;
             bytes += hold.size();
             if bytes > max_bytes && !holds.is_empty() {
                 break;
@@ -170,12 +170,7 @@ impl View<'_> {
         Ok(holds)
     }
 
-    fn rows_of_topic(
-        &self,
-        topic: TopicNumber,
-        stretch: Stretch<'_>,
-        limit: usize,
-    ) -> Result<Vec<Arc<Hold>>, TimersError> {
+    fn rows_of_topic(&self, topic: TopicNumber, stretch: Stretch<'_>, limit: usize) -> Result<Vec<Arc<Hold>>, Fault> {
         let (late, others) = self.late_and_others(stretch);
         let (mut holds, mut bytes) = (Vec::new(), 0);
         // They are few, and have no index by topic.
@@ -183,7 +178,7 @@ impl View<'_> {
             if holds.len() == limit || bytes > LIST_BYTES {
                 return Ok(holds);
             }
-            let hold = decode_row(&entry.value().map_err(unavailable)?)?;
+            let hold = decode_row(&entry.value()?)?;
             if hold.topic == topic {
                 bytes += hold.size();
                 holds.push(Arc::new(hold));
@@ -198,7 +193,7 @@ impl View<'_> {
                     if holds.len() == limit || bytes > LIST_BYTES {
                         return Ok(holds);
                     }
-                    let hold = decode_row(&entry.value().map_err(unavailable)?)?;
+                    let hold = decode_row(&entry.value()?)?;
                     if hold.topic == topic {
                         bytes += hold.size();
                         holds.push(Arc::new(hold));
@@ -215,33 +210,27 @@ impl View<'_> {
         topic: TopicNumber,
         from: Timestamp,
         to: Timestamp,
-    ) -> impl Iterator<Item = Result<(Timestamp, Minute), TimersError>> + use<> {
+    ) -> impl Iterator<Item = Result<(Timestamp, Minute), Fault>> + use<> {
         let (first, end) = (self.place.count(topic, bucket_start(from, MINUTE)), self.place.count(topic, to));
         let range = (first < end).then(|| self.snapshot.range(&self.inner.counts, first..end));
         range.into_iter().flatten().map(|entry| {
-            let (key, value) = entry.into_inner().map_err(unavailable)?;
-            minute_of(&key).zip(Minute::decode(&value)).ok_or_else(|| damaged("a count"))
+            let (key, value) = entry.into_inner()?;
+            minute_of(&key).zip(Minute::decode(&value)).ok_or_else(|| damaged("a count cannot be read"))
         })
     }
 
     /// The row, due at or after `from`, that an entry of an index by id points to. Where there is none, the entry is garbage.
-    fn pending(
-        &self,
-        ids: &Keyspace,
-        rows: &Keyspace,
-        from: Timestamp,
-        id: &HoldId,
-    ) -> Result<Option<Known>, TimersError> {
-        let Some(due) = self.snapshot.get(ids, self.place.by_id(id)).map_err(unavailable)? else { return Ok(None) };
-        let due = unsortable(<[u8; 8]>::try_from(&due[..]).map_err(|_| damaged("where a hold is"))?);
+    fn pending(&self, ids: &Keyspace, rows: &Keyspace, from: Timestamp, id: &HoldId) -> Result<Option<Known>, Fault> {
+        let Some(due) = self.snapshot.get(ids, self.place.by_id(id))? else { return Ok(None) };
+        let due = unsortable(<[u8; 8]>::try_from(&due[..]).map_err(|_| damaged("where a hold is cannot be read"))?);
         if due < from {
             return Ok(None);
         }
-        let row = self.snapshot.get(rows, self.place.by_due(due, id.as_str())).map_err(unavailable)?;
+        let row = self.snapshot.get(rows, self.place.by_due(due, id.as_str()))?;
         row.map(|row| Ok(Known::Pending(Arc::new(decode_row(&row)?)))).transpose()
     }
 
-    fn known(&self, id: &HoldId) -> Result<Option<Known>, TimersError> {
+    fn known(&self, id: &HoldId) -> Result<Option<Known>, Fault> {
         let inner = self.inner;
         if let Some(pending) = self.pending(&inner.ids, &inner.rows, self.state.line, id)? {
             return Ok(Some(pending));
@@ -253,15 +242,15 @@ impl View<'_> {
         let mut latest: Option<(u64, Bytes)> = None;
         // Listed after the snapshot was taken: a slice that it can see something in is among them.
         for slice in self.inner.ends.newest_first() {
-            let Some(value) = self.snapshot.get(&slice, &key).map_err(unavailable)? else { continue };
-            let (applied, end) = value.split_first_chunk().ok_or_else(|| damaged("an end"))?;
+            let Some(value) = self.snapshot.get(&slice, &key)? else { continue };
+            let (applied, end) = value.split_first_chunk().ok_or_else(|| damaged("an end cannot be read"))?;
             let applied = u64::from_le_bytes(*applied);
             if latest.as_ref().is_none_or(|(other, _)| applied > *other) {
                 latest = Some((applied, Bytes::copy_from_slice(end)));
             }
         }
         let Some((_, end)) = latest else { return Ok(None) };
-        let end = HoldEnd::decode(end).map_err(|error| TimersError::Damaged(error.to_string()))?;
+        let end = HoldEnd::decode(end).map_err(|error| damaged(&error.to_string()))?;
         Ok((!self.inner.is_forgotten(&end, &self.state)).then_some(Known::Ended(end)))
     }
 }
@@ -273,10 +262,6 @@ fn successor(mut key: Vec<u8>) -> Vec<u8> {
 }
 
 /// The hold in a buffer of its own: the LSM's block must not stay in memory as long as it.
-fn decode_row(row: &[u8]) -> Result<Hold, TimersError> {
-    Hold::decode(Bytes::copy_from_slice(row)).map_err(|error| TimersError::Damaged(error.to_string()))
-}
-
-fn damaged(what: &str) -> TimersError {
-    TimersError::Damaged(format!("{what} cannot be read"))
+fn decode_row(row: &[u8]) -> Result<Hold, Fault> {
+    Hold::decode(Bytes::copy_from_slice(row)).map_err(|error| damaged(&error.to_string()))
 }

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use fjall::{Keyspace, OwnedWriteBatch as WriteBatch, PersistMode};
 use whimbrel_model::ports::timers::bucket_start;
-use whimbrel_model::ports::{Applied, Change, Row, TimersError, Write};
+use whimbrel_model::ports::{Applied, Change, Row, Write};
 use whimbrel_model::{Ending, Hold, HoldEnd, HoldId, Timestamp, TopicNumber};
 
 use super::erase::Chore;
 use super::keys::{ALL_TOPICS, MINUTE, Minute, Place, ShardState, second_of, sortable};
-use super::{Inner, MEMTABLE_BYTES, ROWS_MEMTABLE_BYTES, unavailable};
+use super::{Fault, Inner, MEMTABLE_BYTES, ROWS_MEMTABLE_BYTES, damaged};
+use crate::embedded::lsm::LsmStore as _;
 
 /// Keys that most changes write, for the capacity of a batch.
 const KEYS_PER_CHANGE: usize = 2;
@@ -27,7 +28,7 @@ struct Counts {
 impl Inner {
     /// Writes, and tells what there is to tidy up afterwards. For the writer's thread alone: a write reads where the shard is and
     /// what it counts, and then commits.
-    pub fn apply(&self, shard: u32, write: Write) -> Result<(Applied, Option<Chore>), TimersError> {
+    pub fn apply(&self, shard: u32, write: Write) -> Result<(Applied, Option<Chore>), Fault> {
         let before = self.state(&self.database.snapshot(), shard)?.unwrap_or(ShardState::UNKNOWN);
         if write.epoch < before.epoch {
             return Ok((Applied::OlderEpoch, None));
@@ -56,10 +57,10 @@ impl Inner {
         if let Some(emptied) = emptied {
             batch.insert(&self.shards, emptied.prefix(), []);
         }
-        batch.commit().map_err(unavailable)?;
+        batch.commit()?;
         self.seal()?;
-        self.ends.drop_before(state.now).map_err(unavailable)?;
-        self.dead.drop_before(state.now).map_err(unavailable)?;
+        self.ends.drop_before(state.now)?;
+        self.dead.drop_before(state.now)?;
         // Merges may leave out what is below the line only when the line is on disk: were the power cut before, the store would be where
         // those holds are pending, without their rows.
         let has_risen = write.synced && self.lines.note(place, state.line);
@@ -67,11 +68,11 @@ impl Inner {
         Ok((Applied::Done, chore))
     }
 
-    fn seal(&self) -> Result<(), TimersError> {
-        let keyspaces: Vec<_> = self.keyspaces().collect();
+    fn seal(&self) -> Result<(), Fault> {
+        let keyspaces = self.keyspaces();
         let bound = |keyspace: &Keyspace| if *keyspace == self.rows { ROWS_MEMTABLE_BYTES } else { MEMTABLE_BYTES };
         let bounded: Vec<_> = keyspaces.iter().map(|keyspace| (keyspace, bound(keyspace))).collect();
-        self.sealing.after_write(&self.database, &bounded).map_err(unavailable)
+        Ok(self.sealing.after_write(&self.database, &bounded)?)
     }
 }
 
@@ -129,7 +130,7 @@ impl Pen<'_> {
         self.batch.insert(rows, place.by_due(hold.due, id), hold.encode());
     }
 
-    fn end(&mut self, id: &HoldId, end: &HoldEnd, was: Option<Row>) -> Result<(), TimersError> {
+    fn end(&mut self, id: &HoldId, end: &HoldEnd, was: Option<Row>) -> Result<(), Fault> {
         let (inner, place, state) = (self.inner, self.place, self.state);
         if let Some(was) = was {
             self.remove_ordered(id.as_str(), was);
@@ -140,10 +141,10 @@ impl Pen<'_> {
         }
         // A clock that is ahead must not make slices of a time to come.
         let slice_of = end.at.min(state.now);
-        let slice = inner.ends.at(slice_of).map_err(unavailable)?;
+        let slice = inner.ends.at(slice_of)?;
         self.batch.insert(&slice, place.by_id(id), encode_end(state.applied, end));
         if matches!(end.how, Ending::Dead { .. }) {
-            let slice = inner.dead.at(slice_of).map_err(unavailable)?;
+            let slice = inner.dead.at(slice_of)?;
             self.batch.insert(&slice, place.by_due(end.due, id.as_str()), []);
         }
         Ok(())
@@ -185,19 +186,19 @@ impl Pen<'_> {
         }
     }
 
-    fn count(&mut self) -> Result<(), TimersError> {
+    fn count(&mut self) -> Result<(), Fault> {
         let (counts, place) = (&self.inner.counts, self.place);
         for ((topic, minute), Counts { more, seconds }) in std::mem::take(&mut self.counted) {
             if more == 0 && seconds == 0 {
                 continue;
             }
             let key = place.count(topic, minute);
-            let before = counts.get(&key).map_err(unavailable)?;
+            let before = counts.get(&key)?;
             let before = before.map_or(Some(Minute::EMPTY), |value| Minute::decode(&value));
-            let before = before.ok_or_else(|| TimersError::Damaged("a count cannot be read".to_owned()))?;
+            let before = before.ok_or_else(|| damaged("a count cannot be read"))?;
             let Some(count) = before.count.checked_add_signed(more) else {
                 let before = before.count;
-                return Err(TimersError::Damaged(format!("{before} are due in {minute} and {more} more would be")));
+                return Err(damaged(&format!("{before} are due in {minute} and {more} more would be")));
             };
             if count == 0 {
                 self.batch.remove(counts, key);

@@ -133,6 +133,7 @@ impl World {
             presence: self.presence.clone(),
             devices: self.devices.clone(),
             reachability: None,
+            store_health: Arc::default(),
             platforms: Arc::new(platforms),
             workers: Arc::new(|| LIVE_WORKERS.map(str::to_owned).to_vec()),
             clock: self.clock.clone(),

@@ -1,0 +1,178 @@
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use fjall::{Database, KeyspaceCreateOptions, PersistMode};
+
+use super::super::testing::{Seen, flip};
+use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+struct Rows {
+    database: Database,
+    rows: Keyspace,
+}
+
+impl LsmStore for Rows {
+    fn keyspaces(&self) -> Vec<Keyspace> {
+        vec![self.rows.clone()]
+    }
+}
+
+#[derive(Debug, PartialEq)]
+struct Unavailable(String);
+
+impl StoreError for Unavailable {
+    fn unavailable(reason: String) -> Self {
+        Self(reason)
+    }
+}
+
+fn open_rows(path: &Path) -> fjall::Result<Rows> {
+    let database = Database::builder(path).worker_threads(1).open()?;
+    let rows = database.keyspace("rows", KeyspaceCreateOptions::default)?;
+    Ok(Rows { database, rows })
+}
+
+fn put(rows: &Rows, key: &str) -> Result<(), Fault<Unavailable>> {
+    rows.rows.insert(key, "value")?;
+    Ok(rows.database.persist(PersistMode::SyncData)?)
+}
+
+fn count(rows: &Rows) -> Result<usize, Fault<Unavailable>> {
+    Ok(rows.rows.iter().count())
+}
+
+fn fails(error: fjall::Error) -> impl FnOnce(&Rows) -> Result<(), Fault<Unavailable>> {
+    move |_| Err(error.into())
+}
+
+struct Scene {
+    folder: tempfile::TempDir,
+    seen: Seen,
+}
+
+impl Scene {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), seen: Seen::default() }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("holds")
+    }
+
+    fn open(&self) -> StoreGuard<Rows> {
+        StoreGuard::open("holds", &self.path(), self.seen.reports(), open_rows, |_| {}).unwrap()
+    }
+}
+
+fn wait_until_open(store: &StoreHandle<Rows>) {
+    let began = Instant::now();
+    while !store.is_open() {
+        assert!(began.elapsed() < PATIENCE, "the store is not opened again");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_store_that_stopped_is_opened_again_with_all_its_rows_and_two_events() {
+    let scene = Scene::new();
+    let guard = scene.open();
+    let store = guard.handle();
+    store.run(|rows| put(rows, "a")).unwrap();
+    assert!(store.run(fails(fjall::Error::Poisoned)).is_err());
+    assert_eq!(scene.seen.health.problems().len(), 1, "`/readyz` names the store");
+    assert!(store.run(|rows| put(rows, "b")).is_err(), "calls fail until the store is open");
+    wait_until_open(&store);
+    assert_eq!(store.run(count), Ok(1));
+    store.run(|rows| put(rows, "b")).unwrap();
+    assert_eq!(scene.seen.kinds(), ["store_failed", "store_recovered"]);
+    assert!(scene.seen.health.problems().is_empty());
+}
+
+#[test]
+fn a_store_with_a_wrong_checksum_is_set_aside_and_begins_empty() {
+    let scene = Scene::new();
+    let guard = scene.open();
+    let store = guard.handle();
+    store.run(|rows| put(rows, "a")).unwrap();
+    assert!(store.run(fails(fjall::LsmError::InvalidTrailer.into())).is_err());
+    wait_until_open(&store);
+    assert_eq!(store.run(count), Ok(0));
+    assert_eq!(scene.seen.kinds(), ["store_failed", "store_rebuilt", "store_recovered"]);
+    assert!(scene.folder.path().join("holds.damaged").is_dir());
+}
+
+#[test]
+fn a_panic_of_the_lsm_does_not_end_the_thread_that_met_it() {
+    let scene = Scene::new();
+    let guard = scene.open();
+    let store = guard.handle();
+    let panicked = store.run(|_| -> Result<(), Fault<Unavailable>> { panic!("a bug") });
+    assert_eq!(panicked, Err(Unavailable("the LSM panicked: a bug".to_owned())));
+    wait_until_open(&store);
+    store.run(|rows| put(rows, "a")).unwrap();
+}
+
+#[test]
+fn errors_of_the_device_that_persist_set_the_store_aside() {
+    let scene = Scene::new();
+    let guard = scene.open();
+    let store = guard.handle();
+    store.run(|rows| put(rows, "a")).unwrap();
+    for failures in 1..=DEVICE_FAILURES_MAX {
+        assert_eq!(store.run(count), Ok(1));
+        assert!(store.run(fails(fjall::Error::Io(rustix::io::Errno::IO.into()))).is_err());
+        wait_until_open(&store);
+        assert_eq!(scene.seen.kinds().contains(&"store_rebuilt"), failures == DEVICE_FAILURES_MAX);
+    }
+    assert_eq!(store.run(count), Ok(0));
+}
+
+#[test]
+fn a_flipped_bit_in_the_journal_is_reported_with_its_place_and_the_store_begins_empty() {
+    let scene = Scene::new();
+    let guard = scene.open();
+    for key in ["a", "b", "c"] {
+        guard.handle().run(|rows| put(rows, key)).unwrap();
+    }
+    drop(guard);
+    flip(&scene.path().join("0.jnl"), 3);
+    let guard = scene.open();
+    assert_eq!(guard.handle().run(count), Ok(0));
+    assert_eq!(scene.seen.kinds(), ["store_rebuilt"]);
+    assert_eq!(scene.seen.field("store_rebuilt", "position").as_deref(), Some("0"));
+    let file = scene.path().join("0.jnl").display().to_string();
+    assert_eq!(scene.seen.field("store_rebuilt", "file"), Some(file));
+}
+
+#[test]
+fn a_journal_behind_its_tables_is_damage_although_its_end_looks_torn() {
+    let scene = Scene::new();
+    let guard = scene.open();
+    guard.handle().run(|rows| put(rows, "a")).unwrap();
+    let flushed =
+        guard.handle().run(|rows| -> Result<_, Fault<Unavailable>> { Ok(rows.rows.rotate_memtable_and_wait()?) });
+    flushed.unwrap();
+    drop(guard);
+    let journal = scene.path().join("0.jnl");
+    flip(&journal, 0);
+    let guard = scene.open();
+    assert_eq!(guard.handle().run(count), Ok(0));
+    assert_eq!(scene.seen.kinds(), ["store_rebuilt"]);
+}
+
+#[test]
+fn a_store_that_cannot_be_opened_at_the_start_is_opened_later() {
+    let scene = Scene::new();
+    drop(scene.open());
+    let failures = AtomicU32::new(2);
+    let open = move |path: &Path| {
+        let is_failing =
+            failures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok();
+        if is_failing { Err(fjall::Error::Io(rustix::io::Errno::NOSPC.into())) } else { open_rows(path) }
+    };
+    let guard = StoreGuard::open("holds", &scene.path(), scene.seen.reports(), open, |_| {}).unwrap();
+    assert!(!guard.handle().is_open());
+    wait_until_open(&guard.handle());
+    assert_eq!(scene.seen.kinds(), ["store_failed", "store_recovered"]);
+}

@@ -1,0 +1,330 @@
+//! Two copies of an LSM for data that no log has.
+//!
+//! Every batch goes to both copies, with a number that counts batches. A copy that fails or is damaged is closed, and rebuilt from the
+//! other one while that serves. The numbers show at the next start whether a copy lost its last writes. Neither
+//! copy is trusted after both failed: a failed sync may have dropped pages that reading still returns, so one copy is rebuilt from
+//! the other as new files, and then the other one from it.
+//!
+//! One thread owns a mirror ([`thread`]): no read overtakes a write.
+
+mod copy;
+mod thread;
+
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use fjall::Slice;
+
+use super::report::{Damage, StoreReport, StoreReports};
+use copy::{Copied, CopyDb, CopyFailure};
+pub(crate) use thread::{MirrorThread, SyncRule};
+
+/// The pause before a copy is opened or rebuilt again: it doubles with each attempt that fails.
+const HEAL_PAUSE_MIN: Duration = Duration::from_millis(100);
+const HEAL_PAUSE_MAX: Duration = Duration::from_secs(5);
+/// The suffixes of the folders of the second copy, of a copy that is being rebuilt, and of one that is kept after both were damaged.
+const SECOND: &str = "mirror";
+const REBUILD: &str = "rebuild";
+const SET_ASIDE: &str = "damaged";
+
+/// The sizes and keyspaces of a store.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MirrorSettings {
+    pub store: &'static str,
+    /// The keyspaces; calls name them by their place in this list.
+    pub keyspaces: &'static [&'static str],
+    /// Memory that each copy may use for blocks of its tables.
+    pub cache_bytes: u64,
+    /// The journal of each copy, which a start reads again.
+    pub journal_bytes_max: u64,
+}
+
+/// Neither copy can serve, for this reason.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct MirrorFault(pub String);
+
+/// One change of a batch.
+#[derive(Debug, Clone)]
+pub(crate) enum Change {
+    Insert(Vec<u8>, Vec<u8>),
+    Remove(Vec<u8>),
+}
+
+/// The changes of a batch, each in its keyspace.
+pub(crate) type Batch = Vec<(usize, Change)>;
+
+pub(crate) struct Mirror {
+    settings: MirrorSettings,
+    report: StoreReport,
+    copies: [Side; 2],
+    /// The number of the last batch.
+    seq: u64,
+    /// The number of the last batch that every open copy has synced.
+    synced: u64,
+    /// Whether neither copy is trusted: each is rebuilt from the other.
+    is_suspect: bool,
+    /// Whether the incident was reported.
+    is_reported: bool,
+    heal_at: Option<Instant>,
+    heal_pause: Duration,
+}
+
+struct Side {
+    path: PathBuf,
+    db: Option<CopyDb>,
+    /// Why it is not open, and what is reported when it has been rebuilt.
+    problem: Option<Damage>,
+}
+
+impl Mirror {
+    /// Opens both copies, or creates them. Where neither can be opened now, it is tried again later.
+    pub fn open(path: &Path, settings: MirrorSettings, reports: StoreReports) -> Result<Self, MirrorFault> {
+        let side = |path: PathBuf| Side { path, db: None, problem: None };
+        let mut mirror = Self {
+            report: StoreReport::new(reports, settings.store),
+            copies: [side(path.to_owned()), side(path.with_extension(SECOND))],
+            settings,
+            seq: 0,
+            synced: 0,
+            is_suspect: false,
+            is_reported: false,
+            heal_at: None,
+            heal_pause: HEAL_PAUSE_MIN,
+        };
+        mirror.open_copies();
+        if mirror.is_closed() && !path.is_dir() {
+            return Err(MirrorFault(format!("cannot open the store `{}`: {}", settings.store, mirror.reason())));
+        }
+        Ok(mirror)
+    }
+
+    pub fn get(&mut self, keyspace: usize, key: &[u8]) -> Result<Option<Slice>, MirrorFault> {
+        self.read(|db| db.get(keyspace, key))
+    }
+
+    /// At most `limit` rows whose keys begin with the prefix, in the order of their keys.
+    pub fn prefix(&mut self, keyspace: usize, prefix: &[u8], limit: usize) -> Result<Vec<(Slice, Slice)>, MirrorFault> {
+        self.read(|db| db.prefix(keyspace, prefix, limit))
+    }
+
+    /// Writes a batch to every open copy. It survives the process; [`Self::sync`] makes it survive the machine.
+    pub fn commit(&mut self, batch: &Batch) -> Result<(), MirrorFault> {
+        let (seq, synced) = (self.seq + 1, self.synced);
+        self.on_each(|db| db.commit(batch, seq, synced))?;
+        self.seq = seq;
+        Ok(())
+    }
+
+    pub fn sync(&mut self) -> Result<(), MirrorFault> {
+        if self.is_synced() {
+            return Ok(());
+        }
+        self.on_each(CopyDb::sync)?;
+        self.synced = self.seq;
+        Ok(())
+    }
+
+    pub fn is_synced(&self) -> bool {
+        self.synced == self.seq && !self.is_closed()
+    }
+
+    /// Brings everything into tables, so that the next start reads short journals.
+    pub fn flush(&mut self) -> Result<(), MirrorFault> {
+        self.on_each(CopyDb::flush)
+    }
+
+    /// When [`Self::heal`] has something to do.
+    pub fn heal_at(&self) -> Option<Instant> {
+        self.heal_at
+    }
+
+    /// Opens or rebuilds copies that failed.
+    pub fn heal(&mut self) {
+        if self.is_closed() {
+            self.open_copies();
+        } else {
+            self.rebuild_copies();
+        }
+        self.plan();
+    }
+
+    fn is_closed(&self) -> bool {
+        self.copies.iter().all(|side| side.db.is_none())
+    }
+
+    fn reason(&self) -> String {
+        let problem = self.copies.iter().find_map(|side| side.problem.as_ref());
+        problem.map_or_else(|| "it is being opened".to_owned(), |problem| problem.reason.clone())
+    }
+
+    /// Reads from the first copy that can.
+    fn read<R>(&mut self, read: impl Fn(&CopyDb) -> Result<R, CopyFailure>) -> Result<R, MirrorFault> {
+        for side in 0..self.copies.len() {
+            let Some(db) = &self.copies[side].db else { continue };
+            match copy::guarded(|| read(db)) {
+                Ok(found) => return Ok(found),
+                Err(failure) => self.fail(side, failure),
+            }
+        }
+        Err(MirrorFault(self.reason()))
+    }
+
+    /// Does it on every open copy. One that fails is closed; that is an error only where no copy is left.
+    fn on_each(&mut self, work: impl Fn(&CopyDb) -> Result<(), CopyFailure>) -> Result<(), MirrorFault> {
+        for side in 0..self.copies.len() {
+            let Some(db) = &self.copies[side].db else { continue };
+            if let Err(failure) = copy::guarded(|| work(db)) {
+                self.fail(side, failure);
+            }
+        }
+        if self.is_closed() { Err(MirrorFault(self.reason())) } else { Ok(()) }
+    }
+
+    fn fail(&mut self, side: usize, failure: CopyFailure) {
+        let closed = &mut self.copies[side];
+        copy::close(closed.db.take());
+        let damage = failure.damage(&closed.path);
+        if !std::mem::replace(&mut self.is_reported, true) {
+            self.report.failed(&closed.path, &damage.reason);
+        }
+        closed.problem = Some(damage);
+        // After both failed, pages that a sync reported as lost may still be read.
+        self.is_suspect |= self.is_closed();
+        self.heal_pause = HEAL_PAUSE_MIN;
+        self.plan();
+    }
+
+    /// Plans the next attempt to heal, or reports that all is well.
+    fn plan(&mut self) {
+        let is_whole = self.copies.iter().all(|side| side.db.is_some()) && !self.is_suspect;
+        if is_whole {
+            self.heal_at = None;
+            self.heal_pause = HEAL_PAUSE_MIN;
+            if std::mem::take(&mut self.is_reported) {
+                self.report.recovered();
+            }
+            return;
+        }
+        self.heal_at = Some(Instant::now() + self.heal_pause);
+        self.heal_pause = (self.heal_pause * 2).min(HEAL_PAUSE_MAX);
+    }
+
+    /// Opens what can be opened, and has the rest rebuilt.
+    fn open_copies(&mut self) {
+        let is_new = self.copies.iter().all(|side| !side.path.is_dir());
+        for side in 0..self.copies.len() {
+            // Only the first copy of a new store is created; the second one is rebuilt from it.
+            if side > 0 && !self.copies[side].path.is_dir() {
+                continue;
+            }
+            if side == 0 && !is_new && !self.copies[0].path.is_dir() {
+                continue;
+            }
+            self.open_copy(side);
+        }
+        if self.is_closed() {
+            self.salvage();
+        }
+        self.choose();
+        self.rebuild_copies();
+        if self.is_closed() && !std::mem::replace(&mut self.is_reported, true) {
+            let reason = self.reason();
+            self.report.failed(&self.copies[0].path, &reason);
+        }
+        self.plan();
+    }
+
+    fn open_copy(&mut self, side: usize) {
+        let path = self.copies[side].path.clone();
+        match CopyDb::open_checked(&path, &self.settings) {
+            Ok(db) => self.copies[side].db = Some(db),
+            Err(failure) => self.copies[side].problem = Some(failure.damage(&path)),
+        }
+    }
+
+    /// Of two open copies the one with more batches counts; the other one is rebuilt.
+    fn choose(&mut self) {
+        let [first, second] = self.copies.each_ref().map(|side| side.db.as_ref().map(CopyDb::state));
+        if let (Some(first), Some(second)) = (first, second)
+            && first.seq != second.seq
+        {
+            let (behind, ahead) = if first.seq < second.seq { (0, second) } else { (1, first) };
+            let side = &mut self.copies[behind];
+            let has = side.db.as_ref().map_or(0, |db| db.state().seq);
+            copy::close(side.db.take());
+            // Batches that were not synced may be in one copy only after a crash.
+            let reason = format!("it has {has} of {} batches, of which {} were synced", ahead.seq, ahead.synced);
+            side.problem = (has < ahead.synced).then(|| Damage::of_folder(&side.path, reason));
+        }
+        if let Some(state) = self.copies.iter().find_map(|side| side.db.as_ref().map(CopyDb::state)) {
+            (self.seq, self.synced) = (state.seq, state.seq);
+        }
+    }
+
+    /// Opens copies whose journals are damaged, without the batches behind the damage.
+    fn salvage(&mut self) {
+        let is_damaged = |side: &Side| side.problem.as_ref().is_some_and(|problem| problem.is_damage);
+        if !self.copies.iter().all(|side| is_damaged(side) || !side.path.is_dir()) {
+            return;
+        }
+        for side in 0..self.copies.len() {
+            let path = self.copies[side].path.clone();
+            if path.is_dir() {
+                self.copies[side].db = CopyDb::salvage(&path, &self.settings).ok();
+            }
+        }
+        if let Some(problem) = self.copies.iter_mut().find_map(|side| side.problem.take()) {
+            self.report.data_lost(&problem);
+        }
+        if self.is_closed() {
+            let first = self.copies[0].path.clone();
+            let _ = std::fs::remove_dir_all(first.with_extension(SET_ASIDE));
+            let _ = std::fs::rename(&first, first.with_extension(SET_ASIDE));
+            self.open_copy(0);
+        }
+    }
+
+    /// Rebuilds each copy that is closed from the one that is open, and after a failure of both the other one too.
+    fn rebuild_copies(&mut self) {
+        let Some(source) = self.copies.iter().position(|side| side.db.is_some()) else { return };
+        let target = 1 - source;
+        if self.copies[target].db.is_none() && !self.rebuild(source, target) {
+            return;
+        }
+        if self.is_suspect {
+            copy::close(self.copies[source].db.take());
+            self.is_suspect = !self.rebuild(target, source);
+        }
+    }
+
+    /// Whether the copy is whole and open now.
+    fn rebuild(&mut self, source: usize, target: usize) -> bool {
+        let Some(db) = &self.copies[source].db else { return false };
+        let path = self.copies[target].path.clone();
+        let rebuilt = copy::guarded(|| db.copy_to(&path.with_extension(REBUILD), &path, &self.settings));
+        match rebuilt {
+            Ok(Copied { db: copy, lost }) => {
+                self.copies[target].db = Some(copy);
+                if let Some(problem) = self.copies[target].problem.take() {
+                    self.report.copy_rebuilt(&problem);
+                }
+                if let Some(lost) = lost {
+                    self.report.data_lost(&Damage::of_folder(&self.copies[source].path, lost));
+                    copy::close(self.copies[source].db.take());
+                    return self.rebuild(target, source);
+                }
+                true
+            }
+            Err(failure) => {
+                let problem = failure.damage(&path);
+                self.report.still_failed(&problem.reason);
+                self.copies[target].problem.get_or_insert(problem);
+                false
+            }
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! One copy of a mirrored store: an LSM whose batches are numbered.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use fjall::{Database, Keyspace, OwnedWriteBatch, PersistMode, Slice};
+
+use super::super::fault::FaultKind;
+use super::super::guard::panic_text;
+use super::super::journal::{self, JournalError};
+use super::super::report::Damage;
+use super::{Batch, Change, MirrorSettings};
+use crate::embedded::background::yields;
+use crate::embedded::sealing::{Sealing, flush};
+use crate::embedded::slices::{MEMTABLE_BYTES, small_keyspace};
+
+/// The keyspace of the copy's own state, and its only key.
+const STATE_KEYSPACE: &str = "mirror";
+const STATE_KEY: &[u8] = b"state";
+/// The format of the state; part of what is on disk.
+const FORMAT: u8 = 1;
+const STATE_BYTES: usize = 1 + 8 + 8;
+/// Rows that are copied in one batch.
+const COPIED_AT_ONCE: usize = 1_000;
+
+/// How far a copy is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct CopyState {
+    /// The number of its last batch.
+    pub seq: u64,
+    /// The number of a batch that both copies had synced when the last batch was written.
+    pub synced: u64,
+}
+
+impl CopyState {
+    fn encode(self) -> [u8; STATE_BYTES] {
+        let mut value = [FORMAT; STATE_BYTES];
+        value[1..9].copy_from_slice(&self.seq.to_le_bytes());
+        value[9..].copy_from_slice(&self.synced.to_le_bytes());
+        value
+    }
+
+    fn decode(value: &[u8]) -> Option<Self> {
+        let (&FORMAT, rest) = value.split_first()? else { return None };
+        let (seq, synced) = rest.split_first_chunk()?;
+        Some(Self { seq: u64::from_le_bytes(*seq), synced: u64::from_le_bytes(synced.try_into().ok()?) })
+    }
+}
+
+/// Why a copy cannot be used.
+#[derive(Debug)]
+pub(super) enum CopyFailure {
+    Lsm(fjall::Error),
+    Journal(JournalError),
+    Io(std::io::Error),
+    Panic(String),
+}
+
+impl From<fjall::Error> for CopyFailure {
+    fn from(error: fjall::Error) -> Self {
+        Self::Lsm(error)
+    }
+}
+
+impl From<std::io::Error> for CopyFailure {
+    fn from(error: std::io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl CopyFailure {
+    pub fn damage(self, path: &Path) -> Damage {
+        let is_damage = match &self {
+            Self::Lsm(error) => FaultKind::of(error) == FaultKind::Damage,
+            Self::Journal(JournalError::Damaged(_)) | Self::Panic(_) => true,
+            Self::Journal(JournalError::Io { .. }) | Self::Io(_) => false,
+        };
+        match self {
+            Self::Journal(JournalError::Damaged(damage)) => damage.into(),
+            Self::Journal(error) => Damage { is_damage, ..Damage::of_folder(path, error.to_string()) },
+            Self::Lsm(error) => Damage { is_damage, ..Damage::of_folder(path, error.to_string()) },
+            Self::Io(error) => Damage { is_damage, ..Damage::of_folder(path, error.to_string()) },
+            Self::Panic(reason) => Damage { is_damage, ..Damage::of_folder(path, reason) },
+        }
+    }
+}
+
+/// Turns a panic of the LSM into a failure of the copy.
+pub(super) fn guarded<R>(work: impl FnOnce() -> Result<R, CopyFailure>) -> Result<R, CopyFailure> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(CopyFailure::Panic(panic_text(&*panic))))
+}
+
+/// Lets go of a copy. The LSM may panic when it is dropped after a failure.
+pub(super) fn close(copy: Option<CopyDb>) {
+    if catch_unwind(AssertUnwindSafe(|| drop(copy))).is_err() {
+        tracing::warn!("the LSM panicked while it was closed");
+    }
+}
+
+pub(super) struct CopyDb {
+    database: Database,
+    keyspaces: Vec<Keyspace>,
+    state_keyspace: Keyspace,
+    sealing: Sealing,
+    opened_at: CopyState,
+}
+
+/// A copy that was made from another one.
+pub(super) struct Copied {
+    pub db: CopyDb,
+    /// What could not be read of the other one.
+    pub lost: Option<String>,
+}
+
+impl CopyDb {
+    /// Opens a copy whose journals were checked, or creates it.
+    pub fn open_checked(path: &Path, settings: &MirrorSettings) -> Result<Self, CopyFailure> {
+        journal::repair(path).map_err(CopyFailure::Journal)?;
+        Self::open_unchecked(path, settings)
+    }
+
+    /// Opens a copy without the batches behind damaged places of its journals.
+    pub fn salvage(path: &Path, settings: &MirrorSettings) -> Result<Self, CopyFailure> {
+        journal::salvage(path).map_err(CopyFailure::Journal)?;
+        Self::open_unchecked(path, settings)
+    }
+
+    fn open_unchecked(path: &Path, settings: &MirrorSettings) -> Result<Self, CopyFailure> {
+        guarded(|| {
+            let builder = Database::builder(path).cache_size(settings.cache_bytes).worker_threads(1);
+            let database = builder.max_journaling_size(settings.journal_bytes_max).open()?;
+            let keyspaces = settings.keyspaces.iter().map(|name| database.keyspace(name, small_keyspace));
+            let keyspaces = keyspaces.collect::<fjall::Result<Vec<_>>>()?;
+            let state_keyspace = database.keyspace(STATE_KEYSPACE, small_keyspace)?;
+            let state = state_keyspace.get(STATE_KEY)?;
+            // A store of an earlier version has no state.
+            let opened_at = state.as_deref().and_then(CopyState::decode).unwrap_or_default();
+            yields("fjall:worker");
+            Ok(Self { database, keyspaces, state_keyspace, sealing: Sealing::default(), opened_at })
+        })
+    }
+
+    /// How far it was when it was opened.
+    pub fn state(&self) -> CopyState {
+        self.opened_at
+    }
+
+    pub fn get(&self, keyspace: usize, key: &[u8]) -> Result<Option<Slice>, CopyFailure> {
+        Ok(self.keyspaces[keyspace].get(key)?)
+    }
+
+    pub fn prefix(&self, keyspace: usize, prefix: &[u8], limit: usize) -> Result<Vec<(Slice, Slice)>, CopyFailure> {
+        let rows = self.keyspaces[keyspace].prefix(prefix).take(limit);
+        Ok(rows.map(fjall::Guard::into_inner).collect::<fjall::Result<_>>()?)
+    }
+
+    pub fn commit(&self, batch: &Batch, seq: u64, synced: u64) -> Result<(), CopyFailure> {
+        let mut written = self.database.batch().durability(Some(PersistMode::Buffer));
+        for (keyspace, change) in batch {
+            let keyspace = &self.keyspaces[*keyspace];
+            match change {
+                Change::Insert(key, value) => written.insert(keyspace, &key[..], &value[..]),
+                Change::Remove(key) => written.remove(keyspace, &key[..]),
+            }
+        }
+        self.finish(written, CopyState { seq, synced })
+    }
+
+    fn finish(&self, mut batch: OwnedWriteBatch, state: CopyState) -> Result<(), CopyFailure> {
+        batch.insert(&self.state_keyspace, STATE_KEY, state.encode());
+        batch.commit()?;
+        let all = self.keyspaces.iter().chain([&self.state_keyspace]);
+        Ok(self.sealing.after_write(&self.database, &all.map(|each| (each, MEMTABLE_BYTES)).collect::<Vec<_>>())?)
+    }
+
+    pub fn sync(&self) -> Result<(), CopyFailure> {
+        Ok(self.database.persist(PersistMode::SyncData)?)
+    }
+
+    pub fn flush(&self) -> Result<(), CopyFailure> {
+        let all: Vec<_> = self.keyspaces.iter().chain([&self.state_keyspace]).collect();
+        Ok(flush(&all)?)
+    }
+
+    /// Makes a copy in `folder`, synced, moves it to `path` in place of the one that is there, and opens it.
+    pub fn copy_to(&self, folder: &Path, path: &Path, settings: &MirrorSettings) -> Result<Copied, CopyFailure> {
+        remove_folder(folder)?;
+        let copy = Self::open_unchecked(folder, settings)?;
+        let state = self.state_keyspace.get(STATE_KEY)?.as_deref().and_then(CopyState::decode).unwrap_or_default();
+        let mut lost = None;
+        for (index, keyspace) in self.keyspaces.iter().enumerate() {
+            let is_whole = copy_rows(keyspace, |rows| {
+                let mut batch = copy.database.batch().durability(Some(PersistMode::Buffer));
+                rows.into_iter().for_each(|(key, value)| batch.insert(&copy.keyspaces[index], key, value));
+                copy.finish(batch, state)
+            })?;
+            if !is_whole {
+                let name = settings.keyspaces[index];
+                lost = Some(format!("a table of `{name}` cannot be read; its entries are missing"));
+            }
+        }
+        copy.finish(copy.database.batch(), state)?;
+        copy.database.persist(PersistMode::SyncAll)?;
+        close(Some(copy));
+        remove_folder(path)?;
+        std::fs::rename(folder, path)?;
+        if let Some(parent) = path.parent() {
+            std::fs::File::open(parent)?.sync_all()?;
+        }
+        Ok(Copied { db: Self::open_unchecked(path, settings)?, lost })
+    }
+}
+
+/// Hands over all rows that can be read: from the first key on, and where that ends at a damaged table from the last key back.
+/// Returns whether these are all rows.
+fn copy_rows(
+    keyspace: &Keyspace,
+    mut take: impl FnMut(Vec<(Slice, Slice)>) -> Result<(), CopyFailure>,
+) -> Result<bool, CopyFailure> {
+    let mut rows = Vec::with_capacity(COPIED_AT_ONCE);
+    let mut last = None;
+    let mut is_whole = true;
+    for entry in keyspace.iter() {
+        match entry.into_inner() {
+            Ok((key, value)) => {
+                last = Some(key.clone());
+                rows.push((key, value));
+            }
+            Err(error) if FaultKind::of(&error) == FaultKind::Passing => return Err(error.into()),
+            Err(_) => {
+                is_whole = false;
+                break;
+            }
+        }
+        if rows.len() == COPIED_AT_ONCE {
+            take(std::mem::take(&mut rows))?;
+        }
+    }
+    if !is_whole {
+        for entry in keyspace.iter().rev() {
+            match entry.into_inner() {
+                Ok((key, value)) if last.as_ref().is_none_or(|last| key > *last) => rows.push((key, value)),
+                _ => break,
+            }
+            if rows.len() == COPIED_AT_ONCE {
+                take(std::mem::take(&mut rows))?;
+            }
+        }
+    }
+    take(rows)?;
+    Ok(is_whole)
+}
+
+fn remove_folder(path: &Path) -> std::io::Result<()> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}

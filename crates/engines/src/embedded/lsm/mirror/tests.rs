@@ -1,0 +1,187 @@
+use super::super::testing::{Seen, flip};
+use super::*;
+
+const SETTINGS: MirrorSettings =
+    MirrorSettings { store: "devices", keyspaces: &["rows"], cache_bytes: 1 << 20, journal_bytes_max: 64 << 20 };
+const ROWS: usize = 0;
+const COUNT: usize = 50;
+
+struct Scene {
+    folder: tempfile::TempDir,
+    seen: Seen,
+}
+
+impl Scene {
+    /// Two copies with rows, closed.
+    fn new() -> Self {
+        let scene = Self { folder: tempfile::tempdir().unwrap(), seen: Seen::default() };
+        let mut mirror = scene.open();
+        for number in 0..COUNT {
+            put(&mut mirror, number);
+        }
+        scene
+    }
+
+    fn copies(&self) -> [PathBuf; 2] {
+        ["devices", "devices.mirror"].map(|name| self.folder.path().join(name))
+    }
+
+    fn open(&self) -> Mirror {
+        Mirror::open(&self.copies()[0], SETTINGS, self.seen.reports()).unwrap()
+    }
+
+    /// All rows are there, in both copies.
+    fn assert_whole(&self) {
+        let mut mirror = self.open();
+        assert_eq!(count(&mut mirror), COUNT);
+        copy::close(mirror.copies[0].db.take());
+        assert_eq!(count(&mut mirror), COUNT, "the second copy");
+    }
+}
+
+fn put(mirror: &mut Mirror, number: usize) {
+    let key = format!("key {number:04}").into_bytes();
+    mirror.commit(&vec![(ROWS, Change::Insert(key, vec![7; 100]))]).unwrap();
+    mirror.sync().unwrap();
+}
+
+fn count(mirror: &mut Mirror) -> usize {
+    mirror.prefix(ROWS, b"key", usize::MAX).unwrap().len()
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy_folder(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_copy_with_a_flipped_bit_in_its_journal_is_rebuilt_and_its_place_reported() {
+    for side in 0..2 {
+        let scene = Scene::new();
+        let journal = scene.copies()[side].join("0.jnl");
+        flip(&journal, 3_000);
+        assert_eq!(count(&mut scene.open()), COUNT);
+        assert_eq!(scene.seen.kinds(), ["store_copy_rebuilt"]);
+        assert_eq!(scene.seen.field("store_copy_rebuilt", "file"), Some(journal.display().to_string()));
+        assert!(scene.seen.field("store_copy_rebuilt", "position").is_some());
+        scene.assert_whole();
+        assert_eq!(scene.seen.kinds().len(), 1, "the copy is whole at the next start");
+    }
+}
+
+#[test]
+fn a_copy_that_lost_its_synced_end_is_rebuilt_and_reported() {
+    for side in 0..2 {
+        let scene = Scene::new();
+        let kept = scene.folder.path().join("kept");
+        copy_folder(&scene.copies()[side], &kept);
+        let mut mirror = scene.open();
+        put(&mut mirror, COUNT - 1);
+        put(&mut mirror, COUNT - 1);
+        drop(mirror);
+        std::fs::remove_dir_all(&scene.copies()[side]).unwrap();
+        std::fs::rename(&kept, &scene.copies()[side]).unwrap();
+        scene.assert_whole();
+        assert_eq!(scene.seen.kinds(), ["store_copy_rebuilt"]);
+    }
+}
+
+#[test]
+fn a_copy_that_misses_only_unsynced_batches_is_rebuilt_without_an_event() {
+    let scene = Scene::new();
+    let kept = scene.folder.path().join("kept");
+    copy_folder(&scene.copies()[1], &kept);
+    let mut mirror = scene.open();
+    let key = b"key 0000".to_vec();
+    mirror.commit(&vec![(ROWS, Change::Insert(key, vec![8]))]).unwrap();
+    drop(mirror);
+    std::fs::remove_dir_all(&scene.copies()[1]).unwrap();
+    std::fs::rename(&kept, &scene.copies()[1]).unwrap();
+    scene.assert_whole();
+    assert!(scene.seen.kinds().is_empty());
+}
+
+#[test]
+fn a_store_without_a_second_copy_gets_one() {
+    let scene = Scene::new();
+    std::fs::remove_dir_all(&scene.copies()[1]).unwrap();
+    scene.assert_whole();
+    let scene = Scene::new();
+    std::fs::remove_dir_all(&scene.copies()[0]).unwrap();
+    scene.assert_whole();
+}
+
+#[test]
+fn a_copy_that_fails_is_rebuilt_while_the_other_one_serves() {
+    let scene = Scene::new();
+    let mut mirror = scene.open();
+    mirror.fail(0, CopyFailure::Lsm(fjall::Error::Poisoned));
+    assert_eq!(count(&mut mirror), COUNT);
+    put(&mut mirror, 0);
+    mirror.heal();
+    assert!(mirror.heal_at().is_none());
+    drop(mirror);
+    scene.assert_whole();
+    assert_eq!(scene.seen.kinds(), ["store_failed", "store_copy_rebuilt", "store_recovered"]);
+}
+
+#[test]
+fn after_both_copies_failed_both_are_written_again() {
+    let scene = Scene::new();
+    let mut mirror = scene.open();
+    mirror.fail(0, CopyFailure::Lsm(fjall::Error::Poisoned));
+    mirror.fail(1, CopyFailure::Lsm(fjall::Error::Poisoned));
+    assert!(mirror.get(ROWS, b"key 0000").is_err());
+    assert_eq!(scene.seen.health.problems().len(), 1);
+    mirror.heal();
+    assert_eq!(count(&mut mirror), COUNT);
+    assert!(mirror.heal_at().is_none());
+    assert!(scene.seen.health.problems().is_empty());
+    drop(mirror);
+    scene.assert_whole();
+    assert_eq!(scene.seen.kinds().first(), Some(&"store_failed"));
+    assert_eq!(scene.seen.kinds().last(), Some(&"store_recovered"));
+}
+
+#[test]
+fn of_two_damaged_copies_what_can_be_read_is_kept_and_the_loss_is_reported() {
+    let scene = Scene::new();
+    for copy in scene.copies() {
+        flip(&copy.join("0.jnl"), 3_000);
+    }
+    let mut mirror = scene.open();
+    let left = count(&mut mirror);
+    assert!(left > 0 && left < COUNT, "{left} rows are left");
+    assert!(scene.seen.kinds().contains(&"store_data_lost"));
+    drop(mirror);
+    assert_eq!(count(&mut scene.open()), left);
+}
+
+#[test]
+fn a_damaged_table_is_read_from_the_other_copy() {
+    let scene = Scene::new();
+    let mut mirror = scene.open();
+    mirror.flush().unwrap();
+    drop(mirror);
+    let tables = scene.copies()[0].join("keyspaces");
+    let mut damaged = 0;
+    for keyspace in std::fs::read_dir(tables).unwrap() {
+        let tables = keyspace.unwrap().path().join("tables");
+        for table in std::fs::read_dir(tables).into_iter().flatten() {
+            flip(&table.unwrap().path(), 40);
+            damaged += 1;
+        }
+    }
+    assert!(damaged > 0, "there are tables");
+    assert_eq!(count(&mut scene.open()), COUNT);
+    scene.assert_whole();
+    assert!(!scene.seen.kinds().contains(&"store_data_lost"), "{:?}", scene.seen.kinds());
+}

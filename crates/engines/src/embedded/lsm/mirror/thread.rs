@@ -1,0 +1,119 @@
+//! The thread that owns a mirror: it does the calls in their order, syncs, and heals copies that failed.
+
+use std::sync::Mutex;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, timeout_at};
+
+use super::super::fault::StoreError;
+use super::{Mirror, MirrorFault};
+use crate::embedded::background::yields;
+
+/// Calls that wait for their turn, and that are done under one sync; further callers wait until there is space.
+const CALLS_WAITING_MAX: usize = 256;
+
+/// When the calls are synced to the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SyncRule {
+    /// Before they are answered; calls that wait together share a sync.
+    BeforeAnswer,
+    /// At the latest so long after they were answered.
+    Within(Duration),
+}
+
+/// Does its work, and returns the function that answers the caller once it is settled whether the work is on disk.
+type Call = Box<dyn FnOnce(&mut Mirror) -> Answer + Send>;
+type Answer = Box<dyn FnOnce(Result<(), MirrorFault>)>;
+
+/// The thread. It ends when this is dropped, after the calls that were handed to it.
+pub(crate) struct MirrorThread {
+    calls: Option<mpsc::Sender<Call>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl MirrorThread {
+    pub fn start(name: &str, mirror: Mirror, rule: SyncRule) -> std::io::Result<Self> {
+        let (calls, handed) = mpsc::channel(CALLS_WAITING_MAX);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        let thread = thread.spawn(move || runtime.block_on(serve(mirror, rule, handed)))?;
+        if rule != SyncRule::BeforeAnswer {
+            yields(name);
+        }
+        Ok(Self { calls: Some(calls), thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Does it after all calls that were handed over before, also if the caller goes away.
+    pub async fn call<R: Send + 'static, E: StoreError + Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Mirror) -> Result<R, E> + Send + 'static,
+    ) -> Result<R, E> {
+        let (answer, answered) = oneshot::channel();
+        let call: Call = Box::new(move |mirror| {
+            let done = work(mirror);
+            Box::new(move |settled| {
+                let done = done.and_then(|done| settled.map(|()| done).map_err(|fault| E::unavailable(fault.0)));
+                let _ = answer.send(done);
+            })
+        });
+        if let Some(calls) = &self.calls {
+            // If the thread is gone, the channel of the answer is closed too.
+            let _ = calls.send(call).await;
+        }
+        answered.await.unwrap_or_else(|_| Err(E::unavailable("the thread of the store has ended".to_owned())))
+    }
+}
+
+impl Drop for MirrorThread {
+    fn drop(&mut self) {
+        drop(self.calls.take());
+        if let Some(thread) = self.thread.get_mut().map_or(None, Option::take) {
+            let _ = thread.join();
+        }
+    }
+}
+
+async fn serve(mut mirror: Mirror, rule: SyncRule, mut calls: mpsc::Receiver<Call>) {
+    let mut sync_at: Option<Instant> = None;
+    let mut answers: Vec<Answer> = Vec::new();
+    loop {
+        let heal_at = mirror.heal_at().map(Instant::from_std);
+        let wake_at = [sync_at, heal_at].into_iter().flatten().min();
+        let next = match wake_at {
+            None => calls.recv().await.map(Some),
+            Some(at) => timeout_at(at, calls.recv()).await.map_or(Some(None), |next| next.map(Some)),
+        };
+        let Some(call) = next else { break };
+        answers.extend(call.map(|call| call(&mut mirror)));
+        while !answers.is_empty()
+            && answers.len() < CALLS_WAITING_MAX
+            && let Ok(call) = calls.try_recv()
+        {
+            answers.push(call(&mut mirror));
+        }
+        let now = Instant::now();
+        let settled = match rule {
+            SyncRule::BeforeAnswer => mirror.sync(),
+            SyncRule::Within(time) => {
+                if !mirror.is_synced() {
+                    sync_at.get_or_insert(now + time);
+                }
+                Ok(())
+            }
+        };
+        answers.drain(..).for_each(|answer| answer(settled.clone()));
+        if sync_at.is_some_and(|at| at <= now) {
+            sync_at = None;
+            // A copy that cannot sync is closed and rebuilt; the mirror has reported it.
+            let _ = mirror.sync();
+        }
+        if mirror.heal_at().is_some_and(|at| at <= std::time::Instant::now()) {
+            mirror.heal();
+        }
+    }
+    if let Err(fault) = mirror.sync() {
+        tracing::warn!(%fault, "cannot sync a store at shutdown; its last writes may be lost with the machine's power");
+    }
+}

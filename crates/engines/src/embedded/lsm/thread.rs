@@ -1,0 +1,96 @@
+//! A thread that does one piece of work after the other, and something else while it has none.
+//!
+//! One thread writes a store: the LSM lets one batch in at a time anyway, no check is overtaken by another write, and memory that a
+//! thread puts into the LSM returns to that thread's heap. Another thread reads: the LSM blocks readers while it syncs the list of
+//! its tables, which delays only the callers that need the store.
+
+use std::thread::JoinHandle;
+
+use tokio::sync::mpsc::error::TryRecvError;
+use tokio::sync::{mpsc, oneshot};
+
+use super::fault::StoreError;
+
+type Work<C> = Box<dyn FnOnce(&mut C) + Send>;
+
+/// The thread. It ends when this is dropped, after the work that was handed to it.
+pub(crate) struct WorkThread<C> {
+    works: Option<mpsc::Sender<Work<C>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<C: Send + 'static> WorkThread<C> {
+    /// Starts the thread. At most `waiting_max` pieces of work wait for it; further callers wait until there is space.
+    pub fn start(name: &str, waiting_max: usize, context: C) -> std::io::Result<Self> {
+        Self::start_with_idle(name, waiting_max, context, |_| false)
+    }
+
+    /// As [`Self::start`]. While no work waits, `idle` does a part of its own and returns whether there is more.
+    pub fn start_with_idle(
+        name: &str,
+        waiting_max: usize,
+        mut context: C,
+        mut idle: impl FnMut(&mut C) -> bool + Send + 'static,
+    ) -> std::io::Result<Self> {
+        let (works, mut handed) = mpsc::channel::<Work<C>>(waiting_max);
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+            let mut has_more = true;
+            loop {
+                let next =
+                    if has_more { handed.try_recv() } else { handed.blocking_recv().ok_or(TryRecvError::Disconnected) };
+                match next {
+                    Ok(work) => {
+                        work(&mut context);
+                        has_more = true;
+                    }
+                    Err(TryRecvError::Empty) => has_more = idle(&mut context),
+                    Err(TryRecvError::Disconnected) => return,
+                }
+            }
+        })?;
+        Ok(Self { works: Some(works), thread: Some(thread) })
+    }
+
+    /// Does it after all work that was handed over before, also if the caller goes away.
+    pub async fn write<R: Send + 'static, E: StoreError + Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut C) -> Result<R, E> + Send + 'static,
+    ) -> Result<R, E> {
+        self.run(work, true).await
+    }
+
+    /// As [`Self::write`], but not at all if the caller has gone away before its turn.
+    pub async fn read<R: Send + 'static, E: StoreError + Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut C) -> Result<R, E> + Send + 'static,
+    ) -> Result<R, E> {
+        self.run(work, false).await
+    }
+
+    async fn run<R: Send + 'static, E: StoreError + Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut C) -> Result<R, E> + Send + 'static,
+        is_write: bool,
+    ) -> Result<R, E> {
+        let (answer, answered) = oneshot::channel();
+        let work: Work<C> = Box::new(move |context| {
+            if is_write || !answer.is_closed() {
+                let _ = answer.send(work(context));
+            }
+        });
+        if let Some(works) = &self.works {
+            // If the thread is gone, the channel of the answer is closed too.
+            let _ = works.send(work).await;
+        }
+        answered.await.unwrap_or_else(|_| Err(E::unavailable("the thread of the store has ended".to_owned())))
+    }
+}
+
+impl<C> Drop for WorkThread<C> {
+    fn drop(&mut self) {
+        drop(self.works.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

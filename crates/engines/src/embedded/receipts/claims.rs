@@ -1,0 +1,177 @@
+//! The claims under way, and the store of answers behind them. One thread owns them: no check is overtaken by another claim.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use whimbrel_model::ports::{Answer, Begun, Claim, ReceiptsError};
+use whimbrel_model::{PartitionId, Timestamp};
+
+use super::ReceiptSettings;
+use super::keys::claim_key;
+use super::store::{Receipt, ReceiptStore};
+use crate::embedded::lsm::{self, StoreHandle};
+
+type Fault = lsm::Fault<ReceiptsError>;
+
+pub(super) struct Claims {
+    settings: ReceiptSettings,
+    store: StoreHandle<ReceiptStore>,
+    under_way: HashMap<Vec<u8>, UnderWay>,
+    /// The offsets that were written last, so that a quiet partition is not written again.
+    noted: HashMap<PartitionId, u64>,
+    /// How often the store was opened. It may have lost answers each time.
+    opened: Arc<AtomicU64>,
+    /// The opening after which the store has followed the log to its end. Nothing is begun before: a repeat would not be recognised.
+    followed: u64,
+}
+
+struct UnderWay {
+    fingerprint: u64,
+    /// Where each try went: the partition, and its end when the try began, below which its record cannot be.
+    places: Vec<(PartitionId, u64)>,
+    /// When the first try began: the window is counted from there.
+    first_at: Timestamp,
+    /// When the last one did.
+    began_at: Timestamp,
+    /// The publisher went away without knowing the outcome. Before that a claim never lapses, however long its append takes.
+    left: bool,
+    /// The answer, where the store could not take it yet.
+    unsaved: Option<Receipt>,
+}
+
+impl Claims {
+    pub fn new(settings: ReceiptSettings, store: StoreHandle<ReceiptStore>, opened: Arc<AtomicU64>) -> Self {
+        let (under_way, noted) = (HashMap::new(), HashMap::new());
+        Self { settings, store, under_way, noted, opened, followed: 0 }
+    }
+
+    pub fn begin(&mut self, claim: &Claim, end: u64, now: Timestamp) -> Result<Begun, ReceiptsError> {
+        let (key, place) = (claim_key(claim), (claim.partition, end));
+        let not_before = now.saturating_sub(self.settings.window + self.settings.lease);
+        // A claim whose outcome was not found out in all that time does not count.
+        let is_known = |earlier: &&mut UnderWay| !earlier.left || earlier.first_at >= not_before;
+        if let Some(earlier) = self.under_way.get_mut(&key).filter(is_known) {
+            if earlier.fingerprint != claim.fingerprint {
+                return Ok(Begun::Different);
+            }
+            if let Some(unsaved) = &earlier.unsaved {
+                return Ok(Begun::Earlier(unsaved.answer.clone()));
+            }
+            if !earlier.left || now.saturating_sub(self.settings.lease) < earlier.began_at {
+                return Ok(Begun::UnderWay);
+            }
+            (earlier.began_at, earlier.left) = (now, false);
+            let places = earlier.places.clone();
+            earlier.places.push(place);
+            return Ok(Begun::Lapsed { places });
+        }
+        let since = now.saturating_sub(self.settings.window);
+        if !self.has_followed() {
+            return Err(ReceiptsError::Unavailable("the receipts are read again from the log".to_owned()));
+        }
+        let answer = self.store.run(|store| -> Result<_, Fault> { Ok(store.answer(&key, since)?) })?;
+        if let Some((fingerprint, answer)) = answer {
+            let is_same = fingerprint == claim.fingerprint;
+            return Ok(if is_same { Begun::Earlier(answer) } else { Begun::Different });
+        }
+        let (fingerprint, places) = (claim.fingerprint, vec![place]);
+        let claim = UnderWay { fingerprint, places, first_at: now, began_at: now, left: false, unsaved: None };
+        self.under_way.insert(key, claim);
+        Ok(Begun::New)
+    }
+
+    /// Keeps the answer: in memory, where the store cannot take it now.
+    pub fn finish(&mut self, claim: &Claim, answer: Answer) -> Result<(), ReceiptsError> {
+        let (kind, text, key, fingerprint) = (claim.kind, claim.text.clone(), claim_key(claim), claim.fingerprint);
+        let receipt = Receipt { kind, text, key: key.clone(), fingerprint, answer };
+        match self.keep(&receipt) {
+            Ok(()) => drop(self.under_way.remove(&key)),
+            Err(error) => {
+                let Some(claim) = self.under_way.get_mut(&key) else { return Err(error) };
+                claim.unsaved = Some(receipt);
+            }
+        }
+        Ok(())
+    }
+
+    pub fn abandon(&mut self, claim: &Claim) {
+        self.under_way.remove(&claim_key(claim));
+    }
+
+    pub fn leave(&mut self, claim: &Claim) {
+        if let Some(claim) = self.under_way.get_mut(&claim_key(claim)) {
+            claim.left = true;
+        }
+    }
+
+    pub fn keep(&self, receipt: &Receipt) -> Result<(), ReceiptsError> {
+        self.store.run(|store| -> Result<_, Fault> { Ok(store.keep(receipt)?) })
+    }
+
+    pub fn find(&self, id: &str) -> Result<Vec<Answer>, ReceiptsError> {
+        self.store.run(|store| -> Result<_, Fault> { Ok(store.find(id)?) })
+    }
+
+    /// Whether the store has followed the log since it was opened.
+    pub fn has_followed(&self) -> bool {
+        self.followed == self.opened.load(Ordering::Acquire)
+    }
+
+    /// Which opening of the store follows the log now.
+    pub fn begin_following(&mut self) -> u64 {
+        self.noted.clear();
+        self.opened.load(Ordering::Acquire)
+    }
+
+    /// Whether the store is open.
+    pub fn is_open(&self) -> bool {
+        self.store.is_open()
+    }
+
+    pub fn set_followed(&mut self, opened: u64) {
+        self.followed = opened;
+    }
+
+    pub fn applied(&self, partition: PartitionId) -> Result<Option<u64>, ReceiptsError> {
+        self.store.run(|store| -> Result<_, Fault> { Ok(store.applied(partition)?) })
+    }
+
+    pub fn note(&mut self, partition: PartitionId, offset: u64) -> Result<(), ReceiptsError> {
+        if self.noted.get(&partition) != Some(&offset) {
+            self.store.run(|store| -> Result<_, Fault> { Ok(store.set_applied(partition, offset)?) })?;
+            self.noted.insert(partition, offset);
+        }
+        Ok(())
+    }
+
+    /// Notes how far the store is complete, given the ends of the partitions before this call, and drops old slices. A record below an
+    /// end has its claim here, or its answer in the store.
+    pub fn note_all(&mut self, ends: &[(PartitionId, u64)], now: Timestamp) -> Result<(), ReceiptsError> {
+        self.save_unsaved()?;
+        // After a failure the notes wait until the store has followed the log.
+        if !self.has_followed() {
+            return Ok(());
+        }
+        let mut oldest = HashMap::<PartitionId, u64>::new();
+        for (partition, from) in self.under_way.values().flat_map(|claim| &claim.places) {
+            oldest.entry(*partition).and_modify(|oldest| *oldest = (*oldest).min(*from)).or_insert(*from);
+        }
+        for (partition, end) in ends {
+            self.note(*partition, oldest.get(partition).map_or(*end, |from| (*from).min(*end)))?;
+        }
+        // A publisher that did not repeat while an answer would have been kept cannot count on it.
+        let not_before = now.saturating_sub(self.settings.window + self.settings.lease);
+        self.under_way.retain(|_, claim| !claim.left || claim.first_at >= not_before);
+        self.store.run(|store| -> Result<_, Fault> { Ok(store.drop_before(now)?) })
+    }
+
+    fn save_unsaved(&mut self) -> Result<(), ReceiptsError> {
+        let unsaved: Vec<_> = self.under_way.values().filter_map(|claim| claim.unsaved.clone()).collect();
+        for receipt in unsaved {
+            self.keep(&receipt)?;
+            self.under_way.remove(&receipt.key);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,97 @@
+//! The LSM of the receipts: answers and ids in slices of time, and how far the store is complete.
+
+use std::path::Path;
+use std::time::Duration;
+
+use fjall::{Database, Keyspace};
+use whimbrel_model::ports::{Answer, ClaimKind};
+use whimbrel_model::{PartitionId, Timestamp};
+
+use super::keys::{applied_key, decode_answer, encode_answer, id_key, id_prefix};
+use crate::embedded::lsm::LsmStore;
+use crate::embedded::slices::{Slices, small_keyspace};
+
+/// Memory that the LSM may use for blocks.
+const CACHE_BYTES: u64 = 8 << 20;
+
+pub(super) struct ReceiptStore {
+    answers: Slices,
+    ids: Slices,
+    /// By partition, the offset up to which every answer is in the store.
+    applied: Keyspace,
+}
+
+/// An answer with the names under which it is kept.
+#[derive(Debug, Clone)]
+pub(super) struct Receipt {
+    pub kind: ClaimKind,
+    pub text: String,
+    /// The key of the claim.
+    pub key: Vec<u8>,
+    pub fingerprint: u64,
+    pub answer: Answer,
+}
+
+impl LsmStore for ReceiptStore {
+    fn keyspaces(&self) -> Vec<Keyspace> {
+        let slices = self.answers.newest_first().into_iter().chain(self.ids.newest_first());
+        slices.chain([self.applied.clone()]).collect()
+    }
+}
+
+impl ReceiptStore {
+    pub fn open(path: &Path, window: Duration, id_window: Duration) -> fjall::Result<Self> {
+        let database = Database::builder(path).cache_size(CACHE_BYTES).worker_threads(1).open()?;
+        Ok(Self {
+            applied: database.keyspace("applied", small_keyspace)?,
+            answers: Slices::open(&database, "answers", window)?,
+            ids: Slices::open(&database, "ids", id_window)?,
+        })
+    }
+
+    /// The answer to a claim, with its fingerprint, unless it is older than this.
+    pub fn answer(&self, key: &[u8], not_before: Timestamp) -> fjall::Result<Option<(u64, Answer)>> {
+        for slice in self.answers.newest_first() {
+            if let Some(found) = slice.get(key)?.as_deref().and_then(decode_answer)
+                && found.1.answered_at >= not_before
+            {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    pub fn keep(&self, receipt: &Receipt) -> fjall::Result<()> {
+        let Receipt { kind, text, key, fingerprint, answer } = receipt;
+        let value = encode_answer(*fingerprint, answer);
+        if *kind == ClaimKind::Id {
+            self.ids.at(answer.answered_at)?.insert(id_key(text, answer), value.clone())?;
+        }
+        self.answers.at(answer.answered_at)?.insert(&key[..], value)
+    }
+
+    /// The answers under an id, oldest first.
+    pub fn find(&self, id: &str) -> fjall::Result<Vec<Answer>> {
+        let mut answers = Vec::new();
+        for slice in self.ids.newest_first().into_iter().rev() {
+            for entry in slice.prefix(id_prefix(id)) {
+                answers.extend(decode_answer(&entry.value()?).map(|(_, answer)| answer));
+            }
+        }
+        Ok(answers)
+    }
+
+    pub fn applied(&self, partition: PartitionId) -> fjall::Result<Option<u64>> {
+        let noted = self.applied.get(applied_key(partition))?;
+        Ok(noted.and_then(|bytes| bytes.first_chunk().copied().map(u64::from_le_bytes)))
+    }
+
+    pub fn set_applied(&self, partition: PartitionId, offset: u64) -> fjall::Result<()> {
+        self.applied.insert(applied_key(partition), offset.to_le_bytes())
+    }
+
+    pub fn drop_before(&self, now: Timestamp) -> fjall::Result<()> {
+        self.answers.drop_before(now)?;
+        self.ids.drop_before(now)
+    }
+}

@@ -1,0 +1,258 @@
+//! The stores beside the log while the disk is full, fails, is slow, or returns other bytes than were written: every store recovers
+//! without a restart, and nothing that was acknowledged is lost.
+
+use std::collections::HashSet;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use whimbrel_client::{Client, DeviceInfo, NewMessage, NewPush, SubscriptionSettings};
+
+use super::faulty_disk::FaultyDisk;
+use super::receiver::Receiver;
+use super::server::{Server, converse, eventually, read_all};
+use super::serving::get;
+
+const QUICK: [&str; 4] =
+    ["topics.partitions=1", "holds.shards=4", "push.partitions=4", "subscriptions.save_interval=50ms"];
+/// The stores beside the log, by their folders.
+const STORES: [&str; 5] = ["/holds/", "/receipts/", "/progress", "/inboxes/", "/devices"];
+const MANY: usize = 200;
+
+/// The answer, and whether it is that the server is ready.
+fn readyz(server: &Server) -> (bool, String) {
+    let answer = get(server, "/readyz");
+    (answer.starts_with("HTTP/1.1 200"), answer)
+}
+
+/// The events so far, oldest first: their kinds and whole texts.
+fn events(client: &Client) -> Vec<(String, String)> {
+    let (messages, _) = converse(read_all(client, "_events", 0, 0));
+    let text = |message: &whimbrel_client::Message| String::from_utf8(message.bytes().unwrap()).unwrap();
+    let kind =
+        |text: &str| text.split("\"kind\":\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap().to_owned();
+    messages.iter().map(text).map(|text| (kind(&text), text)).collect()
+}
+
+fn has_event(client: &Client, kind: &str, store: &str) -> bool {
+    let store = format!("\"store\":\"{store}\"");
+    events(client).iter().any(|(found, text)| found == kind && text.contains(&store))
+}
+
+/// Holds for a topic, due after a delay; retried until they are accepted.
+fn hold_many(client: &Client, topic: &str, delay: &str, ids: impl Iterator<Item = String>) -> HashSet<String> {
+    let mut accepted = HashSet::new();
+    for id in ids {
+        let message = NewMessage::text("held").id(id.clone()).delay(delay);
+        eventually("a hold is accepted", || converse(client.hold(topic, &message)).is_ok());
+        accepted.insert(id);
+    }
+    accepted
+}
+
+/// Waits until every id is in the topic, and returns all of its ids in their order.
+fn wait_for_all(client: &Client, topic: &str, wanted: &HashSet<String>) -> Vec<String> {
+    let mut ids = Vec::new();
+    eventually(&format!("all {} messages are in `{topic}`", wanted.len()), || {
+        ids = converse(read_all(client, topic, 0, 0)).0.into_iter().map(|message| message.id).collect();
+        wanted.iter().all(|id| ids.contains(id))
+    });
+    ids
+}
+
+fn assert_each_once(ids: &[String]) {
+    let distinct: HashSet<&String> = ids.iter().collect();
+    assert_eq!(distinct.len(), ids.len(), "a message is in its topic twice");
+}
+
+#[test]
+fn every_store_works_again_after_the_disk_was_full_without_a_restart() {
+    let disk = FaultyDisk::new();
+    let server = disk.start(&QUICK);
+    let client = server.client();
+    let receiver = Receiver::willing();
+    converse(client.publish("orders", &NewMessage::text("first"))).unwrap();
+    converse(client.put_subscription("s", &SubscriptionSettings::push(["orders"], receiver.url("/")))).unwrap();
+    let mut held = hold_many(&client, "later", "3s", (0..MANY).map(|number| format!("before-{number}")));
+    converse(client.put_device("alice", "phone", &device("t-1"))).unwrap();
+
+    disk.inject(&STORES.map(|store| format!("write {store} ENOSPC")));
+    // The log itself has space: publishing goes on, and publishes with keys are refused.
+    let (mut refused, mut number) = (0, 0);
+    let mut keyed = HashSet::new();
+    eventually("`/readyz` names every store that is used", || {
+        number += 1;
+        let plain = NewMessage::text(format!("plain-{number}"));
+        converse(client.publish("orders", &plain)).unwrap();
+        let key = NewMessage::text("keyed").id(format!("keyed-{number}"));
+        match converse(client.publish("orders", &key)) {
+            Ok(_) => drop(keyed.insert(format!("keyed-{number}"))),
+            Err(_) => refused += 1,
+        }
+        let _ = converse(client.put_device("alice", "tablet", &device("t-2")));
+        let _ = converse(client.push("alice", &NewPush::text("hello")));
+        let (is_ready, answer) = readyz(&server);
+        !is_ready
+            && ["holds", "receipts", "progress", "devices"].iter().all(|store| answer.contains(&format!("`{store}`")))
+    });
+    assert!(refused > 0, "publishes with keys are refused while their answers cannot be kept");
+
+    disk.heal();
+    eventually("the server is ready", || readyz(&server).0);
+    for id in (0..20).map(|number| format!("after-{number}")) {
+        eventually("a publish with an id is accepted", || {
+            converse(client.publish("orders", &NewMessage::text("keyed").id(id.clone()))).is_ok()
+        });
+        keyed.insert(id);
+    }
+    held.extend(hold_many(&client, "later", "1s", (0..MANY).map(|number| format!("after-{number}"))));
+    assert_each_once(&wait_for_all(&client, "later", &held));
+    let ids = wait_for_all(&client, "orders", &keyed);
+    assert_each_once(&ids);
+    eventually("the subscription has everything", || receiver.count() >= ids.len() - 1);
+    eventually("a device registers", || converse(client.put_device("alice", "tablet", &device("t-2"))).is_ok());
+    assert_eq!(converse(client.devices("alice")).unwrap().len(), 2);
+    for store in ["holds", "receipts", "progress", "devices"] {
+        assert!(has_event(&client, "store_failed", store), "{store}: {:?}", events(&client));
+        assert!(has_event(&client, "store_recovered", store), "{store}: {:?}", events(&client));
+    }
+}
+
+fn device(token: &str) -> DeviceInfo {
+    DeviceInfo {
+        platform: "ios".to_owned(),
+        provider: "fcm".to_owned(),
+        token: token.to_owned(),
+        more: Default::default(),
+    }
+}
+
+#[test]
+fn a_failed_sync_of_the_progress_costs_no_redelivery_after_a_clean_restart() {
+    let disk = FaultyDisk::new();
+    let server = disk.start(&QUICK);
+    let client = server.client();
+    let receiver = Receiver::willing();
+    converse(client.publish("orders", &NewMessage::text("first"))).unwrap();
+    converse(client.put_subscription("s", &SubscriptionSettings::push(["orders"], receiver.url("/")))).unwrap();
+    disk.inject(&["sync /progress EIO".to_owned()]);
+    for number in 0..MANY {
+        converse(client.publish("orders", &NewMessage::text(number.to_string()))).unwrap();
+    }
+    receiver.wait_for(MANY);
+    eventually("the failure is reported", || has_event(&client, "store_failed", "progress"));
+    disk.heal();
+    eventually("the store works again", || has_event(&client, "store_recovered", "progress"));
+    // One more message saves the progress again.
+    converse(client.publish("orders", &NewMessage::text("last"))).unwrap();
+    receiver.wait_for(MANY + 1);
+    assert!(server.end().success());
+    receiver.forget();
+    let server = disk.start(&QUICK);
+    converse(server.client().publish("orders", &NewMessage::text("after"))).unwrap();
+    let got = receiver.wait_for(1);
+    assert_eq!(got.iter().map(|one| one.text()).collect::<Vec<_>>(), ["after"], "nothing is delivered again");
+}
+
+/// Every table of an LSM.
+fn tables(store: &Path) -> Vec<PathBuf> {
+    let keyspaces = std::fs::read_dir(store.join("keyspaces")).unwrap();
+    let folders = keyspaces.map(|keyspace| keyspace.unwrap().path().join("tables"));
+    folders
+        .flat_map(|folder| std::fs::read_dir(folder).into_iter().flatten())
+        .map(|table| table.unwrap().path())
+        .collect()
+}
+
+fn flip(file: &Path, at: u64) {
+    let opened = std::fs::File::options().read(true).write(true).open(file).unwrap();
+    let mut byte = [0];
+    opened.read_exact_at(&mut byte, at).unwrap();
+    opened.write_all_at(&[byte[0] ^ 1], at).unwrap();
+}
+
+#[test]
+fn holds_fire_although_every_table_of_their_store_has_a_flipped_bit() {
+    let disk = FaultyDisk::new();
+    let server = disk.start(&QUICK);
+    let held = hold_many(&server.client(), "later", "4s", (0..MANY).map(|number| format!("h-{number}")));
+    // A clean end brings everything into tables.
+    assert!(server.end().success());
+    let tables = tables(&disk.data().join("holds"));
+    assert!(!tables.is_empty());
+    tables.iter().for_each(|table| flip(table, 40));
+    let server = disk.start(&QUICK);
+    let client = server.client();
+    assert_each_once(&wait_for_all(&client, "later", &held));
+    eventually("the rebuild is reported", || has_event(&client, "store_rebuilt", "holds"));
+    eventually("the server is ready", || readyz(&server).0);
+}
+
+#[test]
+fn the_server_starts_with_damaged_journals_and_reports_file_and_position() {
+    let disk = FaultyDisk::new();
+    let server = disk.start(&QUICK);
+    let client = server.client();
+    let held = hold_many(&client, "later", "4s", (0..MANY).map(|number| format!("h-{number}")));
+    for number in 0..100 {
+        converse(client.put_device(&format!("user-{number}"), "phone", &device("t"))).unwrap();
+    }
+    let id = || NewMessage::text("once").id("once");
+    let first = converse(client.publish("orders", &id())).unwrap();
+    converse(client.push("alice", &NewPush::text("hello"))).unwrap();
+    eventually("the push is stored", || {
+        converse(client.inbox("alice", None)).is_ok_and(|inbox| inbox.messages.len() == 1)
+    });
+    server.kill();
+    for store in ["holds", "devices", "receipts", "inboxes"] {
+        let journal = std::fs::File::options().write(true).open(disk.data().join(store).join("0.jnl")).unwrap();
+        // A page that was never written, in the middle of what was.
+        journal.write_all_at(&[0; 64], 100).unwrap();
+    }
+    let server = disk.start(&QUICK);
+    let client = server.client();
+    for number in 0..100 {
+        assert_eq!(converse(client.devices(&format!("user-{number}"))).unwrap().len(), 1, "user-{number}");
+    }
+    let again = converse(client.publish("orders", &id())).unwrap();
+    assert_eq!(first, again, "the repeat gets the first answer");
+    assert_eq!(converse(read_all(&client, "orders", 0, 0)).0.len(), 1);
+    assert_each_once(&wait_for_all(&client, "later", &held));
+    assert_eq!(converse(client.inbox("alice", None)).unwrap().messages.len(), 1);
+    for (store, kind) in [
+        ("holds", "store_rebuilt"),
+        ("receipts", "store_rebuilt"),
+        ("inboxes", "store_rebuilt"),
+        ("devices", "store_copy_rebuilt"),
+    ] {
+        eventually("the damage is reported", || has_event(&client, kind, store));
+        let store = format!("\"store\":\"{store}\"");
+        let (_, text) = events(&client).into_iter().find(|(_, text)| text.contains(&store)).unwrap();
+        assert!(text.contains("0.jnl") && text.contains("\"position\":"), "{text}");
+    }
+}
+
+#[test]
+fn a_slow_disk_under_the_receipts_delays_only_publishes_with_keys() {
+    let disk = FaultyDisk::new();
+    let server = disk.start(&QUICK);
+    converse(server.client().publish("orders", &NewMessage::text("first").id("first"))).unwrap();
+    disk.inject(&["write /receipts/ delay=3000".to_owned()]);
+    let is_answered = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let keyed = scope.spawn(|| {
+            converse(server.client().publish("orders", &NewMessage::text("keyed").id("keyed"))).unwrap();
+            is_answered.store(true, Ordering::Release);
+        });
+        // Long enough for the keyed publish to wait for the disk.
+        std::thread::sleep(Duration::from_millis(300));
+        // Each on a connection of its own: some of them are on the thread that serves the keyed one.
+        for number in 0..8 {
+            converse(server.client().publish("orders", &NewMessage::text(number.to_string()))).unwrap();
+            assert!(readyz(&server).0);
+        }
+        assert!(!is_answered.load(Ordering::Acquire), "the publish with a key has not waited for the disk");
+        keyed.join().unwrap();
+    });
+}
