@@ -155,6 +155,7 @@ pub async fn resolve(
     events: EventSink,
 ) -> Result<Engines, EngineError> {
     let folder = embedded::open_folder(&settings.data)?;
+    embedded::folder_finding(&folder).into_iter().for_each(|event| events(event));
     let state = State::reach(&settings, Arc::clone(&clock)).await?;
     let timers = state.timers()?;
     let progress = state.progress()?;

@@ -23,6 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use crate::checkpoint::Checkpoint;
 use crate::disk::Disk;
 use crate::error::{AppendError, Damage, ReadError};
+use crate::fallback::Replaced;
 use crate::folder::DataFolder;
 use crate::journal::{Journal, Slots};
 use crate::partition::{Arrival, Batches, Partition};
@@ -47,6 +48,8 @@ pub enum Event {
         file: PathBuf,
         error: String,
     },
+    /// A small file was damaged or missing at the start, and its second file is used.
+    FileReplaced(Replaced),
     DiskFull(String),
     DiskHasRoom,
     Poisoned(String),

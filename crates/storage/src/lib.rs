@@ -15,6 +15,7 @@ mod clock;
 mod core;
 pub mod disk;
 mod error;
+pub mod fallback;
 mod folder;
 pub mod format;
 mod journal;

@@ -7,6 +7,7 @@ use whimbrel_model::ports::{
     AppendOutcome, Bounds, CommitOutcome, Entry, Fence, Log, LogError, PortFuture, ReadBatch, ReadLimits,
 };
 use whimbrel_model::{Clock, Event, EventSink, PartitionId, Timestamp, TopicNumber};
+use whimbrel_storage::fallback::Replaced;
 use whimbrel_storage::{
     AppendError, DataFolder, Event as StorageEvent, OpenError, Outcome, ReadError, Recovered, Settings, Store, Ticket,
     Work,
@@ -287,6 +288,13 @@ fn commit_outcome(outcome: Outcome, places: &[(u32, u32)]) -> CommitOutcome {
     }
 }
 
+/// A small file was damaged or missing, and nothing is lost.
+pub(super) fn file_replaced(replaced: &Replaced) -> Event {
+    let (file, why, used) = (replaced.file.display(), &replaced.why, replaced.used.display());
+    let detail = format!("{file} cannot be used: {why}. Its copy {used} is used, and nothing is lost; check the disk");
+    Event::warning("file_damaged", detail).with("file", file).with("why", why).with("used", used)
+}
+
 fn event_of(event: StorageEvent) -> Event {
     match event {
         StorageEvent::Damaged(damage, partition) => {
@@ -314,6 +322,7 @@ fn event_of(event: StorageEvent) -> Event {
                 .with("topic_number", key.topic)
                 .with("partition", key.partition)
         }
+        StorageEvent::FileReplaced(replaced) => file_replaced(&replaced),
         StorageEvent::DiskFull(why) => {
             Event::warning("disk_full", format!("nothing is accepted until there is room: {why}"))
         }

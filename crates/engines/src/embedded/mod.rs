@@ -43,6 +43,7 @@ pub use timers::{LsmTimers, TimerSettings};
 use std::path::Path;
 use std::sync::Arc;
 
+use whimbrel_model::Event;
 use whimbrel_storage::DataFolder;
 use whimbrel_storage::disk::RealDisk;
 
@@ -52,4 +53,15 @@ pub use whimbrel_storage::{OpenError, Settings as LogSettings};
 /// Opens a data folder on the machine's own disk and locks it.
 pub fn open_folder(path: &Path) -> Result<Arc<DataFolder>, OpenError> {
     DataFolder::open(Arc::new(RealDisk::new()), path).map(Arc::new)
+}
+
+/// Says whether a data folder can be opened now, and what is wrong with its `FORMAT` all the same. Nothing is changed.
+pub fn probe_folder(path: &Path) -> Result<Option<String>, OpenError> {
+    let replaced = DataFolder::probe(&RealDisk::new(), path)?;
+    Ok(replaced.map(|replaced| log::file_replaced(&replaced).detail))
+}
+
+/// What was wrong with the `FORMAT` of a folder that was opened all the same, for whoever writes events.
+pub fn folder_finding(folder: &DataFolder) -> Option<Event> {
+    folder.finding.as_ref().map(log::file_replaced)
 }

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use whimbrel_engines::embedded::{OpenError, open_folder};
+use whimbrel_engines::embedded::{OpenError, probe_folder};
 use whimbrel_engines::rebuild::{ForgetError, forget_holds};
 use whimbrel_engines::resolve::EngineError;
 
@@ -97,9 +97,10 @@ impl FolderState {
         if entries.next().is_none() {
             return sound(format!("{shown} is empty; the first start fills it"));
         }
-        // Opening a folder that is ours changes nothing but its lock; one that is not ours is refused before anything is made.
-        match open_folder(path) {
-            Ok(_) => sound(format!("{shown} is ours, of this version's format, and free; {} bytes", bytes_in(path))),
+        // Probing a folder that is ours changes nothing but its lock; one that is not ours is refused before anything is made.
+        match probe_folder(path) {
+            Ok(None) => sound(format!("{shown} is ours, of this version's format, and free; {} bytes", bytes_in(path))),
+            Ok(Some(damaged)) => sound(damaged),
             Err(OpenError::InUse(_)) => {
                 sound(format!("{shown} is in use by a running server; {} bytes", bytes_in(path)))
             }
