@@ -25,6 +25,7 @@ mod segment;
 mod settings;
 mod store;
 mod ticket;
+pub mod verify;
 
 pub use crate::clock::{Clock, SystemClock};
 pub use crate::core::{Core, Event, Outcome, Part, Recovered, TopicRetention, Work};

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -17,6 +18,7 @@ use whimbrel_model::ports::{Catalogue, CatalogueError, PortFuture, Versioned};
 use whimbrel_storage::disk::{Disk, ReplaceError, beside, read_whole, replace_file, replace_file_keeping};
 use whimbrel_storage::fallback::{Replaced, Unusable, read_or_fallback, set_aside};
 use whimbrel_storage::format::crc;
+use whimbrel_storage::verify::Finding;
 use whimbrel_storage::{DataFolder, OpenError};
 
 const FILE: &str = "catalogue.json";
@@ -24,6 +26,9 @@ const PREVIOUS: &str = "catalogue.json.previous";
 const FORMAT: u32 = 2;
 /// The same contents without a checksum. Read, and written as [`FORMAT`] with the next change.
 const FORMAT_UNCHECKED: u32 = 1;
+
+/// How long a check waits before it looks again at a file that a running server may be replacing.
+const CHECKED_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 /// The catalogue of a data folder.
 pub struct FileCatalogue {
@@ -198,6 +203,60 @@ impl FileCatalogue {
     fn look<T>(&self, look: impl FnOnce(&BTreeMap<String, Entry>) -> T) -> T {
         look(&self.state().contents.entries)
     }
+}
+
+/// What is wrong with the files of the catalogue in that data folder. Beside a running server, which replaces them meanwhile: one that is
+/// damaged or missing is read again first.
+pub(crate) fn check_files(data: &Path) -> Vec<Finding> {
+    let problem_of = |name: &str| match std::fs::read(data.join(name)) {
+        Ok(bytes) => match Contents::decode(&bytes, data) {
+            Ok(_) => None,
+            Err(Unusable::Damaged(why)) => Some(why),
+            Err(Unusable::Refused(error)) => Some(error.to_string()),
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Some("it is missing".to_owned()),
+        Err(error) => Some(error.to_string()),
+    };
+    let again = |name: &str| {
+        // Between two renames the file is missing for a moment.
+        problem_of(name)?;
+        std::thread::sleep(CHECKED_AGAIN_AFTER);
+        problem_of(name)
+    };
+    let has_previous = data.join(PREVIOUS).exists();
+    if !has_previous && !data.join(FILE).exists() && !data.join("log/topics").exists() {
+        return Vec::new();
+    }
+    let finding = |name: &str, what: String, meaning: &str, advice: &str| Finding {
+        file: data.join(name),
+        position: 0,
+        what,
+        meaning: meaning.to_owned(),
+        advice: advice.to_owned(),
+        is_harmless: false,
+    };
+    let previous = if has_previous { again(PREVIOUS) } else { None };
+    let is_covered = has_previous && previous.is_none();
+    let mut findings = Vec::new();
+    findings.extend(again(FILE).map(|what| {
+        let (meaning, advice) = if is_covered {
+            (
+                "the next start uses the version before it: the last change of a topic, a subscription or a platform may be missing",
+                "if a server runs on the folder, change any topic: it then writes the file again. Otherwise start it and repeat the last \
+                 change",
+            )
+        } else {
+            ("the server does not start: the numbers of the topics have no names", "restore the file from a backup")
+        };
+        finding(FILE, what, meaning, advice)
+    }));
+    findings.extend(previous.map(|what| {
+        let meaning = "nothing is lost: the file is used only where catalogue.json is damaged";
+        let advice =
+            "check the disk (`dmesg`, SMART); the next change of a topic or a subscription writes the file again";
+        finding(PREVIOUS, what, meaning, advice)
+    }));
+    findings
 }
 
 /// The contents of a change whose process ended between the two renames: complete, and no caller was told that it failed.

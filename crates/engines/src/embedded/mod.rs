@@ -14,7 +14,7 @@
 //! ```
 
 mod background;
-mod catalogue;
+pub(crate) mod catalogue;
 mod coordination;
 mod devices;
 pub(crate) mod inbox;

@@ -6,6 +6,7 @@ mod commands_sub;
 mod committed_reader;
 mod contract;
 mod crash;
+mod deep_check;
 mod deliver;
 mod deliver_changing;
 mod deliver_crash;
