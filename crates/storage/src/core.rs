@@ -13,6 +13,7 @@
 mod commit;
 mod keep;
 mod open;
+mod scrub;
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::io;
@@ -33,6 +34,7 @@ use crate::{PartitionKey, Settings};
 pub use commit::{Outcome, Part, Work};
 pub use keep::TopicRetention;
 pub use open::Recovered;
+pub use scrub::{ColdSegment, Scrubbed};
 
 /// Damaged places that are told of, each once; beyond, a disk is so broken that nobody needs more.
 const TOLD_MAX: usize = 1000;

@@ -28,7 +28,7 @@ mod ticket;
 pub mod verify;
 
 pub use crate::clock::{Clock, SystemClock};
-pub use crate::core::{Core, Event, Outcome, Part, Recovered, TopicRetention, Work};
+pub use crate::core::{ColdSegment, Core, Event, Outcome, Part, Recovered, Scrubbed, TopicRetention, Work};
 pub use error::{AppendError, Damage, OpenError, ReadError};
 pub use folder::{DataFolder, FOLDER_FORMAT};
 pub use format::{Batch, Record};

@@ -14,11 +14,13 @@ use whimbrel_storage::{
 };
 
 use super::records::{Gathered, append_error, decode, id_of, key_of, read_error, size_of_entry};
+use super::scrub::Scrub;
 
 /// The embedded log. Cloning shares it.
 #[derive(Clone)]
 pub struct EmbeddedLog {
     pub(super) store: Arc<Store>,
+    scrub: Arc<Scrub>,
 }
 
 /// What a commit adds to the largest record when it carries it onward (a hold's `fired` beside its message) must fit into the
@@ -55,14 +57,21 @@ impl EmbeddedLog {
         events: EventSink,
     ) -> Result<(Self, Recovered), OpenError> {
         let on_event = Box::new(move |event| events(event_of(event)));
-        let (store, recovered) = Store::open(folder, settings, Arc::new(LogClock(clock)), on_event)?;
-        Ok((Self { store: Arc::new(store) }, recovered))
+        let log_clock = Arc::new(LogClock(Arc::clone(&clock)));
+        let (store, recovered) = Store::open(folder, settings, log_clock, on_event)?;
+        let store = Arc::new(store);
+        let scrub = Arc::new(Scrub::start(Arc::clone(&store), clock));
+        Ok((Self { store, scrub }, recovered))
     }
 
     /// Commits what waits and makes a last checkpoint. Later appends are refused.
     pub async fn close(&self) {
-        let store = self.store.clone();
-        tokio::task::spawn_blocking(move || store.close()).await.ok();
+        let (store, scrub) = (self.store.clone(), self.scrub.clone());
+        let close = move || {
+            scrub.stop();
+            store.close();
+        };
+        tokio::task::spawn_blocking(close).await.ok();
     }
 
     /// The partitions that exist now.

@@ -23,6 +23,7 @@ mod notebook;
 pub(crate) mod progress;
 pub(crate) mod receipts;
 mod records;
+mod scrub;
 mod sealing;
 pub(crate) mod sessions;
 mod slices;

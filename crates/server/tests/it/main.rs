@@ -51,6 +51,7 @@ mod readme;
 mod receiver;
 mod redis_loss;
 mod refused_bodies;
+mod scrub;
 mod server;
 mod services;
 mod serving;
