@@ -1,4 +1,4 @@
-# Outside tools for the API document: a linter, and two generators of clients. They are installed under target/services; the process only marks
+# Outside tools for the API document: a linter, two generators of clients, and a generator of requests. They are installed under target/services; the process only marks
 # that they are there. Tests find them in the folder that WHIMBREL_TEST_CONTRACT names.
 
 service_contract() {
@@ -14,7 +14,8 @@ service_contract() {
       python3 -m venv "$python" >&2 || { as_root apt-get install -y -qq python3-venv >&2 && python3 -m venv "$python" >&2; }
     fi
     [[ -x "$python/bin/openapi-python-client" ]] || "$python/bin/pip" install -q openapi-python-client==0.29.1 >&2
+    [[ -x "$python/bin/schemathesis" ]] || "$python/bin/pip" install -q schemathesis==4.32.5 >&2
   }
   start=(sleep infinity)
-  serves() { [[ -x "$services_dir/contract/python/bin/openapi-python-client" ]]; }
+  serves() { [[ -x "$services_dir/contract/python/bin/openapi-python-client" && -x "$services_dir/contract/python/bin/schemathesis" ]]; }
 }

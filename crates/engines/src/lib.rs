@@ -2,6 +2,7 @@
 //! hold all engines of a port to the same contract. Roles never see what is in here; the server wires it.
 
 pub mod conformance;
+pub mod deep_check;
 pub mod embedded;
 #[cfg(feature = "etcd")]
 pub mod etcd;

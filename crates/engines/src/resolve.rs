@@ -159,6 +159,7 @@ pub async fn resolve(
     events: EventSink,
 ) -> Result<Engines, EngineError> {
     let folder = embedded::open_folder(&settings.data)?;
+    embedded::folder_finding(&folder).into_iter().for_each(|event| events(event));
     let store_health = Arc::<StoreHealth>::default();
     let reports = StoreReports { events: Arc::clone(&events), health: Arc::clone(&store_health) };
     let state = State::reach(&settings, Arc::clone(&clock), reports).await?;

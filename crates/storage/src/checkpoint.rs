@@ -1,6 +1,9 @@
 //! The checkpoint: up to which frame everything is in the segments, and how far each partition reached.
 //!
-//! A small file, replaced whole. Recovery cuts the segments back to what it says and replays the journal from there.
+//! A small file, replaced whole, and a copy of it. Recovery cuts the segments back to what it says and replays the journal from there.
+//!
+//! The copy is replaced first, so it is never older than the file: where the file is damaged, the copy holds. An older checkpoint would not:
+//! the journal that it stands upon may be overwritten. The journal's files are reused only after both are durable.
 
 use std::io;
 use std::path::Path;
@@ -8,8 +11,9 @@ use std::path::Path;
 use zerocopy::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::disk::{Disk, read_whole, replace_file};
+use crate::disk::{Disk, replace_file};
 use crate::error::OpenError;
+use crate::fallback::{Replaced, Unusable, copy_of, read_or_fallback};
 use crate::format::crc;
 
 const MAGIC: [u8; 8] = *b"WCheck 1";
@@ -57,15 +61,18 @@ impl Checkpoint {
         let mut bytes = header.as_bytes().to_vec();
         bytes.extend_from_slice(self.partitions.as_bytes());
         bytes.extend_from_slice(&crc(&bytes).to_le_bytes());
+        replace_file(disk, &copy_of(path), &bytes)?;
         Ok(replace_file(disk, path, &bytes)?)
     }
 
-    /// Reads it; `None` where the log is new. It is replaced whole, so one that cannot be read is damage, and the log does not
-    /// guess: without it nobody knows what the journal's frames stand upon.
-    pub fn read(disk: &dyn Disk, path: &Path) -> Result<Option<Self>, OpenError> {
-        let bytes = read_whole(disk, path).map_err(OpenError::io(format!("reading {}", path.display())))?;
-        let Some(bytes) = bytes else { return Ok(None) };
-        let wrong = |why: &str| OpenError::Unreadable { path: path.to_owned(), why: why.to_owned() };
+    /// Reads it, or its copy where it is damaged or missing; `None` where neither is there. They are replaced whole, so one that cannot be
+    /// read is damage, and without both the log does not guess: nothing says what the journal's frames stand upon.
+    pub fn read(disk: &dyn Disk, path: &Path) -> Result<Option<(Self, Option<Replaced>)>, OpenError> {
+        read_or_fallback(disk, path, &copy_of(path), Self::decode)
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Self, Unusable> {
+        let wrong = |why: &str| Unusable::Damaged(why.to_owned());
         let (contents, stated) = bytes.split_last_chunk::<4>().ok_or_else(|| wrong("it is too short"))?;
         if crc(contents) != u32::from_le_bytes(*stated) {
             return Err(wrong("its checksum is wrong"));
@@ -78,10 +85,6 @@ impl Checkpoint {
         if marks.len() != header.partitions.get() as usize {
             return Err(wrong("it has another number of partitions than it says"));
         }
-        Ok(Some(Self {
-            generation: header.generation.get(),
-            sequence: header.sequence.get(),
-            partitions: marks.to_vec(),
-        }))
+        Ok(Self { generation: header.generation.get(), sequence: header.sequence.get(), partitions: marks.to_vec() })
     }
 }

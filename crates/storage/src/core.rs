@@ -13,6 +13,7 @@
 mod commit;
 mod keep;
 mod open;
+mod scrub;
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::io;
@@ -23,6 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use crate::checkpoint::Checkpoint;
 use crate::disk::Disk;
 use crate::error::{AppendError, Damage, ReadError};
+use crate::fallback::Replaced;
 use crate::folder::DataFolder;
 use crate::journal::{Journal, Slots};
 use crate::partition::{Arrival, Batches, Partition};
@@ -32,6 +34,7 @@ use crate::{PartitionKey, Settings};
 pub use commit::{Outcome, Part, Work};
 pub use keep::TopicRetention;
 pub use open::Recovered;
+pub use scrub::{ColdSegment, Scrubbed};
 
 /// Damaged places that are told of, each once; beyond, a disk is so broken that nobody needs more.
 const TOLD_MAX: usize = 1000;
@@ -47,6 +50,8 @@ pub enum Event {
         file: PathBuf,
         error: String,
     },
+    /// A small file was damaged or missing at the start, and its second file is used.
+    FileReplaced(Replaced),
     DiskFull(String),
     DiskHasRoom,
     Poisoned(String),

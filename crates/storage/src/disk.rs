@@ -17,6 +17,11 @@ pub trait Disk: Send + Sync + 'static {
     /// Opens an existing file for reading and writing.
     fn open(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>>;
 
+    /// Opens an existing file for reading alone, which a folder that must not be written to allows too.
+    fn open_for_reading(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
+        self.open(path)
+    }
+
     /// Opens a file for reading and writing, making an empty one where there is none. The new name survives a power loss only
     /// after [`Disk::sync_dir`] or [`Disk::sync_all`].
     fn create(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>>;
@@ -76,6 +81,9 @@ pub trait DiskFile: Send + Sync {
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
     }
+
+    /// Tells the system that these bytes were read once and need not stay in its memory. A hint: failures are ignored.
+    fn drop_cached(&self, _position: u64, _len: u64) {}
 }
 
 /// Reads exactly `len` bytes, or says that the file ends before.

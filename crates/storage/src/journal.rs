@@ -16,7 +16,7 @@ use zerocopy::IntoBytes;
 use crate::disk::{Disk, DiskFile};
 use crate::format::{FRAME_ALIGNMENT, FRAME_HEADER_LEN, FRAME_MAGIC, FrameHeader, JournalHeader, align, seal};
 
-pub(crate) use recovery::{FoundFrame, is_begun, scan};
+pub(crate) use recovery::{FoundFrame, JournalScan, is_begun, scan};
 
 const SUFFIX: &str = ".journal";
 const PREALLOCATION_CHUNK: usize = 1 << 20;

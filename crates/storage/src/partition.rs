@@ -21,6 +21,7 @@ use crate::error::Damage;
 use crate::format::{Batch, FolderSecret};
 use crate::segment::{BatchesOf, IndexEntry, Segment};
 use crate::settings::Settings;
+use crate::verify::Extent;
 
 pub use arrival::Arrival;
 pub use read::Batches;
@@ -187,6 +188,23 @@ impl Partition {
     pub fn active_path(&self) -> Option<PathBuf> {
         let state = self.state();
         state.segments.last().filter(|_| state.active_len > 0).map(|segment| segment.path().to_owned())
+    }
+
+    /// The segments that are not written to any more, each with what must be in it.
+    pub fn sealed(&self) -> Vec<Extent> {
+        let state = self.state();
+        if state.deleted {
+            return Vec::new();
+        }
+        let count = state.segments.len() - usize::from(state.active_len > 0).min(state.segments.len());
+        let extent = |(index, segment): (usize, &Arc<Segment>)| Extent {
+            of: self.batches_of(),
+            path: segment.path().to_owned(),
+            base: segment.base,
+            len: None,
+            end: state.segments.get(index + 1).map_or(state.saved_next, |following| following.base),
+        };
+        state.segments[..count].iter().enumerate().map(extent).collect()
     }
 
     /// What its batches must say of themselves.

@@ -83,7 +83,7 @@ impl Segment {
         &self.path
     }
 
-    fn index_path(&self) -> PathBuf {
+    pub fn index_path(&self) -> PathBuf {
         self.path.with_extension(INDEX_SUFFIX)
     }
 
@@ -197,7 +197,11 @@ fn hint(written: io::Result<()>) -> io::Result<()> {
 
 fn load_index(disk: &dyn Disk, path: &Path, base: u64) -> Vec<IndexEntry> {
     // Not being able to read a hint is no error: the scan that follows meets whatever is really wrong.
-    let bytes = read_whole(disk, path).ok().flatten().unwrap_or_default();
+    usable_entries(&read_whole(disk, path).ok().flatten().unwrap_or_default(), base)
+}
+
+/// The entries of an index's bytes that are whole and in order.
+pub(crate) fn usable_entries(bytes: &[u8], base: u64) -> Vec<IndexEntry> {
     let mut entries: Vec<IndexEntry> = Vec::new();
     for entry in bytes.chunks_exact(size_of::<IndexEntry>()).filter_map(|chunk| IndexEntry::read_from_bytes(chunk).ok())
     {
@@ -249,6 +253,11 @@ impl Scanner {
 
     pub fn end(&self) -> u64 {
         self.end
+    }
+
+    /// Where the next batch is looked for.
+    pub fn position(&self) -> u64 {
+        self.position
     }
 
     /// The next batch and where it is; `None` at the end.

@@ -38,6 +38,10 @@ pub struct Settings {
     pub gather_max: Duration,
     /// How long the journal must be quiet before an empty frame says that the last one was synced.
     pub idle_after: Duration,
+    /// Bytes of cold segments that a scrub reads in a second, at most.
+    pub scrub_rate: u64,
+    /// From the beginning of one scrub of all cold segments to the beginning of the next. `None`: they are not scrubbed.
+    pub scrub_interval: Option<Duration>,
 }
 
 impl Default for Settings {
@@ -58,6 +62,8 @@ impl Default for Settings {
             disk_reserve_bytes: 128 << 20,
             gather_max: Duration::from_micros(200),
             idle_after: Duration::from_millis(20),
+            scrub_rate: 4 << 20,
+            scrub_interval: Some(Duration::from_secs(86_400)),
         }
     }
 }
@@ -89,6 +95,7 @@ impl Settings {
                 (4096..=self.frame_bytes_max).contains(&self.frame_bytes_target),
                 format!("frame_bytes_target must be between 4096 and {}", self.frame_bytes_max),
             ),
+            (self.scrub_rate > 0, "scrub_rate must be above 0".to_owned()),
             (self.unsaved_bytes_max >= frame_room, format!("unsaved_bytes_max must be at least {frame_room}")),
         ];
         checks.into_iter().find(|(holds, _)| !holds).map(|(_, problem)| problem)

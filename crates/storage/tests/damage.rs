@@ -4,10 +4,12 @@ mod support;
 
 use std::mem::offset_of;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use support::{Folder, key, part, small};
+use support::{Events, Folder, UnsyncedDisk, key, part, small};
+use whimbrel_storage::fallback::aside;
 use whimbrel_storage::format::{BATCH_HEADER_LEN, BatchHeader, FRAME_HEADER_LEN};
-use whimbrel_storage::{Core, Event, OpenError, Outcome, PartitionKey, ReadError, Settings, Work};
+use whimbrel_storage::{Core, DataFolder, Event, OpenError, Outcome, PartitionKey, ReadError, Settings, Work};
 
 const FRAMES: u64 = 40;
 const RECORDS_PER_FRAME: u64 = 5;
@@ -240,39 +242,147 @@ fn a_damaged_count_of_records_did_not_cost_what_came_after_it() {
     assert_eq!(read_around(&core, key(1, 0)).0, [0, 5, 6]);
 }
 
-#[test]
-fn a_checkpoint_with_any_byte_changed_is_refused_by_name() {
+/// Opens the log of a folder whose small files may be damaged.
+fn open(folder: &Folder) -> Result<(Core, Vec<Event>), OpenError> {
+    let data = DataFolder::open(Arc::new(UnsyncedDisk::default()), folder.path())?;
+    let events = Events::default();
+    events.lock().unwrap().extend(data.finding.clone().map(Event::FileReplaced));
+    let told = events.clone();
+    let core = Core::open(data.into(), settings(), 0, Box::new(move |event| told.lock().unwrap().push(event)))?.0;
+    let events = events.lock().unwrap().clone();
+    Ok((core, events))
+}
+
+#[track_caller]
+fn assert_whole(core: &Core) {
+    assert_eq!(read_around(core, key(1, 0)), (all(), Vec::new()));
+    assert_eq!(read_around(core, key(1, 1)), (all(), Vec::new()));
+}
+
+/// Each byte of the file, damaged one after the other: the log opens from the other copy, and only damage to the file itself is told.
+fn damage_each_byte(name: &str, is_told: bool) {
     let folder = checkpointed();
-    let checkpoint = folder.path().join("log/checkpoint");
-    let bytes = std::fs::read(&checkpoint).unwrap();
-    for position in 0..bytes.len() {
-        flip(&checkpoint, position);
-        let opened = Core::open(folder.unsynced_folder().into(), settings(), 0, Box::new(|_| {}));
-        match opened.map(drop) {
-            Err(OpenError::Unreadable { path, .. }) => assert_eq!(path, checkpoint),
-            other => panic!("byte {position}: {other:?}"),
+    let path = folder.path().join(name);
+    let len = std::fs::read(&path).unwrap().len();
+    for position in 0..len {
+        flip(&path, position);
+        let (core, events) = open(&folder).unwrap_or_else(|error| panic!("byte {position}: {error}"));
+        assert_whole(&core);
+        let told: Vec<PathBuf> = events
+            .iter()
+            .map(|event| match event {
+                Event::FileReplaced(replaced) => replaced.file.clone(),
+                other => panic!("byte {position}: {other:?}"),
+            })
+            .collect();
+        let expected = if is_told { vec![path.clone()] } else { Vec::new() };
+        // A byte of FORMAT may be changed without a change of its meaning, such as the case of a digit.
+        if !told.is_empty() || name != "FORMAT" {
+            assert_eq!(told, expected, "byte {position}");
+            assert_eq!(aside(&path).exists(), is_told);
         }
-        std::fs::write(&checkpoint, &bytes).unwrap();
+        drop(core);
+        assert_eq!(open(&folder).unwrap().1, [], "byte {position}: it is whole again after one start");
     }
-    let core = folder.core(settings()).0;
-    assert_eq!(read_around(&core, key(1, 0)), (all(), Vec::new()));
 }
 
 #[test]
-fn a_checkpoint_that_is_missing_is_not_taken_for_a_new_log() {
+fn a_checkpoint_with_any_byte_changed_is_read_from_its_copy() {
+    damage_each_byte("log/checkpoint", true);
+}
+
+#[test]
+fn a_copy_of_the_checkpoint_with_any_byte_changed_is_not_missed() {
+    damage_each_byte("log/checkpoint.copy", false);
+}
+
+#[test]
+fn a_format_with_any_byte_changed_is_read_from_its_copy() {
+    damage_each_byte("FORMAT", true);
+}
+
+#[test]
+fn a_copy_of_the_format_with_any_byte_changed_is_written_again() {
+    damage_each_byte("FORMAT.copy", false);
+}
+
+#[test]
+fn a_small_file_that_is_lost_is_read_from_its_copy_and_told() {
+    for name in ["FORMAT", "log/checkpoint"] {
+        let folder = checkpointed();
+        std::fs::remove_file(folder.path().join(name)).unwrap();
+        let (core, events) = open(&folder).unwrap();
+        assert_whole(&core);
+        let [Event::FileReplaced(replaced)] = &events[..] else { panic!("{events:?}") };
+        assert_eq!((&replaced.file, &*replaced.why), (&folder.path().join(name), "it is missing"));
+        assert!(folder.path().join(name).exists());
+    }
+}
+
+#[test]
+fn a_folder_without_the_copies_gets_them_with_the_next_start() {
+    let folder = checkpointed();
+    for name in ["FORMAT.copy", "log/checkpoint.copy"] {
+        std::fs::remove_file(folder.path().join(name)).unwrap();
+    }
+    let (core, events) = open(&folder).unwrap();
+    assert_whole(&core);
+    assert_eq!(events, []);
+    for name in ["FORMAT", "log/checkpoint"] {
+        let read = |name: String| std::fs::read(folder.path().join(name)).unwrap();
+        assert!(read(name.to_owned()) == read(format!("{name}.copy")), "{name}");
+    }
+}
+
+#[test]
+fn a_small_file_that_is_damaged_with_its_copy_is_refused_by_name_and_nothing_is_changed() {
+    for name in ["FORMAT", "log/checkpoint"] {
+        let folder = checkpointed();
+        let (path, copy) = (folder.path().join(name), folder.path().join(format!("{name}.copy")));
+        let whole = std::fs::read(&path).unwrap();
+        for without_copy in [false, true] {
+            flip(&path, 5);
+            if without_copy {
+                std::fs::remove_file(&copy).unwrap()
+            } else {
+                flip(&copy, 6)
+            }
+            match open(&folder).map(drop) {
+                Err(OpenError::Unreadable { path: refused, why }) => {
+                    assert_eq!(refused, path);
+                    assert!(why.contains(copy.to_str().unwrap()), "{why}");
+                }
+                other => panic!("{name}: {other:?}"),
+            }
+            std::fs::write(&path, &whole).unwrap();
+            std::fs::write(&copy, &whole).unwrap();
+        }
+        assert_whole(&open(&folder).unwrap().0);
+    }
+}
+
+#[test]
+fn a_first_checkpoint_that_was_cut_off_before_its_file_is_no_damage() {
+    let folder = Folder::new();
+    drop(folder.core(settings()));
+    std::fs::remove_file(folder.path().join("log/checkpoint")).unwrap();
+    std::fs::remove_dir_all(folder.path().join("log/journal")).unwrap();
+    assert_eq!(open(&folder).unwrap().1, []);
+}
+
+#[test]
+fn a_checkpoint_that_is_missing_with_its_copy_is_not_taken_for_a_new_log() {
     let checkpointed = checkpointed();
     let (journalled, _core) = written();
     for folder in [checkpointed, journalled.copy()] {
-        let checkpoint = folder.path().join("log/checkpoint");
-        let bytes = std::fs::read(&checkpoint).unwrap();
-        std::fs::remove_file(&checkpoint).unwrap();
-        let opened = Core::open(folder.unsynced_folder().into(), settings(), 0, Box::new(|_| {}));
-        match opened.map(drop) {
-            Err(OpenError::Unreadable { path, .. }) => assert_eq!(path, checkpoint),
+        let names = ["log/checkpoint", "log/checkpoint.copy"].map(|name| folder.path().join(name));
+        let bytes = std::fs::read(&names[0]).unwrap();
+        names.iter().for_each(|name| std::fs::remove_file(name).unwrap());
+        match open(&folder).map(drop) {
+            Err(OpenError::Unreadable { path, .. }) => assert_eq!(path, names[0]),
             other => panic!("{other:?}"),
         }
-        std::fs::write(&checkpoint, &bytes).unwrap();
-        let core = folder.core(settings()).0;
-        assert_eq!(read_around(&core, key(1, 0)), (all(), Vec::new()), "nothing was changed");
+        std::fs::write(&names[0], &bytes).unwrap();
+        assert_whole(&open(&folder).unwrap().0);
     }
 }

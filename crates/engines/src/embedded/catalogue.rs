@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -15,15 +16,19 @@ use tokio::sync::watch;
 use whimbrel_model::Event;
 use whimbrel_model::ports::{Catalogue, CatalogueError, PortFuture, Versioned};
 use whimbrel_storage::disk::{Disk, ReplaceError, beside, read_whole, replace_file, replace_file_keeping};
+use whimbrel_storage::fallback::{Replaced, Unusable, read_or_fallback, set_aside};
 use whimbrel_storage::format::crc;
+use whimbrel_storage::verify::Finding;
 use whimbrel_storage::{DataFolder, OpenError};
 
 const FILE: &str = "catalogue.json";
 const PREVIOUS: &str = "catalogue.json.previous";
-const DAMAGED: &str = "catalogue.json.damaged";
 const FORMAT: u32 = 2;
 /// The same contents without a checksum. Read, and written as [`FORMAT`] with the next change.
 const FORMAT_UNCHECKED: u32 = 1;
+
+/// How long a check waits before it looks again at a file that a running server may be replacing.
+const CHECKED_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 /// The catalogue of a data folder.
 pub struct FileCatalogue {
@@ -70,12 +75,6 @@ struct Sealed<'a> {
     contents: &'a RawValue,
 }
 
-/// Why a file's contents are not used.
-enum Unusable {
-    Damaged(String),
-    OtherFormat(u32),
-}
-
 impl Contents {
     fn encode(&self) -> serde_json::Result<Vec<u8>> {
         let contents = serde_json::to_string_pretty(self)?;
@@ -83,7 +82,8 @@ impl Contents {
         Ok(format!("{{\n\"checksum\": \"{checksum:08x}\",\n\"contents\": {contents}\n}}\n").into_bytes())
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, Unusable> {
+    /// The contents of the catalogue of that data folder.
+    fn decode(bytes: &[u8], folder: &Path) -> Result<Self, Unusable> {
         let damaged = |error: serde_json::Error| Unusable::Damaged(error.to_string());
         let (contents, known) = match serde_json::from_slice::<Sealed<'_>>(bytes) {
             Ok(Sealed { checksum, contents }) => {
@@ -99,7 +99,8 @@ impl Contents {
             },
         };
         if contents.format != known {
-            return Err(Unusable::OtherFormat(contents.format));
+            let found = format!("{} in {FILE}", contents.format);
+            return Err(Unusable::Refused(OpenError::OtherFormat { path: folder.to_owned(), found, known: FORMAT }));
         }
         Ok(Self { format: FORMAT, ..contents })
     }
@@ -107,40 +108,24 @@ impl Contents {
 
 impl FileCatalogue {
     pub fn open(folder: Arc<DataFolder>) -> Result<Self, OpenError> {
-        let path = folder.path.join(FILE);
-        let failed = |what: &str, path: &Path| {
+        let (path, previous) = (folder.path.join(FILE), folder.path.join(PREVIOUS));
+        let failed = |what: &str| {
             let what = format!("{what} {}", path.display());
             move |source| OpenError::Io { what, source }
         };
-        let read = |path: &Path| {
-            let bytes = read_whole(&*folder.disk, path).map_err(failed("reading", path))?;
-            Ok::<_, OpenError>(bytes.map(|bytes| Contents::decode(&bytes)))
-        };
-        let sound = |path: &Path| Ok::<_, OpenError>(read(path)?.and_then(Result::ok));
-        let (contents, finding) = match read(&path)? {
-            Some(Ok(contents)) => (contents, None),
-            Some(Err(Unusable::OtherFormat(found))) => {
-                let found = format!("{found} in {FILE}");
-                return Err(OpenError::OtherFormat { path: folder.path.clone(), found, known: FORMAT });
-            }
-            Some(Err(Unusable::Damaged(why))) => {
-                let Some(previous) = sound(&folder.path.join(PREVIOUS))? else {
-                    return Err(OpenError::Unreadable { path, why });
-                };
-                let aside = folder.path.join(DAMAGED);
-                folder.disk.rename(&path, &aside).map_err(failed("renaming", &path))?;
-                (previous, Some(damaged_event(&path, &why)))
-            }
-            None => match sound(&folder.path.join(PREVIOUS))? {
-                None => (Contents { format: FORMAT, ..Contents::default() }, None),
-                Some(previous) => match sound(&beside(&path))? {
-                    // The process ended between two renames. The change is complete, and no caller was told that it failed.
-                    Some(changed) if changed.revision == previous.revision + 1 => (changed, None),
-                    _ => (previous, Some(damaged_event(&path, "it is missing"))),
-                },
+        let decode = |bytes: &[u8]| Contents::decode(bytes, &folder.path);
+        let (contents, finding) = match read_or_fallback(&*folder.disk, &path, &previous, decode)? {
+            None => (Contents { format: FORMAT, ..Contents::default() }, None),
+            Some((contents, None)) => (contents, None),
+            Some((before, Some(replaced))) => match cut_off_change(&folder, &path, before.revision) {
+                Some(changed) => (changed, None),
+                None => {
+                    set_aside(&*folder.disk, &path).map_err(failed("renaming"))?;
+                    (before, Some(damaged_event(&replaced)))
+                }
             },
         };
-        let is_in_place = folder.disk.exists(&path).map_err(failed("looking for", &path))?;
+        let is_in_place = folder.disk.exists(&path).map_err(failed("looking for"))?;
         let revision = watch::Sender::new(contents.revision);
         let state = Mutex::new(State { contents, is_in_place });
         Ok(Self { path, disk: folder.disk.clone(), state, revision, finding, _folder: folder })
@@ -220,8 +205,72 @@ impl FileCatalogue {
     }
 }
 
-fn damaged_event(path: &Path, why: &str) -> Event {
-    let file = path.display();
+/// What is wrong with the files of the catalogue in that data folder. Beside a running server, which replaces them meanwhile: one that is
+/// damaged or missing is read again first.
+pub(crate) fn check_files(data: &Path) -> Vec<Finding> {
+    let problem_of = |name: &str| match std::fs::read(data.join(name)) {
+        Ok(bytes) => match Contents::decode(&bytes, data) {
+            Ok(_) => None,
+            Err(Unusable::Damaged(why)) => Some(why),
+            Err(Unusable::Refused(error)) => Some(error.to_string()),
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Some("it is missing".to_owned()),
+        Err(error) => Some(error.to_string()),
+    };
+    let again = |name: &str| {
+        // Between two renames the file is missing for a moment.
+        problem_of(name)?;
+        std::thread::sleep(CHECKED_AGAIN_AFTER);
+        problem_of(name)
+    };
+    let has_previous = data.join(PREVIOUS).exists();
+    if !has_previous && !data.join(FILE).exists() && !data.join("log/topics").exists() {
+        return Vec::new();
+    }
+    let finding = |name: &str, what: String, meaning: &str, advice: &str| Finding {
+        file: data.join(name),
+        position: 0,
+        what,
+        meaning: meaning.to_owned(),
+        advice: advice.to_owned(),
+        is_harmless: false,
+    };
+    let previous = if has_previous { again(PREVIOUS) } else { None };
+    let is_covered = has_previous && previous.is_none();
+    let mut findings = Vec::new();
+    findings.extend(again(FILE).map(|what| {
+        let (meaning, advice) = if is_covered {
+            (
+                "the next start uses the version before it: the last change of a topic, a subscription or a platform may be missing",
+                "if a server runs on the folder, change any topic: it then writes the file again. Otherwise start it and repeat the last \
+                 change",
+            )
+        } else {
+            ("the server does not start: the numbers of the topics have no names", "restore the file from a backup")
+        };
+        finding(FILE, what, meaning, advice)
+    }));
+    findings.extend(previous.map(|what| {
+        let meaning = "nothing is lost: the file is used only where catalogue.json is damaged";
+        let advice =
+            "check the disk (`dmesg`, SMART); the next change of a topic or a subscription writes the file again";
+        finding(PREVIOUS, what, meaning, advice)
+    }));
+    findings
+}
+
+/// The contents of a change whose process ended between the two renames: complete, and no caller was told that it failed.
+fn cut_off_change(folder: &DataFolder, path: &Path, revision_before: u64) -> Option<Contents> {
+    if folder.disk.exists(path).ok()? {
+        return None;
+    }
+    let bytes = read_whole(&*folder.disk, &beside(path)).ok()??;
+    let changed = Contents::decode(&bytes, &folder.path).ok()?;
+    (changed.revision == revision_before + 1).then_some(changed)
+}
+
+fn damaged_event(replaced: &Replaced) -> Event {
+    let (file, why) = (replaced.file.display(), &replaced.why);
     let detail = format!(
         "{file} cannot be used: {why}. The version before it, {PREVIOUS}, is used: the last change of a topic, a subscription or a \
          platform may be missing"

@@ -7,17 +7,20 @@ use whimbrel_model::ports::{
     AppendOutcome, Bounds, CommitOutcome, Entry, Fence, Log, LogError, PortFuture, ReadBatch, ReadLimits,
 };
 use whimbrel_model::{Clock, Event, EventSink, PartitionId, Timestamp, TopicNumber};
+use whimbrel_storage::fallback::Replaced;
 use whimbrel_storage::{
     AppendError, DataFolder, Event as StorageEvent, OpenError, Outcome, ReadError, Recovered, Settings, Store, Ticket,
     Work,
 };
 
 use super::records::{Gathered, append_error, decode, id_of, key_of, read_error, size_of_entry};
+use super::scrub::Scrub;
 
 /// The embedded log. Cloning shares it.
 #[derive(Clone)]
 pub struct EmbeddedLog {
     pub(super) store: Arc<Store>,
+    scrub: Arc<Scrub>,
 }
 
 /// What a commit adds to the largest record when it carries it onward (a hold's `fired` beside its message) must fit into the
@@ -54,14 +57,21 @@ impl EmbeddedLog {
         events: EventSink,
     ) -> Result<(Self, Recovered), OpenError> {
         let on_event = Box::new(move |event| events(event_of(event)));
-        let (store, recovered) = Store::open(folder, settings, Arc::new(LogClock(clock)), on_event)?;
-        Ok((Self { store: Arc::new(store) }, recovered))
+        let log_clock = Arc::new(LogClock(Arc::clone(&clock)));
+        let (store, recovered) = Store::open(folder, settings, log_clock, on_event)?;
+        let store = Arc::new(store);
+        let scrub = Arc::new(Scrub::start(Arc::clone(&store), clock));
+        Ok((Self { store, scrub }, recovered))
     }
 
     /// Commits what waits and makes a last checkpoint. Later appends are refused.
     pub async fn close(&self) {
-        let store = self.store.clone();
-        tokio::task::spawn_blocking(move || store.close()).await.ok();
+        let (store, scrub) = (self.store.clone(), self.scrub.clone());
+        let close = move || {
+            scrub.stop();
+            store.close();
+        };
+        tokio::task::spawn_blocking(close).await.ok();
     }
 
     /// The partitions that exist now.
@@ -287,6 +297,13 @@ fn commit_outcome(outcome: Outcome, places: &[(u32, u32)]) -> CommitOutcome {
     }
 }
 
+/// A small file was damaged or missing, and nothing is lost.
+pub(super) fn file_replaced(replaced: &Replaced) -> Event {
+    let (file, why, used) = (replaced.file.display(), &replaced.why, replaced.used.display());
+    let detail = format!("{file} cannot be used: {why}. Its copy {used} is used, and nothing is lost; check the disk");
+    Event::warning("file_damaged", detail).with("file", file).with("why", why).with("used", used)
+}
+
 fn event_of(event: StorageEvent) -> Event {
     match event {
         StorageEvent::Damaged(damage, partition) => {
@@ -314,6 +331,7 @@ fn event_of(event: StorageEvent) -> Event {
                 .with("topic_number", key.topic)
                 .with("partition", key.partition)
         }
+        StorageEvent::FileReplaced(replaced) => file_replaced(&replaced),
         StorageEvent::DiskFull(why) => {
             Event::warning("disk_full", format!("nothing is accepted until there is room: {why}"))
         }

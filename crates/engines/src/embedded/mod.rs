@@ -14,7 +14,7 @@
 //! ```
 
 mod background;
-mod catalogue;
+pub(crate) mod catalogue;
 mod coordination;
 mod devices;
 pub(crate) mod inbox;
@@ -24,6 +24,7 @@ mod notebook;
 pub(crate) mod progress;
 pub(crate) mod receipts;
 mod records;
+mod scrub;
 mod sealing;
 pub(crate) mod sessions;
 mod slices;
@@ -45,6 +46,7 @@ pub use timers::{LsmTimers, TimerSettings};
 use std::path::Path;
 use std::sync::Arc;
 
+use whimbrel_model::Event;
 use whimbrel_storage::DataFolder;
 use whimbrel_storage::disk::RealDisk;
 
@@ -54,4 +56,15 @@ pub use whimbrel_storage::{OpenError, Settings as LogSettings};
 /// Opens a data folder on the machine's own disk and locks it.
 pub fn open_folder(path: &Path) -> Result<Arc<DataFolder>, OpenError> {
     DataFolder::open(Arc::new(RealDisk::new()), path).map(Arc::new)
+}
+
+/// Says whether a data folder can be opened now, and what is wrong with its `FORMAT` all the same. Nothing is changed.
+pub fn probe_folder(path: &Path) -> Result<Option<String>, OpenError> {
+    let replaced = DataFolder::probe(&RealDisk::new(), path)?;
+    Ok(replaced.map(|replaced| log::file_replaced(&replaced).detail))
+}
+
+/// What was wrong with the `FORMAT` of a folder that was opened all the same, for whoever writes events.
+pub fn folder_finding(folder: &DataFolder) -> Option<Event> {
+    folder.finding.as_ref().map(log::file_replaced)
 }

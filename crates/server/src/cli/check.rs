@@ -4,13 +4,13 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use whimbrel_engines::embedded::{OpenError, open_folder};
+use whimbrel_engines::embedded::{OpenError, probe_folder};
 use whimbrel_engines::rebuild::{ForgetError, forget_holds};
 use whimbrel_engines::resolve::EngineError;
 
 use super::connect::converse_with;
 use super::output::{print_json, print_line, table};
-use super::{ConfigArgs, Failure};
+use super::{ConfigArgs, Failure, deep_check};
 use crate::config::{self, Loaded};
 
 #[derive(Debug, clap::Args)]
@@ -23,6 +23,9 @@ pub struct CheckArgs {
     /// Remove the store of holds, with every server stopped: the next start builds it again from the log
     #[arg(long, conflicts_with = "example")]
     rebuild: bool,
+    /// Read every checksum of the log and of the small files, also beside a running server, and report what is damaged
+    #[arg(long, conflicts_with_all = ["example", "rebuild"])]
+    deep: bool,
     /// Print JSON for programs
     #[arg(long)]
     json: bool,
@@ -35,6 +38,9 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
     }
     if args.rebuild {
         return rebuild(args);
+    }
+    if args.deep {
+        return deep_check::run(&args.config.resolve()?.data, args.json);
     }
     let mut loaded = args.config.load();
     if let Some(config) = &loaded.config {
@@ -97,9 +103,10 @@ impl FolderState {
         if entries.next().is_none() {
             return sound(format!("{shown} is empty; the first start fills it"));
         }
-        // Opening a folder that is ours changes nothing but its lock; one that is not ours is refused before anything is made.
-        match open_folder(path) {
-            Ok(_) => sound(format!("{shown} is ours, of this version's format, and free; {} bytes", bytes_in(path))),
+        // Probing a folder that is ours changes nothing but its lock; one that is not ours is refused before anything is made.
+        match probe_folder(path) {
+            Ok(None) => sound(format!("{shown} is ours, of this version's format, and free; {} bytes", bytes_in(path))),
+            Ok(Some(damaged)) => sound(damaged),
             Err(OpenError::InUse(_)) => {
                 sound(format!("{shown} is in use by a running server; {} bytes", bytes_in(path)))
             }

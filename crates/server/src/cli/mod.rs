@@ -4,6 +4,7 @@ mod bench;
 mod check;
 mod completions;
 mod connect;
+mod deep_check;
 mod failure;
 mod hold;
 mod import;
@@ -86,7 +87,7 @@ enum Command {
     Stats(stats::StatsArgs),
     /// Measure a server beside its device, as ratios within one run
     Bench(bench::BenchArgs),
-    /// Show the configuration in force, what is wrong with it, and the state of the data folder
+    /// Show the configuration in force, what is wrong with it, and the state of the data folder; --deep reads every checksum
     Check(check::CheckArgs),
     /// Print completions for a shell
     Completions(completions::CompletionsArgs),

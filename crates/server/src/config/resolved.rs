@@ -153,6 +153,9 @@ pub struct LogConfig {
     pub gather: Duration,
     pub queue_bytes: usize,
     pub disk_reserve_bytes: u64,
+    /// `None`: never.
+    pub scrub_interval: Option<Duration>,
+    pub scrub_rate: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -307,6 +310,8 @@ pub fn resolve(settings: &Settings, findings: &mut Findings) -> Config {
             gather: Duration::from_micros(take.number("log.gather_us")),
             queue_bytes: take.size("log.queue_bytes"),
             disk_reserve_bytes: take.size("log.disk_reserve_bytes") as u64,
+            scrub_interval: take.duration("log.scrub_interval"),
+            scrub_rate: take.size("log.scrub_rate") as u64,
         },
         kafka: KafkaConfig {
             bootstrap: take.text("kafka.bootstrap"),

@@ -226,6 +226,18 @@ const SERVICES: &[Setting] = &[
         "Embedded log: with less free disk space than this, publishes are refused with 503 until there is room again.",
     ),
     setting(
+        "log.scrub_interval",
+        Kind::Duration { min: SECOND, max: YEAR, or: Some("never") },
+        Text("1d"),
+        "Embedded log: how often the server reads all segments that are not written to any more and checks their checksums.",
+    ),
+    setting(
+        "log.scrub_rate",
+        bytes(64 << 10, TIB),
+        Text("4MiB"),
+        "Embedded log: bytes that this check reads in a second, at most.",
+    ),
+    setting(
         "kafka.bootstrap",
         Kind::Text,
         Text("127.0.0.1:9092"),

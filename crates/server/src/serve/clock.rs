@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use whimbrel_engines::deep_check::Finding;
 use whimbrel_model::clock::{ClockChange, ClockSource, Sample, StepLimits};
 use whimbrel_model::{Clock, Event, EventSink, GuardedClock, Timestamp, format_duration};
 
@@ -79,7 +80,7 @@ pub struct ProcessClock {
 impl ProcessClock {
     pub fn start(config: &Config) -> Self {
         let limits = StepLimits { skew: config.clock_skew, stepout: config.clock_stepout };
-        let note = config.data.join("clock");
+        let note = note_in(&config.data);
         let settled_us = read_note(&note, boot_id().as_deref());
         let clock = Arc::new(GuardedClock::start(Machine, limits, settled_us));
         Self { clock, note, skew: config.clock_skew, stepout: config.clock_stepout }
@@ -183,11 +184,37 @@ fn encode_note(boot: &str, settled_us: i64) -> String {
 }
 
 fn decode_note(text: &str, boot: &str) -> Option<i64> {
+    let (noted_boot, settled_us) = parse_note(text)?;
+    if noted_boot == boot { Some(settled_us) } else { None }
+}
+
+/// The boot and the offset of a note that is whole.
+fn parse_note(text: &str) -> Option<(&str, i64)> {
     let (text, check) = text.trim_end().rsplit_once(' ')?;
     let rest = text.strip_prefix("whimbrel-clock 1 ")?;
-    let (noted_boot, settled_us) = rest.split_once(' ')?;
+    let (boot, settled_us) = rest.split_once(' ')?;
     let is_sound = u32::from_str_radix(check, 16).ok()? == check_of(text);
-    if is_sound && noted_boot == boot { settled_us.parse().ok() } else { None }
+    if is_sound { Some((boot, settled_us.parse().ok()?)) } else { None }
+}
+
+/// What is wrong with the note in that data folder; nothing where there is none. It is replaced whole, so a server may run meanwhile.
+pub fn check_note(data: &Path) -> Option<Finding> {
+    let file = note_in(data);
+    let bytes = std::fs::read(&file).ok()?;
+    let is_sound = std::str::from_utf8(&bytes).ok().and_then(parse_note).is_some();
+    (!is_sound).then(|| Finding {
+        file,
+        position: 0,
+        what: "its checksum is wrong".to_owned(),
+        meaning: "no message is affected: the next start does not compare the clock with the one of the last run"
+            .to_owned(),
+        advice: "nothing is needed; the server writes the file again".to_owned(),
+        is_harmless: true,
+    })
+}
+
+fn note_in(data: &Path) -> PathBuf {
+    data.join("clock")
 }
 
 /// The first four bytes of the SHA-256.

@@ -47,6 +47,7 @@ use self::people::{People, PeopleParts, Reach};
 use crate::cli::Failure;
 use crate::config::{Config, CoordinationEngineName, StateEngineName};
 
+pub use self::clock::check_note as check_clock_note;
 pub use self::people_wiring::key_problems;
 pub use self::wiring::engine_settings;
 

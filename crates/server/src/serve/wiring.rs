@@ -106,6 +106,8 @@ fn log_settings(config: &Config) -> LogSettings {
         gather_max: log.gather,
         queue_bytes_max: log.queue_bytes,
         disk_reserve_bytes: log.disk_reserve_bytes,
+        scrub_interval: log.scrub_interval,
+        scrub_rate: log.scrub_rate,
         ..LogSettings::default()
     }
 }

@@ -69,8 +69,11 @@ impl World {
             let opened = self.open_once();
             self.trace.note(|| format!("opened: {:?}", opened.as_ref().map(|(_, recovered)| recovered)));
             match opened {
-                Ok(_) if undo.as_ref().is_some_and(|undo| undo.path.ends_with("checkpoint")) => {
-                    return Err("the checkpoint was damaged, and the log opened".to_owned());
+                Ok(_)
+                    if undo.as_ref().is_some_and(|undo| undo.path.ends_with("checkpoint"))
+                        && !self.is_replacement_told() =>
+                {
+                    return Err("the checkpoint was damaged, and the log opened without an event".to_owned());
                 }
                 Ok(_) if self.disk.is_off() => self.interrupt(),
                 Ok((core, recovered)) => {
@@ -95,6 +98,13 @@ impl World {
                 }
             }
         }
+    }
+
+    /// Was it told that the copy of the checkpoint is used?
+    fn is_replacement_told(&self) -> bool {
+        let is_told =
+            |event: &Event| matches!(event, Event::FileReplaced(replaced) if replaced.file.ends_with("checkpoint"));
+        self.events.lock().is_ok_and(|events| events.iter().any(is_told))
     }
 
     fn open_once(&mut self) -> Result<(Core, Recovered), OpenError> {

@@ -9,9 +9,10 @@ use std::sync::{Arc, Mutex, RwLock};
 use bytes::{Buf, Bytes};
 use zerocopy::FromBytes;
 
-use super::{Core, JournalState, OnEvent, Recent, RecentFrame, lock};
+use super::{Core, Event, JournalState, OnEvent, Recent, RecentFrame, lock};
 use crate::checkpoint::{Checkpoint, PartitionMark};
 use crate::error::{Damage, OpenError};
+use crate::fallback::set_aside;
 use crate::folder::DataFolder;
 use crate::format::{Batch, BatchHeader};
 use crate::journal::{FoundFrame, Slots, is_begun, scan};
@@ -49,10 +50,19 @@ impl Core {
         let io = |what: &str| OpenError::io(format!("{what} {}", root.display()));
         disk.create_dirs(&topics).map_err(io("making"))?;
         let checkpoint_path = root.join("checkpoint");
-        let checkpoint = Checkpoint::read(&*disk, &checkpoint_path)?;
+        let (checkpoint, replaced) = Checkpoint::read(&*disk, &checkpoint_path)?.unzip();
+        let is_begun = is_begun(&*disk, &journal_folder).map_err(io("reading the journal of"))?;
+        if let Some(replaced) = replaced.flatten() {
+            // The first checkpoint of all may have been cut off between the copy and the file; the journal is begun after both.
+            let is_damaged = is_begun || disk.exists(&checkpoint_path).map_err(io("looking into"))?;
+            if is_damaged {
+                set_aside(&*disk, &checkpoint_path).map_err(io("setting the damaged checkpoint aside in"))?;
+                on_event(Event::FileReplaced(replaced));
+            }
+        }
         // Without a checkpoint a log is new, and what is in its segments counts for nothing.
-        if checkpoint.is_none() && is_begun(&*disk, &journal_folder).map_err(io("reading the journal of"))? {
-            let why = "it is missing, and the journal was written to".to_owned();
+        if checkpoint.is_none() && is_begun {
+            let why = "it and its copy are missing, and the journal was written to".to_owned();
             return Err(OpenError::Unreadable { path: checkpoint_path, why });
         }
         // Whoever wrote the checkpoint may have been killed before its name was durable, and what is recovered by it must not be
@@ -181,12 +191,7 @@ impl Core {
         let mut replayed = RecentFrame { sequence: frame.sequence, bytes: frame.len as u64, partitions: Vec::new() };
         while !body.is_empty() {
             let Ok(batch) = Batch::read(&body, self.folder.secret) else {
-                recovered.damage.push(Damage {
-                    what: format!("a batch in journal frame {} is wrong although the frame is not", frame.sequence),
-                    file: frame.file.clone(),
-                    position: frame.position,
-                    resume_at: None,
-                });
+                recovered.damage.push(frame.bad_batch());
                 break;
             };
             body.advance(batch.bytes.len());

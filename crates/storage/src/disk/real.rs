@@ -137,6 +137,10 @@ impl Disk for RealDisk {
         open(path, false)
     }
 
+    fn open_for_reading(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
+        Ok(Arc::new(RealFile(File::open(path)?)))
+    }
+
     fn create(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
         open(path, true)
     }
@@ -281,6 +285,13 @@ impl DiskFile for RealFile {
 
     fn len(&self) -> io::Result<u64> {
         Ok(self.0.metadata()?.len())
+    }
+
+    #[cfg(target_os = "linux")]
+    fn drop_cached(&self, position: u64, len: u64) {
+        let (Ok(position), Ok(len)) = (position.try_into(), len.try_into()) else { return };
+        // SAFETY: the descriptor is open for as long as `self` lives, and the call takes no memory.
+        unsafe { libc::posix_fadvise(self.0.as_raw_fd(), position, len, libc::POSIX_FADV_DONTNEED) };
     }
 }
 

@@ -204,6 +204,16 @@ impl FoundFrame {
         file.sync()
     }
 
+    /// A batch of the frame that is wrong although the frame is not.
+    pub fn bad_batch(&self) -> Damage {
+        Damage {
+            what: format!("a batch in journal frame {} is wrong although the frame is not", self.sequence),
+            file: self.file.clone(),
+            position: self.position,
+            resume_at: None,
+        }
+    }
+
     /// The frame's batches, one after the other.
     pub fn body(&self, disk: &dyn Disk, folder: &Path) -> io::Result<Bytes> {
         let file = disk.open(&folder.join(&self.file))?;

@@ -1,4 +1,5 @@
-//! The machine's disk without its syncs, for tests that open a log thousands of times and never cut the power.
+//! The machine's disk without its syncs, for tests that open a log thousands of times and never cut the power, and for tests in which a sync
+//! waits or fails. The tests of the engines use it too.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,14 +8,17 @@ use std::sync::Arc;
 use whimbrel_storage::disk::{Disk, DiskFile, RealDisk};
 
 type Hook = Arc<dyn Fn() + Send + Sync>;
+type SyncHook = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
 
 #[derive(Default)]
 pub struct UnsyncedDisk {
     disk: RealDisk,
     before_lock: Option<Hook>,
     before_sync: Option<Hook>,
+    sync_folder: Option<SyncHook>,
 }
 
+#[allow(dead_code, reason = "each of the test programs takes what it needs of it")]
 impl UnsyncedDisk {
     /// One on which something else happens just before a lock is taken.
     pub fn with_before_lock(before_lock: impl Fn() + Send + Sync + 'static) -> Self {
@@ -24,6 +28,11 @@ impl UnsyncedDisk {
     /// One whose files have to wait for something before they are synced.
     pub fn with_before_sync(before_sync: impl Fn() + Send + Sync + 'static) -> Self {
         Self { before_sync: Some(Arc::new(before_sync)), ..Self::default() }
+    }
+
+    /// One whose folders are synced by this, which may fail.
+    pub fn with_folder_sync(sync_folder: impl Fn() -> io::Result<()> + Send + Sync + 'static) -> Self {
+        Self { sync_folder: Some(Arc::new(sync_folder)), ..Self::default() }
     }
 
     fn unsynced(&self, file: Arc<dyn DiskFile>) -> Arc<dyn DiskFile> {
@@ -70,7 +79,7 @@ impl Disk for UnsyncedDisk {
     }
 
     fn sync_dir(&self, _path: &Path) -> io::Result<()> {
-        Ok(())
+        self.sync_folder.as_ref().map_or(Ok(()), |sync_folder| sync_folder())
     }
 
     fn sync_all(&self, _root: &Path, _touched: &[PathBuf]) -> io::Result<()> {

@@ -3,9 +3,12 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tempfile::TempDir;
-use whimbrel_storage::disk::{DiskFile, RealDisk};
+use unsynced::UnsyncedDisk;
 
 use super::*;
+
+#[path = "../../../../storage/tests/support/unsynced.rs"]
+mod unsynced;
 
 fn open(folder: &TempDir) -> Result<FileCatalogue, OpenError> {
     FileCatalogue::open(crate::embedded::open_folder(folder.path()).unwrap())
@@ -35,7 +38,7 @@ async fn no_flipped_bit_changes_what_the_catalogue_says_without_an_event() {
         match catalogue.finding() {
             Some(event) => {
                 assert_eq!((found, event.kind), (before.clone(), "catalogue_damaged"), "byte {position}");
-                assert!(folder.path().join(DAMAGED).exists());
+                assert!(whimbrel_storage::fallback::aside(&path).exists());
             }
             None => assert_eq!(found, after, "byte {position}"),
         }
@@ -105,80 +108,25 @@ async fn a_change_that_was_cut_off_between_its_renames_is_there() {
     assert!(catalogue.finding().is_some(), "a lost file is told of");
 }
 
-/// The machine's disk, whose folders cannot be synced while it is told so.
-#[derive(Default)]
-struct NoDirSync {
-    disk: RealDisk,
-    fails: AtomicBool,
-}
-
-impl Disk for NoDirSync {
-    fn open(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
-        self.disk.open(path)
-    }
-
-    fn create(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
-        self.disk.create(path)
-    }
-
-    fn create_dirs(&self, path: &Path) -> io::Result<()> {
-        self.disk.create_dirs(path)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.disk.rename(from, to)
-    }
-
-    fn remove_file(&self, path: &Path) -> io::Result<()> {
-        self.disk.remove_file(path)
-    }
-
-    fn remove_dirs(&self, path: &Path) -> io::Result<()> {
-        self.disk.remove_dirs(path)
-    }
-
-    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
-        self.disk.list(path)
-    }
-
-    fn exists(&self, path: &Path) -> io::Result<bool> {
-        self.disk.exists(path)
-    }
-
-    fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        if self.fails.load(Ordering::Relaxed) {
-            return Err(io::Error::other("simulated"));
-        }
-        self.disk.sync_dir(path)
-    }
-
-    fn sync_all(&self, root: &Path, touched: &[PathBuf]) -> io::Result<()> {
-        self.disk.sync_all(root, touched)
-    }
-
-    fn free_bytes(&self, path: &Path) -> io::Result<u64> {
-        self.disk.free_bytes(path)
-    }
-
-    fn lock(&self, path: &Path) -> io::Result<Box<dyn Send + Sync>> {
-        self.disk.lock(path)
-    }
-}
-
 #[tokio::test]
 async fn a_change_whose_folder_was_not_synced_has_an_unknown_outcome_and_is_seen() {
     let folder = tempfile::tempdir().unwrap();
-    let disk = Arc::new(NoDirSync::default());
-    let data = Arc::new(DataFolder::open(disk.clone(), folder.path()).unwrap());
+    let fails = Arc::new(AtomicBool::new(false));
+    let told = fails.clone();
+    let disk = UnsyncedDisk::with_folder_sync(move || match told.load(Ordering::Relaxed) {
+        true => Err(io::Error::other("simulated")),
+        false => Ok(()),
+    });
+    let data = Arc::new(DataFolder::open(Arc::new(disk), folder.path()).unwrap());
     let catalogue = FileCatalogue::open(data).unwrap();
     let first = catalogue.put("k", b"1".to_vec(), None).await.unwrap();
-    disk.fails.store(true, Ordering::Relaxed);
+    fails.store(true, Ordering::Relaxed);
     let unknown = catalogue.put("k", b"2".to_vec(), Some(first)).await;
     assert!(matches!(unknown, Err(CatalogueError::OutcomeUnknown(_))), "{unknown:?}");
     let seen = catalogue.get("k").await.unwrap().unwrap();
     assert_eq!(seen.value, b"2", "reading tells");
     assert_eq!(catalogue.changed(first).await.unwrap(), seen.version, "and so does watching");
-    disk.fails.store(false, Ordering::Relaxed);
+    fails.store(false, Ordering::Relaxed);
     catalogue.put("k", b"3".to_vec(), Some(seen.version)).await.unwrap();
     drop(catalogue);
     assert_eq!(open(&folder).unwrap().get("k").await.unwrap().unwrap().value, b"3");

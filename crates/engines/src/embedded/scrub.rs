@@ -1,0 +1,188 @@
+//! Reads all cold segments of the log now and then, slowly, so that damage is found before a reader comes to it.
+//!
+//! One thread that yields to all others, reads a little at a time and waits in between: `scrub_rate` bounds what it takes of the disk. It ends
+//! at the next read when the log closes. Damage is the log's own event, once per place; metrics say how far it has come.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use whimbrel_model::Clock;
+use whimbrel_storage::verify::Meter;
+use whimbrel_storage::{Scrubbed, Store};
+
+use super::background;
+
+/// The thread's name, by which it is made to yield.
+const THREAD: &str = "scrub";
+/// A start has other things to read first.
+const FIRST_PASS_AFTER: Duration = Duration::from_secs(60);
+
+/// The scrub of a log. It ends when it is stopped or dropped.
+pub(super) struct Scrub {
+    ending: Arc<Ending>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Whether the scrub is to end, and what waits for that.
+#[derive(Default)]
+struct Ending {
+    is_asked: Mutex<bool>,
+    asked: Condvar,
+}
+
+impl Scrub {
+    /// Begins to scrub, where the settings of the log say so.
+    pub fn start(store: Arc<Store>, clock: Arc<dyn Clock>) -> Self {
+        let ending = Arc::<Ending>::default();
+        let Some(interval) = store.settings().scrub_interval else {
+            return Self { ending, thread: Mutex::new(None) };
+        };
+        metrics::counter!("whimbrel_scrub_bytes_total").absolute(0);
+        metrics::gauge!("whimbrel_scrub_damaged_places").set(0.0);
+        metrics::gauge!("whimbrel_scrub_last_pass_timestamp_seconds").set(0.0);
+        let told = Arc::clone(&ending);
+        let thread = std::thread::Builder::new().name(THREAD.to_owned()).spawn(move || {
+            background::yields(THREAD);
+            run(&store, &*clock, interval, &told);
+        });
+        if let Err(error) = &thread {
+            tracing::warn!(%error, "cannot start the thread that scrubs cold segments; they are not scrubbed until a restart");
+        }
+        Self { ending, thread: Mutex::new(thread.ok()) }
+    }
+
+    /// Ends the scrub, after the read that is under way.
+    pub fn stop(&self) {
+        *self.ending.lock() = true;
+        self.ending.asked.notify_all();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            thread.join().ok();
+        }
+    }
+}
+
+impl Drop for Scrub {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Ending {
+    fn lock(&self) -> MutexGuard<'_, bool> {
+        self.is_asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits; fails where the scrub is to end.
+    fn pause(&self, pause: Duration) -> io::Result<()> {
+        let waited = self.asked.wait_timeout_while(self.lock(), pause, |is_asked| !*is_asked);
+        let (is_asked, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if *is_asked { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
+    }
+}
+
+fn run(store: &Store, clock: &dyn Clock, interval: Duration, ending: &Arc<Ending>) {
+    let mut wait = FIRST_PASS_AFTER.min(interval);
+    let mut damaged_before = 0;
+    while ending.pause(wait).is_ok() {
+        let began = Instant::now();
+        let Ok(damaged) = pass(store, damaged_before, ending) else { return };
+        damaged_before = damaged;
+        metrics::gauge!("whimbrel_scrub_last_pass_timestamp_seconds").set(clock.now().as_millis() as f64 / 1000.0);
+        wait = interval.saturating_sub(began.elapsed());
+    }
+}
+
+/// Reads every segment that is cold now, and returns how many places are damaged. Fails where the scrub is to end.
+fn pass(store: &Store, damaged_before: usize, ending: &Arc<Ending>) -> io::Result<usize> {
+    let (rate, ending) = (store.settings().scrub_rate, Arc::clone(ending));
+    let meter: Meter = Arc::new(move |bytes| {
+        metrics::counter!("whimbrel_scrub_bytes_total").increment(bytes);
+        ending.pause(Duration::from_secs_f64(bytes as f64 / rate as f64))
+    });
+    let mut segments = store.cold_segments();
+    // Where restarts are frequent, every segment has its turn to be among the first.
+    let first = RandomState::new().hash_one(segments.len()) as usize % segments.len().max(1);
+    segments.rotate_left(first);
+    let mut damaged = 0;
+    for segment in segments {
+        if let Scrubbed::Read { damaged: places } = store.scrub(segment, &meter)? {
+            damaged += places;
+            metrics::gauge!("whimbrel_scrub_damaged_places").set(damaged.max(damaged_before) as f64);
+        }
+    }
+    metrics::gauge!("whimbrel_scrub_damaged_places").set(damaged as f64);
+    Ok(damaged)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::mpsc;
+
+    use whimbrel_model::{Event, SystemClock};
+    use whimbrel_storage::{Part, PartitionKey, Record, Settings, Work};
+
+    use super::*;
+    use crate::embedded::{EmbeddedLog, open_folder};
+
+    const KEY: PartitionKey = PartitionKey { topic: 1, partition: 0 };
+
+    fn open(folder: &Path, settings: Settings) -> (EmbeddedLog, mpsc::Receiver<Event>) {
+        let (told, events) = mpsc::channel();
+        let sink = Arc::new(move |event| drop(told.send(event)));
+        let folder = open_folder(folder).unwrap();
+        (EmbeddedLog::open(folder, settings, Arc::new(SystemClock), sink).unwrap().0, events)
+    }
+
+    fn settings(interval: Duration, rate: u64) -> Settings {
+        Settings { segment_bytes: 4096, scrub_interval: Some(interval), scrub_rate: rate, ..Settings::default() }
+    }
+
+    /// Fills a few segments.
+    fn fill(log: &EmbeddedLog) {
+        log.store.create_partitions(1, 1).unwrap();
+        for _ in 0..8 {
+            let mut records = Vec::new();
+            Record::encode(&mut records, 0, None, &[], &[7; 3000]);
+            let part = Part { partition: KEY, count: 1, max_timestamp: 0, records };
+            log.store.submit(Work::Append(vec![part])).unwrap().wait();
+        }
+        log.store.checkpoint(0, &mut || {}).unwrap();
+    }
+
+    #[tokio::test]
+    async fn damage_of_a_cold_segment_becomes_an_event_without_a_reader() {
+        let folder = tempfile::tempdir().unwrap();
+        let (log, events) = open(folder.path(), settings(Duration::from_millis(20), 1 << 30));
+        fill(&log);
+        let cold = log.store.cold_segments()[2];
+        let path = folder.path().join(format!("log/topics/1/0/{:020}.segment", cold.base));
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[1000] ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+        let event = events.recv().unwrap();
+        let field = |name: &str| event.fields.iter().find(|(found, _)| *found == name).unwrap().1.clone();
+        assert_eq!(
+            (event.kind, field("file"), field("position")),
+            ("damage_found", path.display().to_string(), "0".into())
+        );
+        log.close().await;
+        assert_eq!(events.try_iter().count(), 0, "once, over all passes");
+    }
+
+    /// At one byte in a second the first segment alone would take an hour: a close that waits for it does not end.
+    #[tokio::test]
+    async fn a_close_does_not_wait_for_a_pass_that_is_under_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let (log, _events) = open(folder.path(), settings(Duration::from_millis(1), 1));
+        fill(&log);
+        log.close().await;
+        drop(log);
+        let (log, _events) = open(folder.path(), settings(Duration::from_millis(1), 1));
+        drop(log);
+    }
+}

@@ -1,0 +1,111 @@
+//! `whimbrel check --deep` on a real server's folder: beside the server, after a kill, and with damage.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use whimbrel_client::NewMessage;
+
+use super::server::{Server, converse, run, stderr_of, stdout_of};
+
+const MESSAGES: usize = 200;
+
+/// The report, and whether the exit code says that nothing is damaged.
+fn deep_check(folder: &Path) -> (Value, bool) {
+    let output = run(folder, &["check", "--deep", "--json"]);
+    assert_eq!(stderr_of(&output), "", "no progress bar where there is no terminal");
+    (serde_json::from_slice(&output.stdout).unwrap(), output.status.success())
+}
+
+fn publish(server: &Server) {
+    converse(async {
+        let client = server.client();
+        for number in 0..MESSAGES {
+            let message = NewMessage { payload: format!("message {number}").into(), ..NewMessage::default() };
+            client.publish("orders", &message).await.unwrap();
+        }
+    });
+}
+
+/// The largest file below with that suffix.
+fn largest(folder: &Path, suffix: &str) -> PathBuf {
+    fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+            if entry.file_type().unwrap().is_dir() { walk(&entry.path(), found) } else { found.push(entry.path()) }
+        }
+    }
+    let mut found = Vec::new();
+    walk(folder, &mut found);
+    found.retain(|path| path.to_string_lossy().ends_with(suffix));
+    found.into_iter().max_by_key(|path| std::fs::metadata(path).unwrap().len()).unwrap()
+}
+
+fn flip(path: &Path, position: usize) {
+    let mut bytes = std::fs::read(path).unwrap();
+    bytes[position] ^= 0x10;
+    std::fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn a_sound_folder_is_clean_beside_the_server_and_after_a_kill() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &[]);
+    publish(&server);
+    let (beside, is_clean) = deep_check(folder.path());
+    assert!(is_clean, "{beside}");
+    assert_eq!((&beside["damaged"], &beside["findings"]), (&false.into(), &serde_json::json!([])));
+    assert!(beside["files"].as_u64().unwrap() > 5 && beside["bytes"].as_u64().unwrap() > 0, "{beside}");
+    publish(&server);
+    server.kill();
+    let (killed, is_clean) = deep_check(folder.path());
+    assert!(is_clean, "{killed}");
+    let stores = killed["not_checked"].as_array().unwrap();
+    assert!(stores.iter().any(|store| store["path"].as_str().unwrap().ends_with("receipts")), "{killed}");
+}
+
+#[test]
+fn damage_is_reported_by_file_with_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &[]);
+    publish(&server);
+    assert!(server.end().success());
+    let data = folder.path().join("whimbrel-data");
+    for (name, position) in
+        [("FORMAT", 40), ("catalogue.json", 60), ("catalogue.json.previous", 60), ("log/checkpoint.copy", 20)]
+    {
+        let path = data.join(name);
+        let whole = std::fs::read(&path).unwrap();
+        flip(&path, position);
+        let (report, is_clean) = deep_check(folder.path());
+        assert!(!is_clean, "{name}: {report}");
+        let files: Vec<&str> =
+            report["findings"].as_array().unwrap().iter().map(|one| one["file"].as_str().unwrap()).collect();
+        assert_eq!(files, [format!("./whimbrel-data/{name}")], "{report}");
+        std::fs::write(&path, whole).unwrap();
+    }
+    let segment = largest(&data, ".segment");
+    flip(&segment, 70);
+    let output = run(folder.path(), &["check", "--deep"]);
+    let said = stdout_of(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let name = segment.strip_prefix(&data).unwrap().display();
+    assert!(said.contains(&format!("damaged: ./whimbrel-data/{name} at byte 0: ")), "{said}");
+    for word in ["means: ", "do: ", "1 place is damaged"] {
+        assert!(said.contains(word), "{said}");
+    }
+}
+
+#[test]
+fn damage_without_which_the_server_does_is_no_failure() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &[]);
+    publish(&server);
+    assert!(server.end().success());
+    let data = folder.path().join("whimbrel-data");
+    std::fs::write(data.join("clock"), "whimbrel-clock 1 nonsense").unwrap();
+    std::fs::write(largest(&data, ".segment").with_extension("index"), [7; 24]).unwrap();
+    let (report, is_clean) = deep_check(folder.path());
+    assert!(is_clean, "{report}");
+    let findings = report["findings"].as_array().unwrap();
+    assert_eq!(findings.len(), 2, "{report}");
+    assert!(findings.iter().all(|finding| finding["harmless"] == true), "{report}");
+}

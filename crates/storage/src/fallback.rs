@@ -1,0 +1,85 @@
+//! Small files without which a data folder cannot be used, each with a second file to fall back on.
+//!
+//! A damaged file is never used and never overwritten: it is set aside under another name. What is used in its place is told to the caller,
+//! who makes an event of it. A file of another format is refused; its second file is not asked.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::disk::{Disk, read_whole};
+use crate::error::OpenError;
+
+/// Why the contents of a file are not used.
+#[derive(Debug)]
+pub enum Unusable {
+    Damaged(String),
+    /// The file is sound, and the folder must not be opened.
+    Refused(OpenError),
+}
+
+/// A file that is damaged or missing, and the one that is used in its place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Replaced {
+    pub file: PathBuf,
+    pub why: String,
+    pub used: PathBuf,
+}
+
+/// The contents of `path`, or of `fallback` where `path` is damaged or missing; `None` where neither is there.
+pub fn read_or_fallback<T>(
+    disk: &dyn Disk,
+    path: &Path,
+    fallback: &Path,
+    decode: impl Fn(&[u8]) -> Result<T, Unusable>,
+) -> Result<Option<(T, Option<Replaced>)>, OpenError> {
+    let read = |path: &Path| {
+        let bytes = read_whole(disk, path).map_err(OpenError::io(format!("reading {}", path.display())))?;
+        Ok::<_, OpenError>(bytes.map(|bytes| decode(&bytes)))
+    };
+    let damaged = match read(path)? {
+        Some(Ok(contents)) => return Ok(Some((contents, None))),
+        Some(Err(Unusable::Refused(error))) => return Err(error),
+        Some(Err(Unusable::Damaged(why))) => Some(why),
+        None => None,
+    };
+    let shown = fallback.display();
+    let neither = match (read(fallback)?, &damaged) {
+        (Some(Ok(contents)), _) => {
+            let why = damaged.unwrap_or_else(|| "it is missing".to_owned());
+            let replaced = Replaced { file: path.to_owned(), why, used: fallback.to_owned() };
+            return Ok(Some((contents, Some(replaced))));
+        }
+        (None, None) => return Ok(None),
+        (None, Some(why)) => format!("{why}, and there is no {shown} to use instead"),
+        (Some(Err(unusable)), _) => {
+            let why = damaged.as_deref().unwrap_or("it is missing");
+            let also = match unusable {
+                Unusable::Damaged(also) => also,
+                Unusable::Refused(error) => error.to_string(),
+            };
+            format!("{why}, and {shown} cannot be used instead: {also}")
+        }
+    };
+    Err(OpenError::Unreadable { path: path.to_owned(), why: neither })
+}
+
+/// Keeps a damaged file under the name that [`aside`] gives, where it is there.
+pub fn set_aside(disk: &dyn Disk, path: &Path) -> io::Result<()> {
+    if disk.exists(path)? { disk.rename(path, &aside(path)) } else { Ok(()) }
+}
+
+/// `catalogue.json.damaged` for `catalogue.json`.
+pub fn aside(path: &Path) -> PathBuf {
+    with_suffix(path, ".damaged")
+}
+
+/// The name of the second file of one that is written twice: `FORMAT.copy` for `FORMAT`.
+pub(crate) fn copy_of(path: &Path) -> PathBuf {
+    with_suffix(path, ".copy")
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}

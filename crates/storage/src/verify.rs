@@ -1,0 +1,390 @@
+//! Reads every checksum of a data folder's log and says what is damaged: for `whimbrel check --deep` and for the scrub of a running server.
+//!
+//! It only reads, takes no lock, and works beside a server that appends, makes checkpoints and drops segments. The checkpoint says what must
+//! be there: bytes beyond it are still in the journal and are not judged. Whatever looks damaged is read again, against a checkpoint that is
+//! read afterwards, before it is reported. It must never report as damage what a running server was only changing.
+
+mod journal;
+mod read_only;
+mod segment;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::PartitionKey;
+use crate::checkpoint::{Checkpoint, PartitionMark};
+use crate::disk::{Disk, read_whole};
+use crate::error::Damage;
+use crate::fallback::{Unusable, copy_of};
+use crate::folder::{FORMAT_FILE, parse_format, read_format};
+use crate::format::FolderSecret;
+use crate::journal::is_begun;
+use crate::segment::{BatchesOf, Segment};
+use journal::{JournalCheck, check_journal};
+use segment::{IndexCheck, is_stopped};
+
+pub use read_only::Meter;
+pub(crate) use read_only::ReadOnlyDisk;
+pub(crate) use segment::{Extent, check_twice};
+
+const RESTORE: &str = "copy the data folder away, check the disk (`dmesg`, SMART), and restore the file from a backup";
+
+/// Findings that a report lists. A disk with more is beyond repair, and the rest are counted.
+const FINDINGS_MAX: usize = 10_000;
+
+/// A damaged place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    pub file: PathBuf,
+    pub position: u64,
+    pub what: String,
+    /// What it means for the data.
+    pub meaning: String,
+    /// What the operator should do.
+    pub advice: String,
+    /// The file is a hint that is not synced: a power loss may leave it like this, and the server does without it.
+    pub is_harmless: bool,
+}
+
+/// A file or folder that could not be checked, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotChecked {
+    pub path: PathBuf,
+    pub why: String,
+}
+
+/// What a check found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Files that were read.
+    pub files: usize,
+    pub findings: Vec<Finding>,
+    /// Damaged places beyond those that are listed.
+    pub unlisted: usize,
+    pub not_checked: Vec<NotChecked>,
+}
+
+impl Report {
+    /// Something is damaged that is not only a hint.
+    pub fn is_damaged(&self) -> bool {
+        self.unlisted > 0 || self.findings.iter().any(|finding| !finding.is_harmless)
+    }
+
+    pub fn add(&mut self, findings: impl IntoIterator<Item = Finding>) {
+        for finding in findings {
+            if self.findings.len() < FINDINGS_MAX {
+                self.findings.push(finding);
+            } else if !finding.is_harmless {
+                self.unlisted += 1;
+            }
+        }
+    }
+}
+
+/// Something to check.
+#[derive(Debug, Clone)]
+pub enum Target {
+    Format,
+    Checkpoint,
+    Journal,
+    Segment(SegmentTarget),
+    /// Offsets of a partition that the checkpoint has and no segment does.
+    Missing(MissingOffsets),
+}
+
+#[derive(Debug, Clone)]
+pub struct SegmentTarget {
+    extent: Extent,
+}
+
+#[derive(Debug, Clone)]
+pub struct MissingOffsets {
+    key: PartitionKey,
+    folder: PathBuf,
+    from: u64,
+    to: u64,
+}
+
+/// A check of one data folder.
+pub struct Verifier {
+    disk: Arc<dyn Disk>,
+    data: PathBuf,
+    /// `None` where `FORMAT` cannot be read: then no batch can be told from other bytes.
+    secret: Option<FolderSecret>,
+    report: Report,
+}
+
+impl Verifier {
+    /// A check of the folder `data`. The meter is told of every read; see [`Meter`].
+    pub fn new(disk: Arc<dyn Disk>, data: &Path, meter: Meter) -> Self {
+        let disk: Arc<dyn Disk> = Arc::new(ReadOnlyDisk::new(disk, meter));
+        let secret = read_format(&*disk, data).ok().flatten().map(|(secret, _)| secret);
+        Self { disk, data: data.to_owned(), secret, report: Report::default() }
+    }
+
+    /// Everything that there is to check now, and about how many bytes that is.
+    pub fn plan(&mut self) -> io::Result<(Vec<Target>, u64)> {
+        if matches!(read_format(&*self.disk, &self.data), Ok(None)) {
+            // The first start is still to make the folder.
+            return Ok((Vec::new(), 0));
+        }
+        let mut targets = vec![Target::Format];
+        let log = self.log();
+        if !self.disk.exists(&log)? {
+            return Ok((targets, 0));
+        }
+        let is_new = !self.disk.exists(&self.checkpoint_path())? && !is_begun(&*self.disk, &self.journal_folder())?;
+        if is_new {
+            return Ok((targets, 0));
+        }
+        targets.push(Target::Checkpoint);
+        if self.secret.is_none() {
+            self.skip(log, "FORMAT cannot be read, and without it no batch can be checked");
+            return Ok((targets, 0));
+        }
+        let Some(checkpoint) = self.checkpoint() else {
+            self.skip(log, "the checkpoint cannot be read, and without it nothing says what must be in the log");
+            return Ok((targets, 0));
+        };
+        targets.push(Target::Journal);
+        let mut bytes = self.bytes_in(&self.journal_folder(), ".journal")?;
+        for mark in &checkpoint.partitions {
+            bytes += self.plan_partition(mark, &mut targets)?;
+        }
+        Ok((targets, bytes))
+    }
+
+    /// Checks one target. Fails only where the meter ends the check.
+    pub fn check(&mut self, target: &Target) -> io::Result<()> {
+        match target {
+            Target::Format => self.check_format(),
+            Target::Checkpoint => self.check_checkpoint(),
+            Target::Journal => return self.check_journal(),
+            Target::Segment(target) => return self.check_segment(&target.extent),
+            Target::Missing(missing) => self.check_missing(missing),
+        }
+        Ok(())
+    }
+
+    /// Ends the check.
+    pub fn finish(self) -> Report {
+        self.report
+    }
+
+    fn log(&self) -> PathBuf {
+        self.data.join("log")
+    }
+
+    fn checkpoint_path(&self) -> PathBuf {
+        self.log().join("checkpoint")
+    }
+
+    fn journal_folder(&self) -> PathBuf {
+        self.log().join("journal")
+    }
+
+    fn partition_folder(&self, key: PartitionKey) -> PathBuf {
+        self.log().join("topics").join(key.topic.to_string()).join(key.partition.to_string())
+    }
+
+    fn checkpoint(&self) -> Option<Checkpoint> {
+        Checkpoint::read(&*self.disk, &self.checkpoint_path()).ok().flatten().map(|(checkpoint, _)| checkpoint)
+    }
+
+    fn skip(&mut self, path: PathBuf, why: &str) {
+        self.report.not_checked.push(NotChecked { path, why: why.to_owned() });
+    }
+
+    fn bytes_in(&self, folder: &Path, suffix: &str) -> io::Result<u64> {
+        let names = self.disk.list(folder)?.into_iter().filter(|name| name.ends_with(suffix));
+        // A file that vanishes meanwhile has nothing to read.
+        Ok(names.filter_map(|name| self.disk.open(&folder.join(name)).and_then(|file| file.len()).ok()).sum())
+    }
+
+    /// Adds the segments of one partition, as the checkpoint has them. Segments that were begun after it, or dropped before it, are left out.
+    fn plan_partition(&self, mark: &PartitionMark, targets: &mut Vec<Target>) -> io::Result<u64> {
+        let Some(secret) = self.secret else { return Ok(0) };
+        let key = key_of(mark);
+        let folder = self.partition_folder(key);
+        let (first, next) = (mark.first.get(), mark.next.get());
+        let names = self.disk.list(&folder)?;
+        let mut bases: Vec<u64> =
+            names.iter().filter_map(|name| Segment::base_of(name)).filter(|base| *base < next).collect();
+        bases.sort_unstable();
+        let mut bytes = 0;
+        let mut expected = first;
+        for (index, base) in bases.iter().copied().enumerate() {
+            let end = bases.get(index + 1).copied().unwrap_or(next);
+            if end <= first {
+                continue;
+            }
+            if base > expected && expected == first {
+                targets.push(Target::Missing(MissingOffsets { key, folder: folder.clone(), from: first, to: base }));
+            }
+            expected = end;
+            let is_active = mark.active_len.get() > 0 && mark.active_base.get() == base;
+            let len = is_active.then_some(mark.active_len.get());
+            let path = Segment::existing(&folder, base).path().to_owned();
+            bytes += match len {
+                Some(len) => len,
+                None => self.disk.open(&path).and_then(|file| file.len()).unwrap_or(0),
+            };
+            let of = BatchesOf { secret, key };
+            targets.push(Target::Segment(SegmentTarget { extent: Extent { of, path, base, len, end } }));
+        }
+        if expected == first && first < next {
+            targets.push(Target::Missing(MissingOffsets { key, folder, from: first, to: next }));
+        }
+        Ok(bytes)
+    }
+
+    fn check_format(&mut self) {
+        let folder = self.data.clone();
+        let decode = |bytes: &[u8]| parse_format(&folder, bytes).map(drop);
+        self.check_pair(
+            &self.data.join(FORMAT_FILE),
+            &decode,
+            "restore FORMAT from a backup: it never changes after the folder was made",
+        );
+    }
+
+    fn check_checkpoint(&mut self) {
+        let decode = |bytes: &[u8]| Checkpoint::decode(bytes).map(drop);
+        self.check_pair(&self.checkpoint_path(), &decode, "restore the whole data folder from a backup");
+    }
+
+    /// Checks a small file and its copy, which are replaced whole. A folder of an earlier version has no copy yet.
+    fn check_pair(&mut self, file: &Path, decode: &dyn Fn(&[u8]) -> Result<(), Unusable>, without_both: &str) {
+        let copy = copy_of(file);
+        let problem_of = |path: &Path| match read_whole(&*self.disk, path) {
+            Ok(Some(bytes)) => match decode(&bytes) {
+                Ok(()) => None,
+                Err(Unusable::Damaged(why)) => Some(why),
+                Err(Unusable::Refused(error)) => Some(error.to_string()),
+            },
+            Ok(None) => Some("it is missing".to_owned()),
+            Err(error) => Some(error.to_string()),
+        };
+        let (of_file, of_copy) = (problem_of(file), problem_of(&copy));
+        let has_copy = self.disk.exists(&copy).unwrap_or(true);
+        let is_lost = of_file.is_some() && of_copy.is_some();
+        let finding = |path: &Path, what: String| Finding {
+            file: path.to_owned(),
+            position: 0,
+            what,
+            meaning: if is_lost {
+                "the server does not start"
+            } else {
+                "nothing is lost: the server uses the other copy"
+            }
+            .to_owned(),
+            advice: if is_lost {
+                without_both.to_owned()
+            } else {
+                "check the disk (`dmesg`, SMART); the next start of the server writes the file again".to_owned()
+            },
+            is_harmless: false,
+        };
+        let found =
+            [of_file.map(|what| finding(file, what)), of_copy.filter(|_| has_copy).map(|what| finding(&copy, what))];
+        self.report.files += 1 + usize::from(has_copy);
+        self.report.add(found.into_iter().flatten());
+    }
+
+    fn check_journal(&mut self) -> io::Result<()> {
+        let (Some(secret), folder) = (self.secret, self.journal_folder()) else { return Ok(()) };
+        self.report.files += self.disk.list(&folder).map_or(0, |names| names.len());
+        let damage = match check_journal(&*self.disk, &folder, secret, &|| self.checkpoint()) {
+            Ok(JournalCheck::Checked(damage)) => damage,
+            Ok(JournalCheck::Unsettled) => {
+                self.skip(folder, "the server was restarted several times during the check");
+                return Ok(());
+            }
+            Err(error) if is_stopped(&error) => return Err(error),
+            Err(error) => {
+                let file = folder.display().to_string();
+                vec![Damage { what: format!("reading failed: {error}"), file, position: 0, resume_at: None }]
+            }
+        };
+        for Damage { what, file, position, .. } in damage {
+            self.report.add([Finding {
+                file: folder.join(file),
+                position,
+                what,
+                meaning: "messages that were acknowledged are lost if the server stops before its next checkpoint; \
+                          a server that runs still has them in memory"
+                    .to_owned(),
+                advice: "if a server runs on the folder, leave it running for the length of `log.checkpoint_interval` and check \
+                         again; then check the disk (`dmesg`, SMART)"
+                    .to_owned(),
+                is_harmless: false,
+            }]);
+        }
+        Ok(())
+    }
+
+    fn check_segment(&mut self, extent: &Extent) -> io::Result<()> {
+        self.report.files += 1;
+        let mut index = IndexCheck::load(&*self.disk, extent).ok();
+        let damage = check_twice(&*self.disk, extent, &mut |position, batch| {
+            if let Some(index) = &mut index {
+                index.see(position, batch);
+            }
+        })?;
+        if !damage.is_empty() && self.is_dropped(extent.of.key, extent.end) {
+            return Ok(());
+        }
+        self.report.add(damage.into_iter().map(|damage| segment_finding(extent.of.key, damage)));
+        let Some(index) = index else { return Ok(()) };
+        let (unusable, stored) = index.outcome();
+        if unusable > 0 {
+            self.report.add([Finding {
+                file: index.path,
+                position: 0,
+                what: format!("{unusable} of {stored} entries of the index cannot be used"),
+                meaning: "no message is affected: reads by offset and by time take longer".to_owned(),
+                advice: "nothing is needed; the file goes when its segment does".to_owned(),
+                is_harmless: true,
+            }]);
+        }
+        Ok(())
+    }
+
+    fn check_missing(&mut self, missing: &MissingOffsets) {
+        if self.is_dropped(missing.key, missing.to) {
+            return;
+        }
+        let what = format!("records {} to {} are missing", missing.from, missing.to - 1);
+        let file = missing.folder.display().to_string();
+        let damage = Damage { what, file, position: 0, resume_at: Some(missing.to) };
+        self.report.add([segment_finding(missing.key, damage)]);
+    }
+
+    /// Has retention, or a deletion of the topic, dropped everything below `end` since the check began?
+    fn is_dropped(&self, key: PartitionKey, end: u64) -> bool {
+        let is_there = self.disk.exists(&self.partition_folder(key)).unwrap_or(true);
+        let Some(checkpoint) = self.checkpoint() else { return !is_there };
+        let mark = checkpoint.partitions.iter().find(|mark| key_of(mark) == key);
+        !is_there || mark.is_none_or(|mark| end <= mark.first.get())
+    }
+}
+
+fn key_of(mark: &PartitionMark) -> PartitionKey {
+    PartitionKey { topic: mark.topic.get(), partition: mark.partition.get() }
+}
+
+fn segment_finding(key: PartitionKey, damage: Damage) -> Finding {
+    let until = damage.resume_at.map_or(String::new(), |offset| format!(" before offset {offset}"));
+    Finding {
+        meaning: format!(
+            "messages of topic number {}, partition {},{until} cannot be read; readers get 410 `damaged` and go on behind them",
+            key.topic, key.partition
+        ),
+        file: PathBuf::from(damage.file),
+        position: damage.position,
+        what: damage.what,
+        advice: RESTORE.to_owned(),
+        is_harmless: false,
+    }
+}

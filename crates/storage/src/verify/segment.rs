@@ -1,0 +1,148 @@
+//! Every checksum of a segment, that its records follow each other without a gap, and where its index points.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::disk::{Disk, read_whole};
+use crate::error::Damage;
+use crate::format::Batch;
+use crate::segment::{BatchesOf, IndexEntry, ScanError, Scanner, Segment, usable_entries};
+
+/// Damaged places of one segment that are reported; a file with more is lost as a whole.
+const PLACES_MAX: usize = 100;
+
+/// A segment, and what must be in it.
+#[derive(Debug, Clone)]
+pub(crate) struct Extent {
+    pub of: BatchesOf,
+    pub path: PathBuf,
+    pub base: u64,
+    /// Bytes that must be there: up to the checkpoint's mark in the segment that is being written; `None` is the whole file.
+    pub len: Option<u64>,
+    /// The offset after its last record.
+    pub end: u64,
+}
+
+/// Reads every batch of a segment, and where something is damaged once more: a place counts only where it is damaged both times. What a
+/// cable or a memory module got wrong once is not damage on the disk. Fails where the meter of the disk ends the check. Each sound batch of
+/// the first reading is shown to `on_batch` with its position.
+pub(crate) fn check_twice(
+    disk: &dyn Disk,
+    extent: &Extent,
+    on_batch: &mut dyn FnMut(u64, &Batch),
+) -> io::Result<Vec<Damage>> {
+    let mut damage = check_once(disk, extent, on_batch)?;
+    if !damage.is_empty() {
+        let again = check_once(disk, extent, &mut |_, _| {})?;
+        damage.retain(|damage| again.iter().any(|again| again.position == damage.position));
+    }
+    Ok(damage)
+}
+
+/// A file that cannot be opened is a damaged place too.
+fn check_once(disk: &dyn Disk, extent: &Extent, on_batch: &mut dyn FnMut(u64, &Batch)) -> io::Result<Vec<Damage>> {
+    check_segment(disk, extent, on_batch).or_else(|error| {
+        if is_stopped(&error) {
+            return Err(error);
+        }
+        let mut places = Places { extent, damage: Vec::new() };
+        places.add(0, format!("the segment cannot be opened: {error}"), extent.end);
+        Ok(places.damage)
+    })
+}
+
+fn check_segment(disk: &dyn Disk, extent: &Extent, on_batch: &mut dyn FnMut(u64, &Batch)) -> io::Result<Vec<Damage>> {
+    let file = disk.open(&extent.path)?;
+    let found_len = file.len()?;
+    let len = extent.len.unwrap_or(found_len);
+    let mut places = Places { extent, damage: Vec::new() };
+    let mut scanner = Scanner::new(file, extent.of, 0, len.min(found_len));
+    let mut expected = extent.base;
+    while places.damage.len() < PLACES_MAX {
+        let (bad, found) = match scanner.next() {
+            Ok(found) => (None, found),
+            Err(ScanError::Bad { position, what }) => (Some((position, what)), next_sound(&mut scanner)?),
+            Err(ScanError::Io(error)) if is_stopped(&error) => return Err(error),
+            Err(ScanError::Io(error)) => {
+                let what = format!("reading failed: {error}; the rest of the file was not checked");
+                places.add(scanner.position(), what, extent.end);
+                return Ok(places.damage);
+            }
+        };
+        let resume_at = found.as_ref().map_or(extent.end, |(_, batch)| batch.base());
+        if let Some((position, what)) = bad {
+            places.add(position, what.to_owned(), resume_at);
+        } else if resume_at > expected {
+            let position = found.as_ref().map_or(len.min(found_len), |(position, _)| *position);
+            let what = match found {
+                None if found_len < len => format!("a segment of {found_len} bytes that should have {len}"),
+                _ => format!("records {expected} to {} are missing", resume_at - 1),
+            };
+            places.add(position, what, resume_at);
+        }
+        let Some((position, batch)) = found else { break };
+        on_batch(position, &batch);
+        expected = batch.end();
+    }
+    Ok(places.damage)
+}
+
+/// The next whole batch after a bad place; `None` where there is none, or where the rest cannot be read.
+fn next_sound(scanner: &mut Scanner) -> io::Result<Option<(u64, Batch)>> {
+    match scanner.find_next() {
+        Ok(found) => Ok(found),
+        Err(ScanError::Io(error)) if is_stopped(&error) => Err(error),
+        Err(_) => Ok(None),
+    }
+}
+
+pub(crate) fn is_stopped(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::Interrupted
+}
+
+struct Places<'a> {
+    extent: &'a Extent,
+    damage: Vec<Damage>,
+}
+
+impl Places<'_> {
+    fn add(&mut self, position: u64, what: String, resume_at: u64) {
+        let file = self.extent.path.display().to_string();
+        self.damage.push(Damage { what, file, position, resume_at: Some(resume_at) });
+    }
+}
+
+/// The index beside a segment, compared with the batches as they are read.
+pub(crate) struct IndexCheck {
+    pub path: PathBuf,
+    entries: Vec<IndexEntry>,
+    /// Entries that are there, whole or not.
+    stored: usize,
+    next: usize,
+    astray: usize,
+}
+
+impl IndexCheck {
+    pub fn load(disk: &dyn Disk, extent: &Extent) -> io::Result<Self> {
+        let folder = extent.path.parent().unwrap_or(&extent.path);
+        let path = Segment::existing(folder, extent.base).index_path();
+        let bytes = read_whole(disk, &path)?.unwrap_or_default();
+        let stored = bytes.len() / size_of::<IndexEntry>();
+        Ok(Self { path, entries: usable_entries(&bytes, extent.base), stored, next: 0, astray: 0 })
+    }
+
+    pub fn see(&mut self, position: u64, batch: &Batch) {
+        while let Some(entry) = self.entries.get(self.next).filter(|entry| u64::from(entry.position.get()) <= position)
+        {
+            let is_right = (u64::from(entry.position.get()), entry.offset.get()) == (position, batch.base());
+            self.astray += usize::from(!is_right);
+            self.next += 1;
+        }
+    }
+
+    /// How many entries cannot be used or point elsewhere, and how many there are. Entries beyond the last batch are not judged: they are
+    /// of the end of the segment, or of batches that no checkpoint covers yet.
+    pub fn outcome(&self) -> (usize, usize) {
+        (self.stored - self.entries.len() + self.astray, self.stored)
+    }
+}

@@ -1,0 +1,101 @@
+//! The scrub of cold segments: it finds damage once, leaves alone what is written to, and lets go of what is dropped.
+
+mod support;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use support::{Events, Folder, key, part, small};
+use whimbrel_storage::verify::Meter;
+use whimbrel_storage::{ColdSegment, Core, Event, Scrubbed, Settings, Work};
+
+fn settings() -> Settings {
+    Settings { segment_bytes: 600 << 10, tail_bytes: 0, ..small() }
+}
+
+/// A log with several segments of more than one read each, the last of which is being written.
+fn written() -> (Folder, Core, Events) {
+    let folder = Folder::new();
+    let (core, _, events) = folder.core(settings());
+    core.create_partitions(1, 1).unwrap();
+    let text = "x".repeat(1000);
+    for batch in 0..160 {
+        core.commit(&[Work::Append(vec![part(key(1, 0), batch * 8, &[&*text; 8])])]);
+    }
+    core.checkpoint(0, &mut || {}).unwrap();
+    (folder, core, events)
+}
+
+fn free_meter() -> Meter {
+    Arc::new(|_| Ok(()))
+}
+
+fn file_of(folder: &Folder, segment: ColdSegment) -> PathBuf {
+    folder.path().join(format!("log/topics/1/0/{:020}.segment", segment.base))
+}
+
+#[test]
+fn a_sound_segment_is_read_whole_and_the_one_being_written_is_left_out() {
+    let (folder, core, events) = written();
+    let cold = core.cold_segments();
+    let files = std::fs::read_dir(folder.path().join("log/topics/1/0")).unwrap();
+    let segments = files.filter(|entry| entry.as_ref().unwrap().path().extension().unwrap() == "segment").count();
+    assert_eq!(cold.len() + 1, segments);
+    for segment in cold {
+        let read = Arc::new(AtomicU64::new(0));
+        let counted = read.clone();
+        let meter: Meter = Arc::new(move |bytes| {
+            counted.fetch_add(bytes, Ordering::Relaxed);
+            Ok(())
+        });
+        assert_eq!(core.scrub(segment, &meter).unwrap(), Scrubbed::Read { damaged: 0 });
+        let len = std::fs::metadata(file_of(&folder, segment)).unwrap().len();
+        assert!(read.load(Ordering::Relaxed) >= len);
+    }
+    assert_eq!(*events.lock().unwrap(), []);
+}
+
+#[test]
+fn a_damaged_place_is_told_once_however_often_it_is_met() {
+    let (folder, core, events) = written();
+    let segment = core.cold_segments()[1];
+    let path = file_of(&folder, segment);
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[100] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    for _ in 0..3 {
+        assert_eq!(core.scrub(segment, &free_meter()).unwrap(), Scrubbed::Read { damaged: 1 });
+    }
+    assert!(core.read(key(1, 0), segment.base, 1).is_err(), "a reader meets it too");
+    let events = events.lock().unwrap();
+    let [Event::Damaged(damage, Some(partition))] = &events[..] else { panic!("{events:?}") };
+    assert_eq!((&*damage.file, damage.position, *partition), (path.to_str().unwrap(), 0, key(1, 0)));
+}
+
+#[test]
+fn a_segment_that_is_dropped_meanwhile_is_let_go_of() {
+    let (_folder, core, events) = written();
+    let core = Arc::new(core);
+    let segment = core.cold_segments()[0];
+    let (dropping, reads) = (core.clone(), Arc::new(AtomicU64::new(0)));
+    let counted = reads.clone();
+    let meter: Meter = Arc::new(move |_| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        dropping.trim(key(1, 0), u64::MAX).unwrap();
+        dropping.checkpoint(0, &mut || {}).unwrap();
+        Ok(())
+    });
+    assert_eq!(core.scrub(segment, &meter).unwrap(), Scrubbed::Dropped);
+    assert_eq!(reads.load(Ordering::Relaxed), 1, "at the next read");
+    assert_eq!(core.scrub(segment, &free_meter()).unwrap(), Scrubbed::Dropped);
+    assert_eq!(*events.lock().unwrap(), []);
+}
+
+#[test]
+fn a_scrub_ends_where_its_meter_says_so() {
+    let (_folder, core, events) = written();
+    let meter: Meter = Arc::new(|_| Err(std::io::ErrorKind::Interrupted.into()));
+    assert!(core.scrub(core.cold_segments()[0], &meter).is_err());
+    assert_eq!(*events.lock().unwrap(), []);
+}
