@@ -19,7 +19,7 @@ mod coordination;
 mod devices;
 pub(crate) mod inbox;
 mod log;
-mod lsm;
+pub(crate) mod lsm;
 mod notebook;
 pub(crate) mod progress;
 pub(crate) mod receipts;

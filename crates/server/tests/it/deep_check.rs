@@ -59,7 +59,7 @@ fn a_sound_folder_is_clean_beside_the_server_and_after_a_kill() {
     let (killed, is_clean) = deep_check(folder.path());
     assert!(is_clean, "{killed}");
     let stores = killed["not_checked"].as_array().unwrap();
-    assert!(stores.iter().any(|store| store["path"].as_str().unwrap().ends_with("receipts")), "{killed}");
+    assert!(stores.iter().any(|store| store["path"].as_str().unwrap().ends_with("notebook")), "{killed}");
 }
 
 #[test]

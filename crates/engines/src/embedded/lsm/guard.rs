@@ -140,15 +140,15 @@ impl<T: LsmStore> StoreHandle<T> {
             let state = self.0.state();
             state.store.clone().ok_or_else(|| E::unavailable(state.reason.clone()))?
         };
-        let worked = catch_unwind(AssertUnwindSafe(|| work(&store)));
+        let worked = caught(|| work(&store));
         let (kind, reason) = match worked {
             Ok(Ok(done)) => {
-                close(Some(store));
+                close(store);
                 return Ok(done);
             }
             Ok(Err(Fault::Refused(error))) => return Err(error),
             Ok(Err(Fault::Lsm(error))) => (FaultKind::of(&error), error.to_string()),
-            Err(panic) => (FaultKind::Damage, panic_text(&*panic)),
+            Err(panic) => (FaultKind::Damage, panic),
         };
         let error = E::unavailable(reason.clone());
         self.0.fail(store, kind, reason);
@@ -195,7 +195,7 @@ impl<T: LsmStore> Shared<T> {
             is_damaged.then(|| Damage::of_folder(&self.path, reason.clone()))
         };
         self.report.failed(&self.path, &reason);
-        close(Some(store));
+        close(store);
         self.reopen_apart(damage);
     }
 
@@ -274,13 +274,13 @@ fn open_checked<T: LsmStore>(path: &Path, open: impl Fn(&Path) -> fjall::Result<
         JournalError::Damaged(damage) => OpenFailure::Damaged(damage.into()),
         JournalError::Io { .. } => OpenFailure::Passing(error.to_string()),
     })?;
-    let store = match catch_unwind(AssertUnwindSafe(|| open(path))) {
+    let store = match caught(|| open(path)) {
         Ok(Ok(store)) => store,
         Ok(Err(error)) if FaultKind::of(&error) != FaultKind::Damage => {
             return Err(OpenFailure::Passing(error.to_string()));
         }
         Ok(Err(error)) => return Err(OpenFailure::Damaged(Damage::of_folder(path, error.to_string()))),
-        Err(panic) => return Err(OpenFailure::Damaged(Damage::of_folder(path, panic_text(&*panic)))),
+        Err(panic) => return Err(OpenFailure::Damaged(Damage::of_folder(path, panic))),
     };
     // The LSM syncs its journal before it writes tables from it. Tables with newer writes than the journal mean that more than
     // the torn end is missing.
@@ -292,13 +292,18 @@ fn open_checked<T: LsmStore>(path: &Path, open: impl Fn(&Path) -> fjall::Result<
 }
 
 /// Lets go of a store. The LSM may panic when the last reference to it is dropped after a failure.
-fn close<T>(store: Option<Arc<T>>) {
-    if catch_unwind(AssertUnwindSafe(|| drop(store))).is_err() {
-        tracing::warn!("the LSM panicked while it was closed");
+pub(super) fn close<T>(store: T) {
+    if let Err(panic) = caught(|| drop(store)) {
+        tracing::warn!(panic, "the LSM panicked while it was closed");
     }
 }
 
-pub(super) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+/// Runs it, and returns the text of a panic of the LSM.
+pub(super) fn caught<R>(work: impl FnOnce() -> R) -> Result<R, String> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| panic_text(&*panic))
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     format!("the LSM panicked: {}", text.unwrap_or("no message"))
 }

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use fjall::Slice;
 
+use super::guard::close;
 use super::report::{Damage, StoreReport, StoreReports};
 use copy::{Copied, CopyDb, CopyFailure};
 pub(crate) use thread::{MirrorThread, SyncRule};
@@ -186,7 +187,7 @@ impl Mirror {
 
     fn fail(&mut self, side: usize, failure: CopyFailure) {
         let closed = &mut self.copies[side];
-        copy::close(closed.db.take());
+        close(closed.db.take());
         let damage = failure.damage(&closed.path);
         if !std::mem::replace(&mut self.is_reported, true) {
             self.report.failed(&closed.path, &damage.reason);
@@ -255,7 +256,7 @@ impl Mirror {
             let (behind, ahead) = if first.seq < second.seq { (0, second) } else { (1, first) };
             let side = &mut self.copies[behind];
             let has = side.db.as_ref().map_or(0, |db| db.state().seq);
-            copy::close(side.db.take());
+            close(side.db.take());
             // Batches that were not synced may be in one copy only after a crash.
             let reason = format!("it has {has} of {} batches, of which {} were synced", ahead.seq, ahead.synced);
             side.problem = (has < ahead.synced).then(|| Damage::of_folder(&side.path, reason));
@@ -296,7 +297,7 @@ impl Mirror {
             return;
         }
         if self.is_suspect {
-            copy::close(self.copies[source].db.take());
+            close(self.copies[source].db.take());
             self.is_suspect = !self.rebuild(target, source);
         }
     }
@@ -314,7 +315,7 @@ impl Mirror {
                 }
                 if let Some(lost) = lost {
                     self.report.data_lost(&Damage::of_folder(&self.copies[source].path, lost));
-                    copy::close(self.copies[source].db.take());
+                    close(self.copies[source].db.take());
                     return self.rebuild(target, source);
                 }
                 true

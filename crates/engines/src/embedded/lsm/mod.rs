@@ -13,6 +13,7 @@ pub(super) mod report;
 #[cfg(test)]
 mod testing;
 pub(super) mod thread;
+pub(crate) mod verify;
 
 pub(super) use fault::{Fault, StoreError};
 pub(super) use guard::{LsmStore, StoreGuard, StoreHandle};

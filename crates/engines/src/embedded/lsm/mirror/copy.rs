@@ -1,12 +1,11 @@
 //! One copy of a mirrored store: an LSM whose batches are numbered.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use fjall::{Database, Keyspace, OwnedWriteBatch, PersistMode, Slice};
 
 use super::super::fault::FaultKind;
-use super::super::guard::panic_text;
+use super::super::guard::{caught, close};
 use super::super::journal::{self, JournalError};
 use super::super::report::Damage;
 use super::{Batch, Change, MirrorSettings};
@@ -87,14 +86,7 @@ impl CopyFailure {
 
 /// Turns a panic of the LSM into a failure of the copy.
 pub(super) fn guarded<R>(work: impl FnOnce() -> Result<R, CopyFailure>) -> Result<R, CopyFailure> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(CopyFailure::Panic(panic_text(&*panic))))
-}
-
-/// Lets go of a copy. The LSM may panic when it is dropped after a failure.
-pub(super) fn close(copy: Option<CopyDb>) {
-    if catch_unwind(AssertUnwindSafe(|| drop(copy))).is_err() {
-        tracing::warn!("the LSM panicked while it was closed");
-    }
+    caught(work).unwrap_or_else(|panic| Err(CopyFailure::Panic(panic)))
 }
 
 pub(super) struct CopyDb {
@@ -201,7 +193,7 @@ impl CopyDb {
         }
         copy.finish(copy.database.batch(), state)?;
         copy.database.persist(PersistMode::SyncAll)?;
-        close(Some(copy));
+        close(copy);
         remove_folder(path)?;
         std::fs::rename(folder, path)?;
         if let Some(parent) = path.parent() {

@@ -34,7 +34,7 @@ impl Scene {
     fn assert_whole(&self) {
         let mut mirror = self.open();
         assert_eq!(count(&mut mirror), COUNT);
-        copy::close(mirror.copies[0].db.take());
+        close(mirror.copies[0].db.take());
         assert_eq!(count(&mut mirror), COUNT, "the second copy");
     }
 }
