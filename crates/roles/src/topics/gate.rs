@@ -43,7 +43,7 @@ pub(crate) struct Gate {
 #[derive(Debug)]
 pub struct Pass {
     topic: Arc<Topic>,
-    gate: Arc<Gate>,
+    placement: Placement,
     lease: Lease,
 }
 
@@ -54,10 +54,9 @@ impl Pass {
     /// Entering counts first and looks afterwards, closing closes first and counts afterwards: in whatever order the two happen,
     /// one sees the other. That needs sequential consistency.
     pub(super) fn enter(topic: Arc<Topic>, placement: Placement, lease: Lease) -> Result<Self, Arc<Topic>> {
-        let gate = Arc::clone(topic.gate(placement));
-        gate.inside.fetch_add(1, Ordering::SeqCst);
-        let pass = Self { topic, gate, lease };
-        if pass.gate.is_closed() {
+        topic.gate(placement).inside.fetch_add(1, Ordering::SeqCst);
+        let pass = Self { topic, placement, lease };
+        if pass.topic.gate(placement).is_closed() {
             let topic = Arc::clone(&pass.topic);
             return Err(topic);
         }
@@ -89,8 +88,9 @@ impl Deref for Pass {
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        if self.gate.inside.fetch_sub(1, Ordering::SeqCst) == 1 && self.gate.is_closed() {
-            self.gate.drained.notify_waiters();
+        let gate = self.topic.gate(self.placement);
+        if gate.inside.fetch_sub(1, Ordering::SeqCst) == 1 && gate.is_closed() {
+            gate.drained.notify_waiters();
         }
     }
 }

@@ -72,6 +72,9 @@ impl MappingLease {
 
     /// The same, waiting at most so long for a session.
     pub(super) async fn wait(&self, within: Duration) -> Option<Lease> {
+        if let Some(lease) = self.take() {
+            return Some(lease);
+        }
         let mut granted = self.granted.subscribe();
         let waiting = async {
             loop {

@@ -10,6 +10,8 @@ use whimbrel_model::partitioner::partition_of;
 use super::support::cluster::{ClusterNode, MemoryCoordination};
 use super::support::{Answer, World, soon};
 
+/// How many partitions the topic gets.
+const PARTITIONS: u32 = 8;
 const POLL: Duration = Duration::from_millis(10);
 
 struct Nodes {
@@ -25,23 +27,31 @@ async fn two_nodes() -> Nodes {
     let first = ClusterNode::open(&world, &cluster, 1).await;
     first.house.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
     let second = ClusterNode::open(&world, &cluster, 2).await;
+    // Both have read the catalogue under their sessions.
+    for node in [&first, &second] {
+        node.house.post("/v1/topics/ready/messages?key=k", "x").await.ok(201);
+    }
     Nodes { world, cluster, first, second }
 }
 
 async fn publish(node: &ClusterNode, payload: &str) -> Answer {
-    node.house.post("/v1/topics/orders/messages?key=k", payload.to_owned()).await
+    node.house.post(&format!("/v1/topics/orders/messages?key={}", key()), payload.to_owned()).await
 }
 
 async fn grow(node: &ClusterNode) -> Answer {
-    node.house.put("/v1/topics/orders", json!({ "partitions": 8 })).await
+    node.house.put("/v1/topics/orders", json!({ "partitions": PARTITIONS })).await
+}
+
+/// A key that moves when the topic grows.
+fn key() -> String {
+    let keys = (0..).map(|number| format!("k{number}"));
+    keys.into_iter().find(|key| partition_of(key.as_bytes(), PARTITIONS) != 0).expect("most keys move")
 }
 
 impl Nodes {
-    /// Where the mapping of 8 partitions puts the key.
+    /// Where the new mapping puts the key.
     fn moved() -> u32 {
-        let moved = partition_of(b"k", 8);
-        assert_ne!(moved, 0, "the key was chosen to move");
-        moved
+        partition_of(key().as_bytes(), PARTITIONS)
     }
 
     async fn until_entry(&self, is_so: impl Fn(&serde_json::Value) -> bool) {
@@ -163,7 +173,7 @@ async fn another_node_finishes_what_a_dead_one_began() {
     nodes.first.house.settings.shutdown.cancel();
     nodes.first.membership.expire();
     nodes.second.catalogue.set_stale(false);
-    nodes.until_entry(|entry| entry["partitions"] == 8).await;
+    nodes.until_entry(|entry| entry["partitions"] == PARTITIONS).await;
     assert_eq!(soon(publish(&nodes.second, "new")).await.ok(201)["partition"], Nodes::moved());
 }
 
@@ -183,7 +193,7 @@ async fn a_gate_stays_closed_while_nobody_knows_which_mapping_was_written() {
     nodes.second.catalogue.set_stale(false);
     tokio::select! {
         _ = growth.as_mut() => panic!("the outcome is not known"),
-        () = nodes.until_entry(|entry| entry["partitions"] == 8) => {}
+        () = nodes.until_entry(|entry| entry["partitions"] == PARTITIONS) => {}
     }
     assert!(nodes.first.catalogue.has_lost_the_answer());
     publish(&nodes.first, "by which mapping?").await.problem(503, "topic_growing");
@@ -198,9 +208,9 @@ async fn partitions_that_others_added_are_used_after_all_nodes_agreed() {
     let nodes = two_nodes().await;
     publish(&nodes.first, "old").await.ok(201);
     let number = nodes.first.house.registry.get("orders").unwrap().number();
-    nodes.world.log.grow_around_the_door(number, 8);
+    nodes.world.log.grow_around_the_door(number, PARTITIONS as usize);
     let third = ClusterNode::open(&nodes.world, &nodes.cluster, 0).await;
-    nodes.until_entry(|entry| entry["partitions"] == 8).await;
+    nodes.until_entry(|entry| entry["partitions"] == PARTITIONS).await;
     for node in [&nodes.first, &nodes.second, &third] {
         assert_eq!(soon(publish(node, "new")).await.ok(201)["partition"], Nodes::moved());
     }

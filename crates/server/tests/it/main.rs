@@ -17,6 +17,7 @@ mod deliver_push;
 mod deliver_verified;
 mod device;
 mod full_disk;
+mod growth_nodes;
 mod hold_crash;
 mod hold_heard;
 mod hold_model;
