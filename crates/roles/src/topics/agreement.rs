@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_growth_that_is_not_confirmed_in_time_is_rolled_back_by_whoever_leads() {
+    fn a_growth_that_is_not_confirmed_in_time_is_rolled_back_by_the_node_that_leads() {
         let missing = roll(&[1, 2], &[1]);
         assert_eq!(step(participant(true), CONFIRMED_WITHIN_MS - 1, 1, true, &missing), Step::Wait);
         assert_eq!(step(participant(true), CONFIRMED_WITHIN_MS, 1, true, &missing), Step::RollBack);

@@ -115,7 +115,7 @@ impl Registry {
             return Err(malformed("its number or its partitions are out of range".to_owned()));
         }
         if !stored.deleting {
-            // A process that is alone has nobody to agree with: what another installation left half-way is not grown.
+            // A process that is alone has no other node to agree with: it does not carry on a growth of an installation of several nodes.
             stored.growing = stored.growing.filter(|_| self.lease.is_shared());
             self.leave_old_mapping(name, &stored);
             return self.bring_up(name, stored, found.version, changing).await.map(Some);

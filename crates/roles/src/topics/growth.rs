@@ -3,7 +3,7 @@
 //! In this order, each step durable before the next:
 //! 1. the topic's gate for publishes by key is closed, and every publish by the old mapping has been answered by the log (see
 //!    [`super::gate`]): in this process where it is alone, on every node where several share the topics (see [`super::agreement`]);
-//! 2. the log has the new partitions, which nobody uses yet. A process that is alone adds them first, before the gate is closed;
+//! 2. the log has the new partitions, which no publish uses yet. A process that is alone adds them first, before the gate is closed;
 //! 3. the old partitions' ends are read: these are the barriers. A moved key's messages lie below them in its old partition, and its
 //!    next ones will lie in its new partition;
 //! 4. the catalogue's entry gets the new number and the barriers in one write;

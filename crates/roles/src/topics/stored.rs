@@ -38,7 +38,7 @@ pub struct StoredTopic {
     pub deleting: bool,
     #[serde(default)]
     pub growths: Vec<Growth>,
-    /// A growth that not every node has confirmed yet: `partitions` is the old mapping, and nobody may publish by it.
+    /// A growth that not every node has confirmed yet: `partitions` is the old mapping, and no node publishes by key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub growing: Option<Growing>,
     /// Which workers make the callbacks of its subscriptions, where those do not say; `None`: every worker.

@@ -1,5 +1,5 @@
-//! Growing a topic that several nodes share: nobody publishes by the old mapping behind the barriers, whatever a node has not seen,
-//! lost or left half done.
+//! Growing a topic that several nodes share: no node publishes by the old mapping behind the barriers, whatever it has not
+//! seen, lost or left half done.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -178,7 +178,7 @@ async fn another_node_finishes_what_a_dead_one_began() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_gate_stays_closed_while_nobody_knows_which_mapping_was_written() {
+async fn a_gate_stays_closed_while_the_outcome_of_the_write_is_unknown() {
     let nodes = two_nodes().await;
     publish(&nodes.first, "old").await.ok(201);
     nodes.second.catalogue.set_stale(true);
@@ -214,4 +214,17 @@ async fn partitions_that_others_added_are_used_after_all_nodes_agreed() {
     for node in [&nodes.first, &nodes.second, &third] {
         assert_eq!(soon(publish(node, "new")).await.ok(201)["partition"], Nodes::moved());
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_is_alone_waits_too_for_the_outcome_of_its_write() {
+    let node = ClusterNode::open_alone(&World::new()).await;
+    node.house.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
+    publish(&node, "old").await.ok(201);
+    node.catalogue.lose_next_answer();
+    grow(&node).await.problem(503, "unavailable");
+    publish(&node, "by which mapping?").await.problem(503, "topic_growing");
+    node.house.post("/v1/topics/orders/messages", "without a key").await.ok(201);
+    node.catalogue.set_away(false);
+    assert_eq!(soon(publish(&node, "new")).await.ok(201)["partition"], Nodes::moved());
 }

@@ -233,6 +233,21 @@ pub struct ClusterNode {
 
 impl ClusterNode {
     pub async fn open(world: &Arc<World>, cluster: &Arc<MemoryCoordination>, number: u16) -> Self {
+        let coordination: Arc<dyn Coordination> = cluster.clone();
+        Self::open_as(world, cluster, number, Some(coordination)).await
+    }
+
+    /// A node that shares nothing.
+    pub async fn open_alone(world: &Arc<World>) -> Self {
+        Self::open_as(world, &Arc::default(), 0, None).await
+    }
+
+    async fn open_as(
+        world: &Arc<World>,
+        cluster: &Arc<MemoryCoordination>,
+        number: u16,
+        coordination: Option<Arc<dyn Coordination>>,
+    ) -> Self {
         let catalogue = Arc::new(NodeCatalogue {
             inner: world.catalogue.clone(),
             is_stale: watch::Sender::new(false),
@@ -241,10 +256,10 @@ impl ClusterNode {
         });
         let membership = cluster.enter(number);
         let memberships = watch::Sender::new(Some(Arc::clone(&membership) as Arc<dyn Membership>));
-        let (coordination, sessions) = (cluster.clone() as Arc<dyn Coordination>, memberships.subscribe());
         let (topics, settings) = (TopicDefaults::default(), ReceiveSettings::default());
-        let house = world.try_open_among(topics, settings, catalogue.clone(), Some(coordination), sessions);
-        let (house, cluster) = (house.await.unwrap(), Arc::clone(cluster));
+        let house =
+            world.try_open_among(topics, settings, catalogue.clone(), coordination, memberships.subscribe()).await;
+        let (house, cluster) = (house.unwrap(), Arc::clone(cluster));
         Self { house, catalogue, membership, memberships, number, cluster }
     }
 
