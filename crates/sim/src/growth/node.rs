@@ -69,10 +69,10 @@ impl SimNode {
     }
 
     /// The process ends and starts again: it has read the entry and has no session.
-    pub fn restart(&mut self, entry: SimEntry) {
+    pub fn restart(&mut self, entry: SimEntry, now: u64) {
         let (number, life, picture) = (self.number, self.life + 1, self.picture);
         *self = Self { life, picture, ..Self::new(number, entry.clone()) };
-        self.take(entry, 0);
+        self.take(entry, now);
     }
 
     pub fn runs(&self, now: u64) -> bool {

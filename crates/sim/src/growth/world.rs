@@ -144,7 +144,7 @@ impl World {
     /// The process ends: what it had sent goes on without it.
     pub fn crash(&mut self, at: usize) {
         let entry = self.coordination.entry().clone();
-        self.nodes[at].restart(entry);
+        self.nodes[at].restart(entry, self.now);
         self.appends.retain(|append| append.node != at || append.state != AppendState::NotSent);
         self.report.crashes += 1;
         self.trace.note(|| format!("{}: node {at} crashed", self.now));
