@@ -1,6 +1,6 @@
 //! Runs seeds of the simulator: `whimbrel-sim --seeds 10000`, or one of them again: `whimbrel-sim --seed 17 --trace`. With
 //! `--what holds`, of the owners of holds; with `--what deliveries`, of those of subscriptions; with `--what presence`, of gateways and the writers of
-//! who is online; with `--what people`, of carriers with inboxes, gateways and devices.
+//! who is online; with `--what people`, of carriers with inboxes, gateways and devices; with `--what growth`, of nodes that grow a topic.
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -9,9 +9,10 @@ use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
 use whimbrel_sim::{
-    DeliveriesProfile, DeliveriesReport, HoldsProfile, HoldsReport, PeopleProfile, PeopleReport, PresenceProfile,
-    PresenceReport, Profile, Report, run, run_deliveries, run_deliveries_traced, run_holds, run_holds_traced,
-    run_people, run_people_traced, run_presence, run_presence_traced, run_traced,
+    DeliveriesProfile, DeliveriesReport, GrowthProfile, GrowthReport, HoldsProfile, HoldsReport, PeopleProfile,
+    PeopleReport, PresenceProfile, PresenceReport, Profile, Report, run, run_deliveries, run_deliveries_traced,
+    run_growth, run_growth_traced, run_holds, run_holds_traced, run_people, run_people_traced, run_presence,
+    run_presence_traced, run_traced,
 };
 
 /// Failures that are printed whole; what is broken fails on most seeds.
@@ -44,7 +45,9 @@ struct Arguments {
     /// Of presence: network, outages, writers, deaths, leases, unheard, mixed; or a deliberate breakage: no-dedupe, no-gaps, no-void,
     /// old-news.
     /// Of people: devices, crashes, zombies, links, gateways, store, clock, mixed; or a deliberate breakage: no-gaps, sent-is-acked,
-    /// lost-writes, double-release, no-announce, no-kicks. All but the breakages where it is left out
+    /// lost-writes, double-release, no-announce, no-kicks.
+    /// Of growth: stale, partitions, frozen, unknown, crashes, mixed; or a deliberate breakage: unconfirmed, no-lease, early-ack, reopen,
+    /// stale-join, blind-reader. All but the breakages where it is left out
     #[arg(long)]
     fault: Option<String>,
 }
@@ -56,6 +59,7 @@ enum What {
     Deliveries,
     Presence,
     People,
+    Growth,
 }
 
 fn main() -> ExitCode {
@@ -100,6 +104,14 @@ fn main() -> ExitCode {
             let one = if arguments.trace { run_people_traced } else { run_people };
             each(fault, &PeopleProfile::ALL, PeopleProfile::by_name, |profile| {
                 all(profile.name(), seeds.clone(), PeopleReport::default(), PeopleReport::add, |seed| {
+                    one(seed, profile)
+                })
+            })
+        }
+        What::Growth => {
+            let one = if arguments.trace { run_growth_traced } else { run_growth };
+            each(fault, &GrowthProfile::ALL, GrowthProfile::by_name, |profile| {
+                all(profile.name(), seeds.clone(), GrowthReport::default(), GrowthReport::add, |seed| {
                     one(seed, profile)
                 })
             })

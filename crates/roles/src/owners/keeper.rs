@@ -106,6 +106,7 @@ pub struct Keeper {
     parts: KeeperParts,
     views: watch::Sender<Arc<View>>,
     me: watch::Sender<Option<GatewayId>>,
+    memberships: watch::Sender<Option<Arc<dyn Membership>>>,
     membership: Arc<dyn Membership>,
     incarnation: u64,
 }
@@ -153,7 +154,13 @@ impl Keeper {
             }
         };
         let (views, me) = (watch::Sender::new(Arc::new(first)), watch::Sender::new(Some(me)));
-        Ok(Self { settings, parts, views, me, membership, incarnation })
+        let memberships = watch::Sender::new(Some(Arc::clone(&membership)));
+        Ok(Self { settings, parts, views, me, memberships, membership, incarnation })
+    }
+
+    /// The sessions of this node, one after the other; `None` while it has none.
+    pub fn memberships(&self) -> watch::Receiver<Option<Arc<dyn Membership>>> {
+        self.memberships.subscribe()
     }
 
     /// What this node sees; kept up while the keeper runs.
@@ -168,7 +175,7 @@ impl Keeper {
 
     /// Owns this node's share until `shutdown`; then ends everything and leaves.
     pub async fn run(self, shutdown: CancellationToken) {
-        let Self { mut settings, parts, views, me, mut membership, mut incarnation } = self;
+        let Self { mut settings, parts, views, me, memberships, mut membership, mut incarnation } = self;
         let KeeperParts { coordination, families, clocks, clock, events } = parts;
         let kinds: Vec<Kind> = families.iter().map(Family::kind).collect();
         let (duties, mut resignations): (Vec<_>, Vec<_>) =
@@ -193,6 +200,7 @@ impl Keeper {
                     membership.leave().await;
                 }
                 me.send_replace(None);
+                memberships.send_replace(None);
                 match ended {
                     Ended::Shutdown => return,
                     Ended::Lost(reason) => {
@@ -217,6 +225,7 @@ impl Keeper {
                     () = shutdown.cancelled() => return,
                 };
                 me.send_replace(Some(GatewayId { node: membership.node(), incarnation }));
+                memberships.send_replace(Some(Arc::clone(&membership)));
                 let detail = format!("this node joined again as node {}", membership.node());
                 events(Event::new("joined_again", detail).with("node", membership.node()));
             }

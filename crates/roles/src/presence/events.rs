@@ -9,7 +9,7 @@ use whimbrel_model::push::PRESENCE_TOPIC;
 use whimbrel_model::record::{HEADER_CONTENT_TYPE, HEADER_ID};
 use whimbrel_model::{Clock, Headers, IdMint, Record, Timestamp};
 
-use crate::topics::Registry;
+use crate::topics::{Placement, Registry};
 
 /// A user came online, or went.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub struct PresenceTopic {
 impl PresenceEvents for PresenceTopic {
     fn publish(&self, events: Vec<PresenceEvent>) -> PortFuture<'_, Result<(), String>> {
         Box::pin(async move {
-            let topic = self.topics.enter(PRESENCE_TOPIC).await.map_err(|error| error.to_string())?;
+            let topic = self.topics.enter(PRESENCE_TOPIC, Placement::Free).await.map_err(|error| error.to_string())?;
             let now = self.clock.now();
             let entries = events.iter().map(|event| {
                 let key = Bytes::copy_from_slice(event.uid.as_str().as_bytes());

@@ -17,7 +17,7 @@ use super::holding::Holding;
 use super::load::Load;
 use super::problem::{Code, Problem};
 use super::undisturbed::Undisturbed;
-use crate::topics::Topic;
+use crate::topics::{Placement, Topic};
 
 /// What the headers of a record without any of the publisher's own take, about.
 const HEADER_BYTES_TYPICAL: usize = 96;
@@ -86,13 +86,13 @@ pub(crate) async fn accept_one(
             accept_many(door, topic, owner, vec![draft], load).await.map_err(|refusal| refusal.problem)?;
         return outcome.pop().unwrap_or_else(|| Err(no_answer().into()));
     }
-    let pass = door.registry.enter(topic).await?;
+    let pass = door.registry.enter(topic, placement_of(std::slice::from_ref(&draft))).await?;
     let now = door.ports.clock.now();
     let mut headers = HeadersBuilder::with_capacity(HEADER_BYTES_TYPICAL + draft.headers.encoded().len());
     let (expected, entry) = expect(door, &pass, draft, &mut headers, now)?;
     let log = Arc::clone(&door.ports.log);
     let (outcome, pass) = Undisturbed::new(async move {
-        let outcome = log.append(vec![entry]).await;
+        let outcome = pass.acknowledged(log.append(vec![entry]).await);
         drop(load);
         (outcome, pass)
     })
@@ -112,7 +112,8 @@ pub(crate) async fn accept_many(
     drafts: Vec<Draft>,
     load: Load,
 ) -> Result<Vec<Result<Accepted, Problem>>, Refusal> {
-    let pass = door.registry.enter(topic).await.map_err(|error| Refusal { index: None, problem: error.into() })?;
+    let entered = door.registry.enter(topic, placement_of(&drafts)).await;
+    let pass = entered.map_err(|error| Refusal { index: None, problem: error.into() })?;
     if drafts.iter().any(|draft| draft.brought.is_some()) {
         let (door, owner) = (Arc::clone(door), owner.to_owned());
         return Undisturbed::new(async move {
@@ -134,7 +135,7 @@ pub(crate) async fn accept_many(
     }
     let log = Arc::clone(&door.ports.log);
     let (outcome, pass) = Undisturbed::new(async move {
-        let outcome = log.append(entries).await;
+        let outcome = pass.acknowledged(log.append(entries).await);
         drop(load);
         (outcome, pass)
     })
@@ -144,6 +145,12 @@ pub(crate) async fn accept_many(
     let answered = outcomes.map(|(outcome, expected)| expected.accepted(outcome, topic, &mut taken)).collect();
     taken.count(door, now);
     Ok(answered)
+}
+
+/// What is held is placed when it fires; what has no key can be in any partition.
+fn placement_of(drafts: &[Draft]) -> Placement {
+    let is_by_key = drafts.iter().any(|draft| draft.key.is_some() && draft.later.is_none());
+    if is_by_key { Placement::ByKey } else { Placement::Free }
 }
 
 /// A message whose append is under way.

@@ -48,7 +48,7 @@ const UNANNOUNCED_BYTES: usize = 64 << 10;
     responses(
         (status = 200, description = "All messages are durable", body = BatchAnswer, content_type = "application/json"),
         (status = "4XX", description = "`bad_json`, `bad_entry` and what a single publish refuses, with the entry's `index`; `batch_too_large`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`partly_appended`, `no_owner`, `disk_full`, `log_closed`, `unavailable`, `topic_growing`, `outcome_unknown`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+        (status = "5XX", description = "`partly_appended`, `no_owner`, `disk_full`, `log_closed`, `unavailable`, `topic_growing`, `no_session`, `outcome_unknown`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn publish_batch(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {

@@ -277,7 +277,8 @@ impl Claiming<'_> {
         let (entries, questions) = (std::mem::take(&mut self.entries), std::mem::take(&mut self.questions));
         let (log, holds) = (&self.door.ports.log, &self.door.ports.holds);
         let count = entries.len();
-        let append = async { if count == 0 { Vec::new() } else { log.append(entries).await } };
+        let pass = self.pass;
+        let append = async { if count == 0 { Vec::new() } else { pass.acknowledged(log.append(entries).await) } };
         let asked = questions.into_iter().map(|(shard, ask)| holds.ask(shard, ask));
         let asked = futures_util::stream::iter(asked).buffered(ASKS_AT_ONCE).collect::<Vec<_>>();
         let (outcome, told) = futures_util::future::join(append, asked).await;

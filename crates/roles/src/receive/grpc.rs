@@ -336,6 +336,7 @@ fn grpc_code(code: Code) -> tonic::Code {
         | Code::Unavailable
         | Code::NoOwner
         | Code::TopicGrowing
+        | Code::NoSession
         | Code::PartlyAppended
         | Code::NotFresh
         | Code::NotReady => tonic::Code::Unavailable,

@@ -117,6 +117,7 @@ codes! {
     Unavailable 503 "unavailable" "A part of the system cannot be reached",
     NoOwner 503 "no_owner" "The shard has no owner at the moment",
     TopicGrowing 503 "topic_growing" "The topic is growing",
+    NoSession 503 "no_session" "The node has no session with the coordination",
     PartlyAppended 503 "partly_appended" "Only some of the messages were taken",
     NotFresh 503 "not_fresh" "Who is online is not known at the moment",
     NotReady 503 "not_ready" "The server is not ready",
@@ -131,6 +132,7 @@ impl Code {
             | Self::Overloaded
             | Self::NoOwner
             | Self::TopicGrowing
+            | Self::NoSession
             | Self::PartlyAppended
             | Self::NotFresh
             | Self::NotReady => Some(1),
@@ -266,7 +268,10 @@ impl From<TopicError> for Problem {
             TopicError::UnknownWorker { .. } => Self::new(Code::UnknownWorker, detail),
             TopicError::TooMany(_) => Self::new(Code::TooManyTopics, detail),
             TopicError::Growing(_) => Self::new(Code::TopicGrowing, detail),
-            TopicError::InUse(_) | TopicError::Malformed { .. } => Self::new(Code::Unavailable, detail),
+            TopicError::NoSession(_) => Self::new(Code::NoSession, detail),
+            TopicError::NotConfirmed(_) | TopicError::InUse(_) | TopicError::Malformed { .. } => {
+                Self::new(Code::Unavailable, detail)
+            }
             TopicError::Log(error) => error.into(),
             TopicError::Catalogue(error) => error.into(),
         }

@@ -41,7 +41,7 @@ use super::problem::Problem;
         (status = 201, description = "The message is durable, in its topic", body = PublishAnswer, content_type = "application/json"),
         (status = 202, description = "The message is durable, and held until it is due", body = HeldAnswer, content_type = "application/json"),
         (status = "4XX", description = "`unknown_topic`, `body_too_slow`, `in_progress`, `id_taken`, `payload_too_large`, `bad_name`, `reserved_name`, `bad_id`, `bad_key`, `bad_parameter`, `bad_duration`, `bad_time`, `bad_header`, `reserved_header`, `too_many_headers`, `header_too_large`, `different_body`, `too_many_topics`, `overloaded`, `bad_body`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`disk_full`, `log_closed`, `unavailable`, `no_owner`, `topic_growing`, `outcome_unknown`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+        (status = "5XX", description = "`disk_full`, `log_closed`, `unavailable`, `no_owner`, `topic_growing`, `no_session`, `outcome_unknown`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn publish(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {

@@ -13,7 +13,7 @@ use super::error::SubscriptionError;
 use super::registry::{CONFLICT_TRIES, Changing, SUBSCRIPTIONS_MAX, Subscription, Subscriptions};
 use super::starts::{Truncation, start_at};
 use super::system::is_system_subscription;
-use crate::topics::{Topic, TopicChange, TopicError};
+use crate::topics::{Placement, Topic, TopicChange, TopicError};
 
 /// Topics of one subscription.
 pub const TOPICS_MAX: usize = 100;
@@ -89,7 +89,7 @@ impl Subscriptions {
                 topics.push(self.ports.registry.find(topic).await?);
                 continue;
             }
-            drop(self.ports.registry.enter(topic).await?);
+            drop(self.ports.registry.enter(topic, Placement::Free).await?);
             let found = self.ports.registry.get(topic);
             topics.push(found.ok_or_else(|| TopicError::Unknown(topic.clone()))?);
         }

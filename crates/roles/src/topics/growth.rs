@@ -1,15 +1,17 @@
-//! Growing a topic: more partitions, barriers for those who keep the order of keys.
+//! Growing a topic: more partitions, and barriers for readers who keep the order of keys.
 //!
 //! In this order, each step durable before the next:
-//! 1. the log gets the new partitions, which nobody knows of yet;
-//! 2. the topic's gate is closed, and every publish by the old mapping has been answered by the log (see [`super::gate`]);
+//! 1. the topic's gate for publishes by key is closed, and every publish by the old mapping has been answered by the log (see
+//!    [`super::gate`]): in this process where it is alone, on every node where several share the topics (see [`super::agreement`]);
+//! 2. the log has the new partitions, which no publish uses yet. A process that is alone adds them first, before the gate is closed;
 //! 3. the old partitions' ends are read: these are the barriers. A moved key's messages lie below them in its old partition, and its
 //!    next ones will lie in its new partition;
 //! 4. the catalogue's entry gets the new number and the barriers in one write;
 //! 5. the map is swapped, and publishes go on by the new mapping.
 //!
-//! After a crash between 1 and 4 the log has more partitions than the entry says. The next start finishes the growth: nobody
-//! publishes yet, so the ends of that moment are barriers as good.
+//! When the outcome of the write in step 4 is unknown, the gate stays closed until the entry was read again.
+//! After a crash between 2 and 4 the log has more partitions than the entry says. A process that is alone finishes the growth at its
+//! next start: nothing publishes yet, so the ends of that moment are barriers as good. Several nodes finish it by agreement.
 
 use std::time::Duration;
 
@@ -22,6 +24,8 @@ use whimbrel_model::ports::{Log, LogError};
 pub(crate) const DRAIN_WITHIN: Duration = Duration::from_secs(30);
 /// How long a publish waits for a growth before it is told to come again.
 pub(crate) const PUBLISH_WAITS_WITHIN: Duration = Duration::from_secs(5);
+/// How long a publish by key waits for this node's session before it is told to come again.
+pub(crate) const SESSION_WAITS_WITHIN: Duration = Duration::from_secs(2);
 
 /// One growth of a topic.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +35,13 @@ pub struct Growth {
     pub to: u32,
     /// The barriers: the next offset of each old partition at that moment.
     pub ends: Vec<u64>,
+}
+
+impl Growth {
+    /// A topic that has nothing yet has no order to keep.
+    pub(crate) fn has_barriers(&self) -> bool {
+        self.ends.iter().any(|end| *end > 0)
+    }
 }
 
 /// The next offset of each of the first `count` partitions.

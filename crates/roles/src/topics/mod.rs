@@ -2,12 +2,17 @@
 //!
 //! The catalogue is the truth about what topics there are; the log follows it. The hot path reads an immutable map; whoever changes
 //! topics does so one at a time, catalogue and log together, and swaps the map when both agree. The registry must never hand out
-//! a mapping of keys to partitions that the catalogue does not have (see [`gate`] and [`growth`]).
+//! a mapping of keys to partitions that the catalogue does not have (see [`gate`], [`growth`] and [`agreement`]).
 
+pub mod agreement;
 mod conflicts;
+mod deletion;
 pub mod folding;
+mod following;
 pub mod gate;
+mod growing;
 pub mod growth;
+mod mapping_lease;
 mod numbers;
 pub mod rates;
 pub mod registry;
@@ -16,9 +21,11 @@ pub mod system;
 pub mod topic;
 pub mod workers;
 
-pub use gate::Pass;
+pub use deletion::Deletion;
+pub use gate::{Pass, Placement};
+pub use growing::Memberships;
 pub use growth::Growth;
-pub use registry::{Deletion, PutOutcome, Registry, RegistryPorts, TopicChange, TopicDefaults, TopicError};
+pub use registry::{PutOutcome, Registry, RegistryPorts, TopicChange, TopicDefaults, TopicError};
 pub use system::{PUSH_PARTITIONS_DEFAULT, SHARDS_DEFAULT, SystemTopics, open_topics};
 pub use topic::Topic;
 pub use workers::WorkersChange;

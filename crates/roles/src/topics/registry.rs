@@ -1,29 +1,28 @@
-//! The registry itself: looks up, makes, changes, deletes; reconciles the catalogue with the log at start and when it changed.
+//! The registry itself: looks up, makes and changes topics, catalogue and log together.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use tokio::sync::{Mutex, MutexGuard};
-use tokio_util::sync::CancellationToken;
-use whimbrel_model::limits::{PARTITIONS_DEFAULT, PARTITIONS_MAX, RETENTION_DEFAULT_MS, TOPIC_NUMBER_MAX};
+use tokio::sync::{Mutex, MutexGuard, watch};
+use tokio::time::Instant;
+use whimbrel_model::limits::{PARTITIONS_DEFAULT, PARTITIONS_MAX, RETENTION_DEFAULT_MS};
 use whimbrel_model::name::check_any_topic_name;
-use whimbrel_model::ports::{Catalogue, CatalogueError, Log, LogError, LogTopics, Versioned};
-use whimbrel_model::push::PUSH_TOPIC;
-use whimbrel_model::{Clock, Event, EventSink, HOLDS_TOPIC, Retention, TopicNumber};
+use whimbrel_model::ports::{Catalogue, CatalogueError, Coordination, Log, LogError, LogTopics};
+use whimbrel_model::{Clock, Event, EventSink, Retention, TopicNumber};
 
+use super::agreement::Growing;
 use super::conflicts::Conflicts;
-use super::gate::{Closed, Pass};
-use super::growth::{DRAIN_WITHIN, Growth, PUBLISH_WAITS_WITHIN, ends_of};
-use super::stored::{StoredTopic, TOPIC_PREFIX, key_of};
+use super::gate::{Closed, Pass, Placement, StillInside};
+use super::growing::Growths;
+use super::growth::{DRAIN_WITHIN, Growth, PUBLISH_WAITS_WITHIN, SESSION_WAITS_WITHIN, ends_of};
+use super::mapping_lease::{Lease, MappingLease};
+use super::stored::{StoredTopic, key_of};
 use super::system::patiently;
-use super::topic::Topic;
+use super::topic::{Topic, is_system_name};
 use super::workers::WorkersChange;
 
-/// Between two looks at a catalogue that keeps changing or cannot be reached.
-const RELOAD_PAUSE: Duration = Duration::from_millis(100);
-const WATCH_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Between two looks for topics that others made in the engine, when an unknown one is asked for.
 const FIND_PAUSE_MS: i64 = 1000;
 
@@ -92,6 +91,16 @@ pub enum TopicError {
     TooMany(usize),
     #[error("`{0}` is growing; this passes within moments")]
     Growing(String),
+    #[error(
+        "`{0}` did not grow: not every node confirmed it in time, or the log did not add the partitions; the event \
+         `topic_growth_rolled_back` names the nodes. Publishes go on by the old partitions"
+    )]
+    NotConfirmed(String),
+    #[error(
+        "this node has no session with the coordination and cannot confirm the partitions of `{0}`: publish by key \
+         through another node, or again in a moment"
+    )]
+    NoSession(String),
     #[error("`{topic}`: {why}")]
     Workers { topic: String, why: &'static str },
     #[error("`{topic}` does not name the worker `{id}`")]
@@ -111,6 +120,8 @@ pub struct RegistryPorts {
     pub log: Arc<dyn Log>,
     pub log_topics: Arc<dyn LogTopics>,
     pub catalogue: Arc<dyn Catalogue>,
+    /// Where several nodes share the topics, how they agree on growths; `None` where this process is alone.
+    pub coordination: Option<Arc<dyn Coordination>>,
     pub clock: Arc<dyn Clock>,
     pub events: EventSink,
 }
@@ -118,14 +129,21 @@ pub struct RegistryPorts {
 pub struct Registry {
     pub(super) ports: RegistryPorts,
     defaults: TopicDefaults,
-    map: ArcSwap<Map>,
+    pub(super) map: ArcSwap<Map>,
     /// Whoever changes topics holds this, over catalogue, log and map. Its value: when others' topics were last looked for.
-    changing: Mutex<i64>,
+    pub(super) changing: Mutex<i64>,
+    /// Grows whenever the map changes, or something waits to be settled.
+    pub(super) changes: watch::Sender<u64>,
+    pub(super) lease: MappingLease,
+    pub(super) growths: std::sync::Mutex<Growths>,
+    /// Gates of topics whose last write has an unknown outcome. They stay closed until the catalogue was read.
+    pub(super) unsettled: std::sync::Mutex<Vec<Closed>>,
+    pub(super) started: Instant,
 }
 
 #[derive(Default, Clone)]
-struct Map {
-    by_name: HashMap<Arc<str>, Arc<Topic>>,
+pub(super) struct Map {
+    pub(super) by_name: HashMap<Arc<str>, Arc<Topic>>,
     by_number: HashMap<TopicNumber, Arc<Topic>>,
 }
 
@@ -133,7 +151,17 @@ impl Registry {
     /// Reads the catalogue, finishes what a crash left half done, makes every topic known to the log under its number, and takes in
     /// topics that others made. A log that cannot be reached is an error; one topic that fails alone is left out and reported.
     pub async fn open(ports: RegistryPorts, defaults: TopicDefaults) -> Result<Self, TopicError> {
-        let registry = Self { ports, defaults, map: ArcSwap::default(), changing: Mutex::new(i64::MIN) };
+        let registry = Self {
+            lease: MappingLease::new(ports.coordination.is_some()),
+            ports,
+            defaults,
+            map: ArcSwap::default(),
+            changing: Mutex::new(i64::MIN),
+            changes: watch::Sender::new(0),
+            growths: std::sync::Mutex::default(),
+            unsettled: std::sync::Mutex::default(),
+            started: Instant::now(),
+        };
         patiently("topics", async || {
             let mut changing = registry.changing.lock().await;
             registry.reload(&changing).await?;
@@ -187,23 +215,39 @@ impl Registry {
         self.get(name).ok_or_else(unknown)
     }
 
-    /// Lets a publish in: makes the topic where that is allowed, waits where it is growing.
-    pub async fn enter(&self, name: &str) -> Result<Pass, TopicError> {
+    /// Lets a publish in: makes the topic where that is allowed; where it places by key, waits for a session of this node and while
+    /// the topic grows.
+    pub async fn enter(&self, name: &str, placement: Placement) -> Result<Pass, TopicError> {
+        let placement = if is_system_name(name) { Placement::Free } else { placement };
         // Twice is enough: a growth that ended is seen by the second look; a second growth within moments may send us away.
         for _ in 0..2 {
+            let lease = match placement {
+                Placement::Free => Some(Lease::Alone),
+                Placement::ByKey => self.lease.wait(SESSION_WAITS_WITHIN).await,
+            };
+            let lease = lease.ok_or_else(|| TopicError::NoSession(name.to_owned()))?;
             let topic = match self.get(name) {
                 Some(topic) => topic,
                 None => self.make_by_publish(name).await?,
             };
-            match Pass::enter(topic) {
+            match Pass::enter(topic, placement, lease) {
                 Ok(pass) => return Ok(pass),
                 Err(topic) => {
                     let growing = |_| TopicError::Growing(name.to_owned());
-                    topic.gate.settled(PUBLISH_WAITS_WITHIN).await.map_err(growing)?;
+                    topic.gate(placement).settled(PUBLISH_WAITS_WITHIN).await.map_err(growing)?;
                 }
             }
         }
         Err(TopicError::Growing(name.to_owned()))
+    }
+
+    /// Lets messages of holds in that fire now, by key; `None` where the topic takes nothing at this moment.
+    pub(crate) fn try_enter(&self, topic: Arc<Topic>) -> Option<Pass> {
+        let (placement, lease) = match topic.is_system() {
+            true => (Placement::Free, Lease::Alone),
+            false => (Placement::ByKey, self.lease.take()?),
+        };
+        Pass::enter(topic, placement, lease).ok()
     }
 
     async fn make_by_publish(&self, name: &str) -> Result<Arc<Topic>, TopicError> {
@@ -225,6 +269,13 @@ impl Registry {
         if let Some(partitions) = change.partitions.filter(|count| !(1..=PARTITIONS_MAX).contains(count)) {
             return Err(TopicError::Partitions(partitions));
         }
+        match self.put_now(name, change).await? {
+            Changed::Now(outcome) => Ok(outcome),
+            Changed::Growing(topic, growing) => self.wait_grown(&topic, growing).await,
+        }
+    }
+
+    async fn put_now(&self, name: &str, change: TopicChange) -> Result<Changed, TopicError> {
         let changing = self.changing.lock().await;
         let mut conflicts = Conflicts::default();
         loop {
@@ -243,7 +294,7 @@ impl Registry {
         known: Option<Arc<Topic>>,
         change: TopicChange,
         changing: &MutexGuard<'_, i64>,
-    ) -> Result<PutOutcome, TopicError> {
+    ) -> Result<Changed, TopicError> {
         let known = match known {
             Some(known) => Some(known),
             None => self.read_entry(name, changing).await?,
@@ -252,19 +303,10 @@ impl Registry {
             return self.change(topic, change, changing).await;
         }
         let topic = self.create(name, change, false, changing).await?;
-        Ok(PutOutcome { topic, created: true, grown: None })
+        Ok(Changed::Now(PutOutcome { topic, created: true, grown: None }))
     }
 
-    /// The topic as the catalogue has it now. `None` where there is no entry, or where its deletion was finished.
-    async fn read_entry(&self, name: &str, changing: &MutexGuard<'_, i64>) -> Result<Option<Arc<Topic>>, TopicError> {
-        let key = key_of(name);
-        match self.ports.catalogue.get(&key).await? {
-            Some(found) => self.take_in(&key, &found, changing).await,
-            None => Ok(None),
-        }
-    }
-
-    async fn create(
+    pub(super) async fn create(
         &self,
         name: &str,
         change: TopicChange,
@@ -288,6 +330,7 @@ impl Registry {
             adopted,
             deleting: false,
             growths: Vec::new(),
+            growing: None,
             workers: change.workers.map_or(Ok(None), |workers| workers.applied(name, None))?,
         };
         let key = key_of(name);
@@ -302,42 +345,12 @@ impl Registry {
         }
     }
 
-    /// Makes the topic known to the log, finishes a growth that the entry does not know of, and puts it on the map.
-    async fn bring_up(
-        &self,
-        name: &str,
-        mut stored: StoredTopic,
-        mut version: u64,
-        _changing: &MutexGuard<'_, i64>,
-    ) -> Result<Arc<Topic>, TopicError> {
-        let actual = self.ports.log_topics.create(&stored.spec(name)).await?;
-        // The partitions of `_holds` are its shards, those of `_push` places of users, and their number is part of where everything
-        // lies: what others added in the engine is not used.
-        if actual > stored.partitions && !matches!(name, HOLDS_TOPIC | PUSH_TOPIC) {
-            let ends = ends_of(&*self.ports.log, stored.number, stored.partitions).await?;
-            let growth =
-                Growth { at_ms: self.ports.clock.now().as_millis(), from: stored.partitions, to: actual, ends };
-            stored.partitions = actual;
-            // A topic that has nothing yet has no order to keep.
-            if growth.ends.iter().any(|end| *end > 0) {
-                stored.growths.push(growth.clone());
-                self.report_growth(name, &growth);
-            }
-            version = self.ports.catalogue.put(&key_of(name), encode(&stored), Some(version)).await?;
-        }
-        let topic = match self.get(name).filter(|known| known.number() == stored.number) {
-            Some(known) => known.succeeded_by(stored, version),
-            None => Topic::new(name, stored, version),
-        };
-        Ok(self.show(topic))
-    }
-
     async fn change(
         &self,
         topic: Arc<Topic>,
         change: TopicChange,
         changing: &MutexGuard<'_, i64>,
-    ) -> Result<PutOutcome, TopicError> {
+    ) -> Result<Changed, TopicError> {
         let name = topic.name.to_string();
         let mut stored = topic.stored.clone();
         self.check_copies(&topic, &change).await?;
@@ -355,11 +368,21 @@ impl Registry {
             return Err(TopicError::Shrink { name, from: stored.partitions, to: wanted });
         }
         let topic = if stored == topic.stored { topic } else { self.keep_for(topic, stored).await? };
-        if wanted > topic.stored.partitions {
-            let stored = topic.stored.clone();
-            return self.grow(topic, stored, wanted, changing).await;
+        if wanted <= topic.stored.partitions {
+            return Ok(Changed::Now(PutOutcome { topic, created: false, grown: None }));
         }
-        Ok(PutOutcome { topic, created: false, grown: None })
+        if !self.lease.is_shared() {
+            return self.grow_alone(topic, wanted, changing).await.map(Changed::Now);
+        }
+        match topic.stored.growing {
+            Some(growing) if growing.to == wanted => Ok(Changed::Growing(topic, growing)),
+            Some(_) => Err(TopicError::Growing(name)),
+            None => {
+                let begun = self.begin_growth(&topic, wanted).await?;
+                let growing = Growing { to: wanted, base: topic.version };
+                Ok(Changed::Growing(begun, growing))
+            }
+        }
     }
 
     /// Changes how long a topic keeps its messages. The catalogue goes first: what the log dropped cannot be brought back, so it must
@@ -392,29 +415,37 @@ impl Registry {
         Ok(())
     }
 
-    /// See the module [`super::growth`] for the order of things.
-    async fn grow(
+    /// Grows a topic that no other node uses. See the module [`super::growth`] for the order of things.
+    async fn grow_alone(
         &self,
         topic: Arc<Topic>,
-        mut stored: StoredTopic,
         wanted: u32,
-        _changing: &MutexGuard<'_, i64>,
+        changing: &MutexGuard<'_, i64>,
     ) -> Result<PutOutcome, TopicError> {
         let name = topic.name.to_string();
+        let mut stored = topic.stored.clone();
         let from = std::mem::replace(&mut stored.partitions, wanted);
         self.ports.log_topics.alter(&stored.spec(&name)).await?;
-        let closed = topic.gate.close(DRAIN_WITHIN).await.map_err(|_| TopicError::Growing(name.clone()))?;
+        let closed = topic.mapping_gate.close();
+        closed.drained(DRAIN_WITHIN).await.map_err(|StillInside| TopicError::Growing(name.clone()))?;
         let ends = ends_of(&*self.ports.log, stored.number, from).await?;
         let growth = Growth { at_ms: self.ports.clock.now().as_millis(), from, to: wanted, ends };
         stored.growths.push(growth.clone());
-        let version = self.ports.catalogue.put(&key_of(&name), encode(&stored), Some(topic.version)).await?;
-        let grown = self.show(topic.succeeded_by(stored, version));
-        closed.replaced();
+        let grown = match self.ports.catalogue.put(&key_of(&name), encode(&stored), Some(topic.version)).await {
+            Ok(version) => self.show(topic.succeeded_by(stored, version)),
+            Err(error) if is_unknown(&error) => {
+                self.keep_closed([closed]);
+                self.reload(changing).await?;
+                let now = self.get(&name).filter(|now| now.stored.growths.last() == Some(&growth));
+                now.ok_or(error)?
+            }
+            Err(error) => return Err(error.into()),
+        };
         self.report_growth(&name, &growth);
         Ok(PutOutcome { topic: grown, created: false, grown: Some(growth) })
     }
 
-    fn report_growth(&self, name: &str, growth: &Growth) {
+    pub(super) fn report_growth(&self, name: &str, growth: &Growth) {
         let Growth { from, to, .. } = growth;
         let ends: Vec<String> = growth.ends.iter().map(u64::to_string).collect();
         let detail = format!(
@@ -428,223 +459,57 @@ impl Registry {
         (self.ports.events)(event);
     }
 
-    /// Begins to delete a topic: nothing passes its gate from now on, and what was under way has ended. Whoever looks at what belongs
-    /// to the topic sees all of it. Dropping the answer leaves the topic as it was.
-    pub async fn begin_delete(&self, name: &str) -> Result<Deletion<'_>, TopicError> {
-        let changing = self.changing.lock().await;
-        let topic = self.get(name).ok_or_else(|| TopicError::Unknown(name.to_owned()))?;
-        // What is under way ends first: an engine that knows topics by their names would put it into one made anew under this name.
-        let closed = topic.gate.close(DRAIN_WITHIN).await.map_err(|_| TopicError::InUse(name.to_owned()))?;
-        Ok(Deletion { registry: self, topic, changing, closed })
-    }
-
-    async fn finish_deleting(
-        &self,
-        name: &str,
-        stored: &StoredTopic,
-        version: u64,
-        _changing: &MutexGuard<'_, i64>,
-    ) -> Result<(), TopicError> {
-        self.ports.log_topics.delete(stored.number).await?;
-        match self.ports.catalogue.remove(&key_of(name), version).await {
-            // Another node finished the same deletion and reported it.
-            Err(CatalogueError::Conflict { .. }) => return Ok(()),
-            removed => removed?,
-        }
-        (self.ports.events)(Event::new("topic_deleted", format!("topic `{name}` was deleted")).with("topic", name));
-        Ok(())
-    }
-
-    /// Follows the catalogue until the shutdown.
-    pub async fn watch(&self, shutdown: CancellationToken) {
-        let mut seen = 0;
-        loop {
-            let changed = tokio::select! {
-                changed = self.ports.catalogue.changed(seen) => changed,
-                () = shutdown.cancelled() => return,
-            };
-            let pause = match changed {
-                Ok(revision) => {
-                    let changing = self.changing.lock().await;
-                    match self.reload(&changing).await {
-                        Ok(()) => {
-                            seen = revision;
-                            RELOAD_PAUSE
-                        }
-                        Err(error) => {
-                            tracing::warn!(%error, "the catalogue changed and could not be followed; trying again");
-                            WATCH_RETRY_AFTER
-                        }
-                    }
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "the catalogue cannot be watched; trying again");
-                    WATCH_RETRY_AFTER
-                }
-            };
-            tokio::select! {
-                () = tokio::time::sleep(pause) => {}
-                () = shutdown.cancelled() => return,
-            }
-        }
-    }
-
-    /// Takes over what the catalogue has now.
-    async fn reload(&self, changing: &MutexGuard<'_, i64>) -> Result<(), TopicError> {
-        let entries = self.ports.catalogue.list(TOPIC_PREFIX).await?;
-        let map = self.map.load_full();
-        for name in map.by_name.keys() {
-            if entries.binary_search_by(|(key, _)| key.as_str().cmp(&key_of(name))).is_err() {
-                self.hide(name);
-            }
-        }
-        for (key, found) in &entries {
-            let known = map.by_name.get(key.strip_prefix(TOPIC_PREFIX).unwrap_or_default());
-            if known.is_some_and(|topic| topic.version == found.version) {
-                continue;
-            }
-            match self.take_in_changing(key, found, changing).await {
-                Ok(()) => {}
-                Err(error @ (TopicError::Log(LogError::Unavailable(_)) | TopicError::Catalogue(_))) => {
-                    return Err(error);
-                }
-                Err(error) => tracing::error!(%error, "the topic under `{key}` is left out until this is mended"),
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes in an entry that other nodes may change meanwhile.
-    async fn take_in_changing(
-        &self,
-        key: &str,
-        found: &Versioned,
-        changing: &MutexGuard<'_, i64>,
-    ) -> Result<(), TopicError> {
-        let mut conflicts = Conflicts::default();
-        let mut taken = self.take_in(key, found, changing).await;
-        loop {
-            match taken {
-                Err(error) => conflicts.try_again(error).await?,
-                Ok(_) => return Ok(()),
-            }
-            taken = self.read_entry(key.strip_prefix(TOPIC_PREFIX).unwrap_or(key), changing).await;
-        }
-    }
-
-    /// Brings one entry of the catalogue to life, or finishes its deletion.
-    async fn take_in(
-        &self,
-        key: &str,
-        found: &Versioned,
-        changing: &MutexGuard<'_, i64>,
-    ) -> Result<Option<Arc<Topic>>, TopicError> {
-        let name = key.strip_prefix(TOPIC_PREFIX).unwrap_or(key);
-        let malformed = |why: String| TopicError::Malformed { key: key.to_owned(), why };
-        let stored: StoredTopic = serde_json::from_slice(&found.value).map_err(|error| malformed(error.to_string()))?;
-        if !(1..=PARTITIONS_MAX).contains(&stored.partitions) || stored.number.0 > TOPIC_NUMBER_MAX {
-            return Err(malformed("its number or its partitions are out of range".to_owned()));
-        }
-        if !stored.deleting {
-            return self.bring_up(name, stored, found.version, changing).await.map(Some);
-        }
-        // An engine that has only names learns here which topic the number means.
-        self.hide(name);
-        // The node that deletes it may be done by now, and the name may be another topic's: this list of entries may be old.
-        let current = self.ports.catalogue.get(key).await?;
-        if current.is_none_or(|current| current.version != found.version) {
-            return Ok(None);
-        }
-        self.ports.log_topics.create(&stored.spec(name)).await?;
-        self.finish_deleting(name, &stored, found.version, changing).await?;
-        Ok(None)
-    }
-
-    /// Takes in topics that others made in the engine. The system's names are never taken from there.
-    async fn adopt_found(&self, changing: &mut MutexGuard<'_, i64>) -> Result<(), TopicError> {
-        **changing = self.ports.clock.now().as_millis();
-        for (name, partitions) in self.ports.log_topics.found().await? {
-            let takes = whimbrel_model::check_topic_name(&name).is_ok()
-                && (1..=PARTITIONS_MAX).contains(&partitions)
-                && self.get(&name).is_none();
-            if !takes {
-                continue;
-            }
-            // Its retention is whatever its makers gave it.
-            let as_it_is = TopicChange {
-                partitions: Some(partitions),
-                retention: Some(None),
-                retention_bytes: Some(None),
-                ..TopicChange::default()
-            };
-            match self.adopt(&name, as_it_is, changing).await {
-                Ok(_) => tracing::info!(topic = name, partitions, "took in a topic that was found in the log"),
-                Err(
-                    error @ TopicError::Catalogue(CatalogueError::Unavailable(_) | CatalogueError::OutcomeUnknown(_)),
-                ) => return Err(error),
-                Err(error) => tracing::warn!(topic = name, %error, "a topic found in the log could not be taken in"),
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes in one topic, unless another node has done so.
-    async fn adopt(&self, name: &str, as_it_is: TopicChange, changing: &MutexGuard<'_, i64>) -> Result<(), TopicError> {
-        let mut conflicts = Conflicts::default();
-        loop {
-            let adopted = match self.read_entry(name, changing).await {
-                Ok(None) => self.create(name, as_it_is.clone(), true, changing).await.map(Some),
-                known => known,
-            };
-            match adopted {
-                Err(error) => conflicts.try_again(error).await?,
-                Ok(_) => return Ok(()),
-            }
-        }
-    }
-
-    fn show(&self, topic: Topic) -> Arc<Topic> {
+    pub(super) fn show(&self, topic: Topic) -> Arc<Topic> {
         let topic = Arc::new(topic);
         let mut map = Map::clone(&self.map.load());
-        if let Some(earlier) = map.by_name.insert(Arc::clone(&topic.name), Arc::clone(&topic)) {
+        let earlier = map.by_name.insert(Arc::clone(&topic.name), Arc::clone(&topic));
+        if let Some(earlier) = &earlier {
             map.by_number.remove(&earlier.number());
         }
         map.by_number.insert(topic.number(), Arc::clone(&topic));
         self.map.store(Arc::new(map));
+        // An old gate is retired before its growth lets go of it: it must not open in between.
+        if let Some(earlier) = earlier {
+            if !Arc::ptr_eq(&earlier.mapping_gate, &topic.mapping_gate) {
+                earlier.mapping_gate.retire();
+            }
+            if !Arc::ptr_eq(&earlier.topic_gate, &topic.topic_gate) {
+                earlier.topic_gate.retire();
+                self.forget_growth(earlier.number());
+            }
+        }
+        self.note_growing(&topic, topic.stored.growing);
+        self.changes.send_modify(|count| *count += 1);
         topic
     }
 
-    fn hide(&self, name: &str) {
+    pub(super) fn hide(&self, name: &str) {
         let mut map = Map::clone(&self.map.load());
-        if let Some(topic) = map.by_name.remove(name) {
+        let hidden = map.by_name.remove(name);
+        if let Some(topic) = &hidden {
             map.by_number.remove(&topic.number());
         }
         self.map.store(Arc::new(map));
+        if let Some(topic) = hidden {
+            topic.retire();
+            self.forget_growth(topic.number());
+            self.changes.send_modify(|count| *count += 1);
+        }
     }
 }
 
-/// A topic on its way out, its gate closed.
-pub struct Deletion<'a> {
-    registry: &'a Registry,
-    topic: Arc<Topic>,
-    changing: MutexGuard<'a, i64>,
-    closed: Closed,
+/// How far a change has come when its first writes are done.
+enum Changed {
+    Now(PutOutcome),
+    /// All nodes have to confirm the growth.
+    Growing(Arc<Topic>, Growing),
 }
 
-impl Deletion<'_> {
-    /// Deletes the topic with all it has. Not to be cancelled midway: callers spawn it.
-    pub async fn finish(self) -> Result<(), TopicError> {
-        let Self { registry, topic, changing, closed } = self;
-        let name = &*topic.name;
-        let mut stored = topic.stored.clone();
-        stored.deleting = true;
-        let version = registry.ports.catalogue.put(&key_of(name), encode(&stored), Some(topic.version)).await?;
-        registry.hide(name);
-        closed.replaced();
-        registry.finish_deleting(name, &stored, version, &changing).await
-    }
+/// Whether the catalogue may have been written.
+pub(super) fn is_unknown(error: &CatalogueError) -> bool {
+    matches!(error, CatalogueError::Unavailable(_) | CatalogueError::OutcomeUnknown(_))
 }
 
-fn encode(stored: &StoredTopic) -> Vec<u8> {
+pub(super) fn encode(stored: &StoredTopic) -> Vec<u8> {
     serde_json::to_vec(stored).expect("a topic's entry is plain data")
 }

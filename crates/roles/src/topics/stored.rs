@@ -9,6 +9,7 @@ use whimbrel_model::subscription::WorkerChoice;
 use whimbrel_model::{Retention, Timestamp, TopicNumber, TopicSpec};
 
 use super::Growth;
+use super::agreement::Growing;
 
 /// What the keys of topics start with.
 pub const TOPIC_PREFIX: &str = "topics/";
@@ -37,6 +38,9 @@ pub struct StoredTopic {
     pub deleting: bool,
     #[serde(default)]
     pub growths: Vec<Growth>,
+    /// A growth that not every node has confirmed yet: `partitions` is the old mapping, and no node publishes by key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub growing: Option<Growing>,
     /// Which workers make the callbacks of its subscriptions, where those do not say; `None`: every worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workers: Option<WorkerChoice>,
@@ -65,4 +69,17 @@ impl StoredTopic {
 
 pub fn key_of(name: &str) -> String {
     format!("{TOPIC_PREFIX}{name}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_of_an_earlier_version_is_not_growing() {
+        let stored: StoredTopic = serde_json::from_str(r#"{"number":3,"partitions":4,"created_at_ms":7}"#).unwrap();
+        assert_eq!((stored.growing, stored.growths.len()), (None, 0));
+        let written = serde_json::to_string(&stored).unwrap();
+        assert!(!written.contains("growing"), "an entry at rest reads as before: {written}");
+    }
 }

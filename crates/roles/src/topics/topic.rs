@@ -8,7 +8,7 @@ use whimbrel_model::push::PUSH_TOPIC;
 use whimbrel_model::{HOLDS_TOPIC, PartitionId, TopicNumber};
 
 use super::folding::Folding;
-use super::gate::Gate;
+use super::gate::{Gate, Placement};
 use super::rates::Meter;
 use super::stored::StoredTopic;
 use crate::figures::TopicFigures;
@@ -20,8 +20,10 @@ pub struct Topic {
     pub stored: StoredTopic,
     /// The version of the catalogue's entry.
     pub version: u64,
-    /// Belongs to the mapping of keys: shared with the next picture unless the partitions changed.
-    pub(crate) gate: Arc<Gate>,
+    /// The gate of publishes by key. Shared with the next picture unless the partitions changed.
+    pub(crate) mapping_gate: Arc<Gate>,
+    /// The gate of all other publishes. Lives as long as the topic does.
+    pub(crate) topic_gate: Arc<Gate>,
     /// Lives as long as the topic does, over all its pictures.
     pub(crate) running: Arc<Running>,
 }
@@ -51,13 +53,40 @@ impl Topic {
             published: Meter::default(),
             figures: TopicFigures::of(name),
         };
-        Self { name: name.into(), stored, version, gate: Arc::default(), running: Arc::new(running) }
+        Self {
+            name: name.into(),
+            stored,
+            version,
+            mapping_gate: Arc::default(),
+            topic_gate: Arc::default(),
+            running: Arc::new(running),
+        }
     }
 
     /// The next picture of the same topic.
     pub(crate) fn succeeded_by(&self, stored: StoredTopic, version: u64) -> Self {
-        let gate = if stored.partitions == self.stored.partitions { Arc::clone(&self.gate) } else { Arc::default() };
-        Self { name: Arc::clone(&self.name), stored, version, gate, running: Arc::clone(&self.running) }
+        let is_same_mapping = stored.partitions == self.stored.partitions;
+        Self {
+            name: Arc::clone(&self.name),
+            stored,
+            version,
+            mapping_gate: if is_same_mapping { Arc::clone(&self.mapping_gate) } else { Arc::default() },
+            topic_gate: Arc::clone(&self.topic_gate),
+            running: Arc::clone(&self.running),
+        }
+    }
+
+    pub(crate) fn gate(&self, placement: Placement) -> &Arc<Gate> {
+        match placement {
+            Placement::ByKey => &self.mapping_gate,
+            Placement::Free => &self.topic_gate,
+        }
+    }
+
+    /// Nothing is published to this topic under this picture any more.
+    pub(crate) fn retire(&self) {
+        self.mapping_gate.retire();
+        self.topic_gate.retire();
     }
 
     pub fn number(&self) -> TopicNumber {
@@ -96,7 +125,7 @@ impl Topic {
     }
 
     pub fn is_system(&self) -> bool {
-        self.name.starts_with('_')
+        is_system_name(&self.name)
     }
 
     #[cfg(test)]
@@ -112,10 +141,16 @@ impl Topic {
             adopted: false,
             deleting: false,
             growths: Vec::new(),
+            growing: None,
             workers: None,
         };
         Arc::new(Self::new(name, stored, 1))
     }
+}
+
+/// Whether a topic is the system's own. Such a topic never grows: the owners of its partitions depend on their number.
+pub fn is_system_name(name: &str) -> bool {
+    name.starts_with('_')
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ mod claims;
 mod dead_letters;
 mod delay_queue;
 mod events;
+mod growth_nodes;
 mod grpc;
 mod held_pushes;
 mod holding;

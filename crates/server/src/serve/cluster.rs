@@ -18,6 +18,7 @@ use whimbrel_roles::owners::{
     Router, Sight, dispatch_service, service,
 };
 use whimbrel_roles::stats::TopicStats;
+use whimbrel_roles::topics::Memberships;
 use whimbrel_roles::worker::{CallDesks, workers_service};
 
 use super::guard::Guard;
@@ -79,6 +80,8 @@ pub struct Cluster {
     pub dispatch: Arc<dyn Dispatch>,
     pub peers: Arc<Peers>,
     pub sight: Sight,
+    /// The sessions of this process with the coordination.
+    pub memberships: Memberships,
     /// What this process is called among the others.
     pub name: String,
     pub node: u16,
@@ -146,13 +149,14 @@ impl Cluster {
         let holds = Router::new(shards, sight.clone(), parts.desk, peers.clone(), OWNER_WAIT_DEFAULT);
         let dispatch =
             DispatchRouter::new(shards, sight.clone(), parts.dispatch_desk, peers.clone(), OWNER_WAIT_DEFAULT);
-        let (node, leaving) = (keeper.node(), CancellationToken::new());
+        let (node, memberships, leaving) = (keeper.node(), keeper.memberships(), CancellationToken::new());
         let keeping = tokio::spawn(keeper.run(leaving.clone()));
         Ok(Self {
             holds: Arc::new(holds),
             dispatch: Arc::new(dispatch),
             peers,
             sight,
+            memberships,
             name,
             node,
             internal_address,

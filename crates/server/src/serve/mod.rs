@@ -183,8 +183,11 @@ impl Server<'_> {
         let mut described = wiring::describe(self.config, self.engines);
         described.extend(folding);
         let door = self.open_door(&joined, address, &described).await?;
-        let (watched, watch_ends) = (Arc::clone(joined.registry), self.shutdown.clone());
-        let watch = tokio::spawn(async move { watched.watch(watch_ends).await });
+        // The watch ends after the last request: until then other nodes wait for this one to confirm growths.
+        let (watched, watch_ends) = (Arc::clone(joined.registry), CancellationToken::new());
+        let no_more_requests = watch_ends.clone();
+        let memberships = joined.cluster.memberships.clone();
+        let watch = tokio::spawn(async move { watched.watch(memberships, watch_ends).await });
         let upkeep = tokio::spawn(telemetry::keep_figures(figures.clone()));
         let router = door.router().route("/metrics", get(move || async move { figures.render() }));
         let (router, guard) = (joined.reach.mount(router), Guard::of(self.config));
@@ -204,6 +207,7 @@ impl Server<'_> {
         leaving.abort();
         upkeep.abort();
         door.close().await;
+        no_more_requests.cancel();
         if let Err(error) = watch.await {
             tracing::error!(%error, "the watch on the catalogue ended badly");
         }
@@ -215,6 +219,10 @@ impl Server<'_> {
             log: Arc::clone(&self.engines.log),
             log_topics: Arc::clone(&self.engines.log_topics),
             catalogue: Arc::clone(&self.engines.catalogue),
+            coordination: match self.config.coordination {
+                CoordinationEngineName::Process => None,
+                CoordinationEngineName::Etcd => Some(Arc::clone(&self.engines.coordination)),
+            },
             clock: Arc::clone(&self.clock),
             events: self.events.sink(),
         };

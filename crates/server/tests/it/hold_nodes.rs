@@ -58,6 +58,14 @@ impl Shared {
         let arguments: Vec<&str> = settings.flat_map(|setting| ["--set", setting.as_str()]).collect();
         Server::spawn(folder.path(), &arguments)
     }
+
+    pub fn stop_etcd(&mut self) {
+        self.etcd.kill();
+    }
+
+    pub fn start_etcd_again(&mut self) {
+        self.etcd.start_again();
+    }
 }
 
 #[test]

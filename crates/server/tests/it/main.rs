@@ -20,6 +20,7 @@ mod device;
 mod fault_history;
 mod faulty_disk;
 mod full_disk;
+mod growth_nodes;
 mod hold_crash;
 mod hold_heard;
 mod hold_model;

@@ -48,6 +48,7 @@ fn write(folder: &Path, topic: &str, record: Record) {
             log: Arc::clone(&engines.log),
             log_topics: Arc::clone(&engines.log_topics),
             catalogue: Arc::clone(&engines.catalogue),
+            coordination: None,
             clock: Arc::new(SystemClock),
             events: Arc::new(|_| {}),
         };

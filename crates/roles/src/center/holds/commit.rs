@@ -110,10 +110,7 @@ async fn way_into(registry: &Registry, hold: &Hold) -> Way {
             Ok(false) | Err(_) => Way::Closed,
         };
     };
-    match Pass::enter(topic) {
-        Ok(pass) => Way::Open(pass),
-        Err(_) => Way::Closed,
-    }
+    registry.try_enter(topic).map_or(Way::Closed, Way::Open)
 }
 
 #[cfg(test)]

@@ -30,6 +30,7 @@ use super::super::undisturbed::Undisturbed;
 use super::documents::{DeadPushDocument, DeadPushList};
 use super::{fields_of, push_topic};
 use crate::log_walk::LogWalk;
+use crate::topics::Placement;
 
 /// Records of the topic that one call looks at.
 const LOOK_RECORDS_MAX: usize = 1_000_000;
@@ -157,7 +158,7 @@ async fn put_back(door: &Door, dead_partition: PartitionId, letters: Vec<Letter>
         return Ok(());
     }
     push_topic(door)?;
-    let pass = door.registry.enter(PUSH_TOPIC).await?;
+    let pass = door.registry.enter(PUSH_TOPIC, Placement::Free).await?;
     let offsets: Vec<u64> = letters.iter().map(|letter| letter.at).collect();
     let entries = letters
         .into_iter()

@@ -19,11 +19,12 @@ use super::super::subscriptions::to_json;
 use super::super::undisturbed::Undisturbed;
 use super::documents::TaskAnswer;
 use super::push_topic;
+use crate::topics::Placement;
 
 /// Appends a task for a user, and answers with the id of its record.
 pub(super) async fn append_task(door: &Door, uid: &Uid, task: &PushTask) -> Result<String, Problem> {
     push_topic(door)?;
-    let pass = door.registry.enter(PUSH_TOPIC).await?;
+    let pass = door.registry.enter(PUSH_TOPIC, Placement::Free).await?;
     let now = door.ports.clock.now();
     let partition = pass.place(Some(uid.as_str().as_bytes()));
     let id = door.mint.mint(now, partition);

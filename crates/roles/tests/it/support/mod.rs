@@ -1,6 +1,7 @@
 //! The house that the tests live in: in-memory ports, a door over them, and few words to talk to it.
 
 pub mod catalogue;
+pub mod cluster;
 pub mod dispatch;
 pub mod holds;
 pub mod log;
@@ -18,13 +19,14 @@ use http_body_util::BodyExt;
 use serde_json::Value;
 use tokio::task::JoinHandle;
 use tower::ServiceExt;
+use whimbrel_model::ports::{Catalogue, Coordination};
 use whimbrel_model::{Clock, Timestamp};
 use whimbrel_roles::events::Events;
 use whimbrel_roles::platforms::Platforms;
 use whimbrel_roles::receive::{Ports, Receive, ReceiveSettings, StartError};
 use whimbrel_roles::stats::TopicStats;
 use whimbrel_roles::subscriptions::{SubscriptionPorts, Subscriptions};
-use whimbrel_roles::topics::{Registry, RegistryPorts, SystemTopics, TopicDefaults, open_topics};
+use whimbrel_roles::topics::{Memberships, Registry, RegistryPorts, SystemTopics, TopicDefaults, open_topics};
 
 use catalogue::MemoryCatalogue;
 use dispatch::{MemoryDispatch, MemoryNotebook, MemoryProgress};
@@ -149,11 +151,25 @@ impl World {
         topics: TopicDefaults,
         settings: ReceiveSettings,
     ) -> Result<House, StartError> {
+        let alone = tokio::sync::watch::Sender::new(None).subscribe();
+        self.try_open_among(topics, settings, self.catalogue.clone(), None, alone).await
+    }
+
+    /// Opens a door whose registry sees the catalogue as given, alone or among others.
+    pub async fn try_open_among(
+        self: &Arc<Self>,
+        topics: TopicDefaults,
+        settings: ReceiveSettings,
+        catalogue: Arc<dyn Catalogue>,
+        coordination: Option<Arc<dyn Coordination>>,
+        memberships: Memberships,
+    ) -> Result<House, StartError> {
         let events = Events::new(self.clock.clone());
         let ports = RegistryPorts {
             log: self.log.clone(),
             log_topics: self.log.clone(),
-            catalogue: self.catalogue.clone(),
+            catalogue,
+            coordination,
             clock: self.clock.clone(),
             events: events.sink(),
         };
@@ -172,7 +188,7 @@ impl World {
         let platforms = Arc::clone(&ports.platforms);
         let receive = Receive::start(ports, parts.0, parts.1, parts.2, settings.clone(), events.clone()).await?;
         let (ends, watched) = (settings.shutdown.clone(), Arc::clone(&registry));
-        let topics = tokio::spawn(async move { watched.watch(ends).await });
+        let topics = tokio::spawn(async move { watched.watch(memberships, ends).await });
         let (ends, watched) = (settings.shutdown.clone(), Arc::clone(&subscriptions));
         let subscribed = tokio::spawn(async move { watched.watch(ends).await });
         let (ends, watched) = (settings.shutdown.clone(), Arc::clone(&platforms));

@@ -1,0 +1,75 @@
+//! Deleting a topic: its gates are closed and drained, the entry says that it is being deleted, the log lets go of it, the entry goes.
+
+use std::sync::Arc;
+
+use tokio::sync::MutexGuard;
+use whimbrel_model::Event;
+use whimbrel_model::ports::CatalogueError;
+
+use super::gate::{Closed, StillInside};
+use super::growth::DRAIN_WITHIN;
+use super::registry::{Registry, TopicError, encode, is_unknown};
+use super::stored::{StoredTopic, key_of};
+use super::topic::Topic;
+
+impl Registry {
+    /// Begins to delete a topic: nothing passes its gate from now on, and what was under way has ended. Whoever looks at what belongs
+    /// to the topic sees all of it. Dropping the answer leaves the topic as it was.
+    pub async fn begin_delete(&self, name: &str) -> Result<Deletion<'_>, TopicError> {
+        let changing = self.changing.lock().await;
+        let topic = self.get(name).ok_or_else(|| TopicError::Unknown(name.to_owned()))?;
+        // What is under way ends first: an engine that knows topics by their names would put it into one made anew under this name.
+        let closed = [topic.mapping_gate.close(), topic.topic_gate.close()];
+        for gate in &closed {
+            gate.drained(DRAIN_WITHIN).await.map_err(|StillInside| TopicError::InUse(name.to_owned()))?;
+        }
+        Ok(Deletion { registry: self, topic, changing, closed })
+    }
+
+    pub(super) async fn finish_deleting(
+        &self,
+        name: &str,
+        stored: &StoredTopic,
+        version: u64,
+        _changing: &MutexGuard<'_, i64>,
+    ) -> Result<(), TopicError> {
+        self.ports.log_topics.delete(stored.number).await?;
+        match self.ports.catalogue.remove(&key_of(name), version).await {
+            // Another node finished the same deletion and reported it.
+            Err(CatalogueError::Conflict { .. }) => return Ok(()),
+            removed => removed?,
+        }
+        (self.ports.events)(Event::new("topic_deleted", format!("topic `{name}` was deleted")).with("topic", name));
+        Ok(())
+    }
+}
+
+/// A topic on its way out, its gates closed.
+pub struct Deletion<'a> {
+    registry: &'a Registry,
+    topic: Arc<Topic>,
+    changing: MutexGuard<'a, i64>,
+    closed: [Closed; 2],
+}
+
+impl Deletion<'_> {
+    /// Deletes the topic with all it has. Not to be cancelled midway: callers spawn it.
+    pub async fn finish(self) -> Result<(), TopicError> {
+        let Self { registry, topic, changing, closed } = self;
+        let name = &*topic.name;
+        let mut stored = topic.stored.clone();
+        stored.deleting = true;
+        let written = registry.ports.catalogue.put(&key_of(name), encode(&stored), Some(topic.version)).await;
+        let version = match written {
+            Ok(version) => version,
+            Err(error) => {
+                if is_unknown(&error) {
+                    registry.keep_closed(closed);
+                }
+                return Err(error.into());
+            }
+        };
+        registry.hide(name);
+        registry.finish_deleting(name, &stored, version, &changing).await
+    }
+}

@@ -1,0 +1,273 @@
+//! The registry follows the catalogue: takes over what changed, finishes what a crash left half done, adopts topics of others.
+//!
+//! A mapping that the catalogue has replaced is left before anything else is done about its topic.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::MutexGuard;
+use tokio_util::sync::CancellationToken;
+use whimbrel_model::limits::{PARTITIONS_MAX, TOPIC_NUMBER_MAX};
+use whimbrel_model::ports::{CatalogueError, LogError, Versioned};
+
+use super::conflicts::Conflicts;
+use super::gate::Closed;
+use super::growing::Memberships;
+use super::growth::{Growth, ends_of};
+use super::registry::{Registry, TopicChange, TopicError, encode};
+use super::stored::{StoredTopic, TOPIC_PREFIX, key_of};
+use super::topic::{Topic, is_system_name};
+
+/// Between two looks at a catalogue that keeps changing or cannot be reached.
+const RELOAD_PAUSE: Duration = Duration::from_millis(100);
+const WATCH_RETRY_AFTER: Duration = Duration::from_secs(1);
+
+impl Registry {
+    /// Follows the catalogue until the shutdown. Where several nodes share the topics, also does this node's part in growths, under
+    /// its present session.
+    pub async fn watch(&self, memberships: Memberships, shutdown: CancellationToken) {
+        let Some(coordination) = &self.ports.coordination else { return self.follow_catalogue(&shutdown).await };
+        tokio::select! {
+            ((), ()) = futures_util::future::join(
+                self.follow_catalogue(&shutdown),
+                self.drive_growths(&**coordination, memberships.clone(), &shutdown),
+            ) => {}
+            () = self.follow_sessions(memberships.clone()) => {}
+        }
+    }
+
+    async fn follow_catalogue(&self, shutdown: &CancellationToken) {
+        let mut seen = 0;
+        loop {
+            let changed = tokio::select! {
+                changed = self.ports.catalogue.changed(seen) => changed,
+                () = self.unsettled_for_long() => Ok(seen),
+                () = shutdown.cancelled() => return,
+            };
+            let pause = match changed {
+                Ok(revision) => {
+                    let changing = self.changing.lock().await;
+                    match self.reload(&changing).await {
+                        Ok(()) => {
+                            seen = revision;
+                            RELOAD_PAUSE
+                        }
+                        Err(error) => {
+                            tracing::warn!(%error, "the catalogue changed and could not be followed; trying again");
+                            WATCH_RETRY_AFTER
+                        }
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the catalogue cannot be watched; trying again");
+                    WATCH_RETRY_AFTER
+                }
+            };
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = shutdown.cancelled() => return,
+            }
+        }
+    }
+
+    /// Takes over what the catalogue has now.
+    pub(super) async fn reload(&self, changing: &MutexGuard<'_, i64>) -> Result<(), TopicError> {
+        let entries = self.ports.catalogue.list(TOPIC_PREFIX).await?;
+        let map = self.map.load_full();
+        for name in map.by_name.keys() {
+            if entries.binary_search_by(|(key, _)| key.as_str().cmp(&key_of(name))).is_err() {
+                self.hide(name);
+            }
+        }
+        for (key, found) in &entries {
+            let known = map.by_name.get(key.strip_prefix(TOPIC_PREFIX).unwrap_or_default());
+            if known.is_some_and(|topic| topic.version == found.version) {
+                continue;
+            }
+            match self.take_in_changing(key, found, changing).await {
+                Ok(()) => {}
+                Err(error @ (TopicError::Log(LogError::Unavailable(_)) | TopicError::Catalogue(_))) => {
+                    return Err(error);
+                }
+                Err(error) => tracing::error!(%error, "the topic under `{key}` is left out until this is mended"),
+            }
+        }
+        let settled = std::mem::take(&mut *self.unsettled.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(settled);
+        Ok(())
+    }
+
+    /// Takes in an entry that other nodes may change meanwhile.
+    async fn take_in_changing(
+        &self,
+        key: &str,
+        found: &Versioned,
+        changing: &MutexGuard<'_, i64>,
+    ) -> Result<(), TopicError> {
+        let mut conflicts = Conflicts::default();
+        let mut taken = self.take_in(key, found, changing).await;
+        loop {
+            match taken {
+                Err(error) => conflicts.try_again(error).await?,
+                Ok(_) => return Ok(()),
+            }
+            taken = self.read_entry(key.strip_prefix(TOPIC_PREFIX).unwrap_or(key), changing).await;
+        }
+    }
+
+    /// The topic as the catalogue has it now. `None` where there is no entry, or where its deletion was finished.
+    pub(super) async fn read_entry(
+        &self,
+        name: &str,
+        changing: &MutexGuard<'_, i64>,
+    ) -> Result<Option<Arc<Topic>>, TopicError> {
+        let key = key_of(name);
+        match self.ports.catalogue.get(&key).await? {
+            Some(found) => self.take_in(&key, &found, changing).await,
+            None => Ok(None),
+        }
+    }
+
+    /// Brings one entry of the catalogue to life, or finishes its deletion.
+    async fn take_in(
+        &self,
+        key: &str,
+        found: &Versioned,
+        changing: &MutexGuard<'_, i64>,
+    ) -> Result<Option<Arc<Topic>>, TopicError> {
+        let name = key.strip_prefix(TOPIC_PREFIX).unwrap_or(key);
+        let malformed = |why: String| {
+            // Its mapping is not known: nothing may be published by the one that was.
+            self.hide(name);
+            TopicError::Malformed { key: key.to_owned(), why }
+        };
+        let mut stored: StoredTopic =
+            serde_json::from_slice(&found.value).map_err(|error| malformed(error.to_string()))?;
+        if !(1..=PARTITIONS_MAX).contains(&stored.partitions) || stored.number.0 > TOPIC_NUMBER_MAX {
+            return Err(malformed("its number or its partitions are out of range".to_owned()));
+        }
+        if !stored.deleting {
+            // A process that is alone has no other node to agree with: it does not carry on a growth of an installation of several nodes.
+            stored.growing = stored.growing.filter(|_| self.lease.is_shared());
+            self.leave_old_mapping(name, &stored);
+            return self.bring_up(name, stored, found.version, changing).await.map(Some);
+        }
+        // An engine that has only names learns here which topic the number means.
+        self.hide(name);
+        // The node that deletes it may be done by now, and the name may be another topic's: this list of entries may be old.
+        let current = self.ports.catalogue.get(key).await?;
+        if current.is_none_or(|current| current.version != found.version) {
+            return Ok(None);
+        }
+        self.ports.log_topics.create(&stored.spec(name)).await?;
+        self.finish_deleting(name, &stored, found.version, changing).await?;
+        Ok(None)
+    }
+
+    /// Closes the gates of a mapping that the entry has replaced or is about to, before the log is asked for anything, which may
+    /// fail: a growth counts on it.
+    fn leave_old_mapping(&self, name: &str, stored: &StoredTopic) {
+        let Some(known) = self.get(name) else { return };
+        if known.number() != stored.number {
+            known.retire();
+        } else if known.partitions() != stored.partitions {
+            known.mapping_gate.retire();
+        } else if stored.growing.is_some() {
+            self.note_growing(&known, stored.growing);
+        }
+    }
+
+    /// Takes in topics that others made in the engine. The system's names are never taken from there.
+    pub(super) async fn adopt_found(&self, changing: &mut MutexGuard<'_, i64>) -> Result<(), TopicError> {
+        **changing = self.ports.clock.now().as_millis();
+        for (name, partitions) in self.ports.log_topics.found().await? {
+            let takes = whimbrel_model::check_topic_name(&name).is_ok()
+                && (1..=PARTITIONS_MAX).contains(&partitions)
+                && self.get(&name).is_none();
+            if !takes {
+                continue;
+            }
+            // Its retention is whatever its makers gave it.
+            let as_it_is = TopicChange {
+                partitions: Some(partitions),
+                retention: Some(None),
+                retention_bytes: Some(None),
+                ..TopicChange::default()
+            };
+            match self.adopt(&name, as_it_is, changing).await {
+                Ok(()) => tracing::info!(topic = name, partitions, "took in a topic that was found in the log"),
+                Err(
+                    error @ TopicError::Catalogue(CatalogueError::Unavailable(_) | CatalogueError::OutcomeUnknown(_)),
+                ) => return Err(error),
+                Err(error) => tracing::warn!(topic = name, %error, "a topic found in the log could not be taken in"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes in one topic, unless another node has done so.
+    async fn adopt(&self, name: &str, as_it_is: TopicChange, changing: &MutexGuard<'_, i64>) -> Result<(), TopicError> {
+        let mut conflicts = Conflicts::default();
+        loop {
+            let adopted = match self.read_entry(name, changing).await {
+                Ok(None) => self.create(name, as_it_is.clone(), true, changing).await.map(Some),
+                known => known,
+            };
+            match adopted {
+                Err(error) => conflicts.try_again(error).await?,
+                Ok(_) => return Ok(()),
+            }
+        }
+    }
+
+    /// Makes the topic known to the log, finishes a growth that the entry does not know of, and puts it on the map.
+    pub(super) async fn bring_up(
+        &self,
+        name: &str,
+        mut stored: StoredTopic,
+        mut version: u64,
+        _changing: &MutexGuard<'_, i64>,
+    ) -> Result<Arc<Topic>, TopicError> {
+        let actual = self.ports.log_topics.create(&stored.spec(name)).await?;
+        self.note_in_log(name, &stored, actual);
+        // The partitions of `_holds` are its shards, those of `_push` places of users, and so on: what others added in the engine
+        // is not used. Nodes that share a topic grow it by agreement.
+        if actual > stored.partitions && !is_system_name(name) && !self.lease.is_shared() {
+            let ends = ends_of(&*self.ports.log, stored.number, stored.partitions).await?;
+            let growth =
+                Growth { at_ms: self.ports.clock.now().as_millis(), from: stored.partitions, to: actual, ends };
+            stored.partitions = actual;
+            if growth.has_barriers() {
+                stored.growths.push(growth.clone());
+                self.report_growth(name, &growth);
+            }
+            version = self.ports.catalogue.put(&key_of(name), encode(&stored), Some(version)).await?;
+        }
+        let topic = match self.get(name).filter(|known| known.number() == stored.number) {
+            Some(known) => known.succeeded_by(stored, version),
+            None => Topic::new(name, stored, version),
+        };
+        Ok(self.show(topic))
+    }
+
+    /// Keeps gates closed until the catalogue was read again: which mapping is in force is not known.
+    pub(super) fn keep_closed(&self, gates: impl IntoIterator<Item = Closed>) {
+        self.unsettled.lock().unwrap_or_else(PoisonError::into_inner).extend(gates);
+        self.changes.send_modify(|count| *count += 1);
+    }
+
+    fn is_unsettled(&self) -> bool {
+        !self.unsettled.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    /// Returns a while after a write had an unknown outcome that is still not settled.
+    async fn unsettled_for_long(&self) {
+        let mut changes = self.changes.subscribe();
+        while !self.is_unsettled() {
+            if changes.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+        tokio::time::sleep(WATCH_RETRY_AFTER).await;
+    }
+}

@@ -1,0 +1,353 @@
+//! This node's part in growths of topics that several nodes share: it confirms what others begin, leads what it began, and takes
+//! over from nodes that are gone. What to do next is decided by [`super::agreement`]; this is its shell.
+//!
+//! The entry of the catalogue is the only truth about a growth. A write whose outcome is unknown changes nothing here: the topic's
+//! gate stays closed until the entry was read again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+use whimbrel_model::ports::{CatalogueError, Coordination, LogError, Membership, Picture};
+use whimbrel_model::{Event, TopicNumber};
+
+use super::agreement::{CONFIRMED_WITHIN_MS, Growing, Participant, Roll, Sight, Step};
+use super::gate::Closed;
+use super::growth::{Growth, ends_of};
+use super::registry::{PutOutcome, Registry, TopicError, encode};
+use super::stored::{StoredTopic, key_of};
+use super::topic::{Topic, is_system_name};
+
+/// Between two looks at growths that are under way.
+const STEP_PAUSE: Duration = Duration::from_millis(50);
+/// How long the catalogue may take to be read under a new session before it is asked again.
+const CONFIRM_PAUSE: Duration = Duration::from_millis(200);
+/// How long the log may take to add partitions and to tell their ends, in one try.
+const FINISH_WITHIN: Duration = Duration::from_secs(10);
+/// How long the request that began a growth waits for its end.
+const REQUEST_WAITS_WITHIN: Duration = Duration::from_millis(CONFIRMED_WITHIN_MS + 10_000);
+/// How long partitions that the log has beyond the mapping are left alone after a growth to them was begun.
+const SURPLUS_PAUSE: Duration = Duration::from_secs(30);
+
+/// The sessions of this node, one after the other; `None` while it has none.
+pub type Memberships = watch::Receiver<Option<Arc<dyn Membership>>>;
+
+/// Growths as this node knows them.
+#[derive(Default)]
+pub(super) struct Growths {
+    under_way: BTreeMap<TopicNumber, UnderWay>,
+    /// Topics that have more partitions in the log than their entry says, with the partitions and when to begin the growth.
+    surplus: BTreeMap<TopicNumber, (u32, Instant)>,
+}
+
+/// A growth that the entry has, with the topic's gate closed.
+struct UnderWay {
+    participant: Participant,
+    closed: Closed,
+}
+
+impl Registry {
+    fn growths(&self) -> MutexGuard<'_, Growths> {
+        self.growths.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Whether the topic grows and its barriers are not known yet.
+    pub fn is_growing(&self, number: TopicNumber) -> bool {
+        self.growths().under_way.contains_key(&number)
+    }
+
+    /// Returns when the topic's barriers are known: at once unless it grows.
+    pub async fn wait_while_growing(&self, number: TopicNumber) {
+        let mut changes = self.changes.subscribe();
+        while self.is_growing(number) {
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Takes over what the entry says of a growth: closes the gate of the mapping, or lets go of it.
+    pub(super) fn note_growing(&self, topic: &Topic, growing: Option<Growing>) {
+        let since_ms = self.now_ms();
+        let mut growths = self.growths();
+        let Some(growing) = growing.filter(|_| self.lease.is_shared()) else {
+            growths.under_way.remove(&topic.number());
+            return;
+        };
+        let is_known = growths.under_way.get(&topic.number()).is_some_and(|known| known.participant.growing == growing);
+        if !is_known {
+            let participant = Participant { growing, since_ms, began_here: false };
+            let closed = topic.mapping_gate.close();
+            growths.under_way.insert(topic.number(), UnderWay { participant, closed });
+        }
+    }
+
+    pub(super) fn forget_growth(&self, number: TopicNumber) {
+        let mut growths = self.growths();
+        growths.under_way.remove(&number);
+        growths.surplus.remove(&number);
+    }
+
+    /// Notes how many partitions the log has of a topic. Nodes that share it grow it by agreement.
+    pub(super) fn note_in_log(&self, name: &str, stored: &StoredTopic, in_log: u32) {
+        let mut growths = self.growths();
+        if in_log > stored.partitions && stored.growing.is_none() && !is_system_name(name) {
+            let begin = Instant::now();
+            growths.surplus.entry(stored.number).or_insert((in_log, begin)).0 = in_log;
+        } else {
+            growths.surplus.remove(&stored.number);
+        }
+    }
+
+    /// Begins a growth that all nodes have to confirm. The registry's watch carries it on.
+    pub(super) async fn begin_growth(&self, topic: &Topic, to: u32) -> Result<Arc<Topic>, TopicError> {
+        let growing = Growing { to, base: topic.version };
+        let stored = StoredTopic { growing: Some(growing), ..topic.stored.clone() };
+        let version = self.ports.catalogue.put(&key_of(&topic.name), encode(&stored), Some(topic.version)).await?;
+        let shown = self.show(topic.succeeded_by(stored, version));
+        if let Some(known) = self.growths().under_way.get_mut(&topic.number()) {
+            known.participant.began_here = known.participant.growing == growing;
+        }
+        Ok(shown)
+    }
+
+    /// Waits for the end of a growth. Must not be called while topics are being changed.
+    pub(super) async fn wait_grown(&self, begun: &Topic, growing: Growing) -> Result<PutOutcome, TopicError> {
+        let name = begun.name.to_string();
+        let mut changes = self.changes.subscribe();
+        let ended = timeout(REQUEST_WAITS_WITHIN, async {
+            loop {
+                changes.borrow_and_update();
+                match self.by_number(begun.number()) {
+                    Some(topic) if topic.stored.growing == Some(growing) => {}
+                    other => return other,
+                }
+                if changes.changed().await.is_err() {
+                    return None;
+                }
+            }
+        });
+        let ended = ended.await.map_err(|_| TopicError::Growing(name.clone()))?;
+        let topic = ended.ok_or_else(|| TopicError::Unknown(name.clone()))?;
+        if topic.partitions() < growing.to {
+            return Err(TopicError::NotConfirmed(name));
+        }
+        let grown = topic.stored.growths.iter().rfind(|growth| growth.to == growing.to).cloned();
+        Ok(PutOutcome { topic, created: false, grown })
+    }
+
+    /// Confirms the mapping under each session of this node.
+    pub(super) async fn follow_sessions(&self, mut memberships: Memberships) {
+        loop {
+            let membership = memberships.borrow_and_update().clone();
+            let confirming = async {
+                let Some(membership) = membership else { return };
+                while membership.stands() {
+                    let changing = self.changing.lock().await;
+                    let read = self.reload(&changing).await;
+                    drop(changing);
+                    match read {
+                        Ok(()) => return self.lease.grant(membership),
+                        Err(error) => {
+                            tracing::warn!(%error, "cannot read the topics under the new session; trying again");
+                            tokio::time::sleep(CONFIRM_PAUSE).await;
+                        }
+                    }
+                }
+            };
+            tokio::select! {
+                () = confirming => if memberships.changed().await.is_err() {
+                    return std::future::pending().await;
+                },
+                Ok(()) = memberships.changed() => {}
+            }
+        }
+    }
+
+    /// Does this node's part in all growths, until the shutdown.
+    pub(super) async fn drive_growths(
+        &self,
+        coordination: &dyn Coordination,
+        memberships: Memberships,
+        shutdown: &CancellationToken,
+    ) {
+        let mut changes = self.changes.subscribe();
+        let mut confirmed: BTreeSet<String> = BTreeSet::new();
+        loop {
+            changes.borrow_and_update();
+            let is_idle = {
+                let growths = self.growths();
+                growths.under_way.is_empty() && growths.surplus.is_empty()
+            };
+            let pause = async {
+                if is_idle && confirmed.is_empty() {
+                    let _ = changes.changed().await;
+                } else {
+                    tokio::time::sleep(STEP_PAUSE).await;
+                }
+            };
+            tokio::select! {
+                () = pause => {}
+                () = shutdown.cancelled() => return,
+            }
+            let membership = memberships.borrow().clone();
+            let Some(membership) = membership.filter(|membership| membership.stands()) else {
+                // Confirmations ended with the session that they were under.
+                confirmed.clear();
+                continue;
+            };
+            match coordination.picture(0).await {
+                Ok(picture) => self.step_all(&picture, &*membership, &mut confirmed).await,
+                Err(error) => tracing::debug!(%error, "the cluster cannot be seen; growths wait"),
+            }
+        }
+    }
+
+    async fn step_all(&self, picture: &Picture, membership: &dyn Membership, confirmed: &mut BTreeSet<String>) {
+        let (me, now_ms) = (membership.node(), self.now_ms());
+        let steps: Vec<(TopicNumber, Growing, Step, Roll)> = {
+            let growths = self.growths();
+            let step = |(number, known): (&TopicNumber, &UnderWay)| {
+                let growing = known.participant.growing;
+                let roll = Roll::of(picture, *number, &growing);
+                let sight = Sight { now_ms, me, is_drained: known.closed.is_drained(), roll: &roll };
+                (*number, growing, known.participant.step(sight), roll)
+            };
+            growths.under_way.iter().map(step).collect()
+        };
+        let current: BTreeSet<String> =
+            steps.iter().map(|(number, growing, ..)| growing.confirmation(*number, me)).collect();
+        for over in confirmed.difference(&current).cloned().collect::<Vec<_>>() {
+            if membership.release(&over).await.is_ok() {
+                confirmed.remove(&over);
+            }
+        }
+        let stepped = steps.iter().map(|(number, growing, step, roll)| async move {
+            match step {
+                Step::Wait => Ok(None),
+                Step::Confirm => {
+                    let name = growing.confirmation(*number, me);
+                    let owned = membership.own(&name).await;
+                    Ok(owned.inspect_err(|error| tracing::debug!(%error, name, "not confirmed yet")).ok().map(|_| name))
+                }
+                Step::Finish => self.finish_growth(*number, *growing).await.map(|()| None),
+                Step::RollBack => self.roll_back(*number, *growing, roll, picture).await.map(|()| None),
+            }
+        });
+        for (outcome, (number, ..)) in join_all(stepped).await.into_iter().zip(&steps) {
+            match outcome {
+                Ok(name) => confirmed.extend(name),
+                Err(error) => {
+                    tracing::warn!(%error, topic = number.0, "a growth could not be carried on; trying again")
+                }
+            }
+        }
+        if picture.nodes.first().is_some_and(|first| first.number == me) {
+            self.begin_surplus_growths().await;
+        }
+    }
+
+    /// Every node has confirmed: adds the partitions, reads the barriers, and writes the new mapping.
+    async fn finish_growth(&self, number: TopicNumber, growing: Growing) -> Result<(), TopicError> {
+        let Some(topic) = self.by_number(number).filter(|topic| topic.stored.growing == Some(growing)) else {
+            return self.read_again().await;
+        };
+        let from = topic.partitions();
+        let mut stored = StoredTopic { growing: None, partitions: growing.to, ..topic.stored.clone() };
+        let in_time = timeout(FINISH_WITHIN, async {
+            self.ports.log_topics.alter(&stored.spec(&topic.name)).await?;
+            ends_of(&*self.ports.log, number, from).await
+        });
+        let late = |_| LogError::Unavailable(format!("the log did not add partitions within {FINISH_WITHIN:?}"));
+        let ends = in_time.await.map_err(late)??;
+        let growth = Growth { at_ms: self.ports.clock.now().as_millis(), from, to: growing.to, ends };
+        if growth.has_barriers() {
+            stored.growths.push(growth.clone());
+        }
+        if self.replace_entry(&topic, stored).await? {
+            self.report_growth(&topic.name, &growth);
+        }
+        Ok(())
+    }
+
+    /// Not every node has confirmed in time: the old mapping stays.
+    async fn roll_back(
+        &self,
+        number: TopicNumber,
+        growing: Growing,
+        roll: &Roll,
+        picture: &Picture,
+    ) -> Result<(), TopicError> {
+        let Some(topic) = self.by_number(number).filter(|topic| topic.stored.growing == Some(growing)) else {
+            return self.read_again().await;
+        };
+        let stored = StoredTopic { growing: None, ..topic.stored.clone() };
+        if !self.replace_entry(&topic, stored).await? {
+            return Ok(());
+        }
+        let name_of = |node: u16| picture.nodes.iter().find(|each| each.number == node);
+        let missing: Vec<String> = roll.missing().filter_map(name_of).map(|node| node.member.name.clone()).collect();
+        let (name, missing, to) = (&topic.name, missing.join(","), growing.to);
+        let why = if missing.is_empty() {
+            "the log did not add them".to_owned()
+        } else {
+            format!("nodes {missing} did not confirm")
+        };
+        let detail = format!("topic `{name}` did not grow to {to} partitions within {CONFIRMED_WITHIN_MS} ms: {why}");
+        let event = Event::warning("topic_growth_rolled_back", detail).with("topic", name).with("to", to);
+        (self.ports.events)(event.with("nodes", missing));
+        Ok(())
+    }
+
+    /// Writes the topic's next entry and shows it. `false`: another node was faster, and its entry is shown.
+    async fn replace_entry(&self, topic: &Topic, stored: StoredTopic) -> Result<bool, TopicError> {
+        let changing = self.changing.lock().await;
+        match self.ports.catalogue.put(&key_of(&topic.name), encode(&stored), Some(topic.version)).await {
+            Ok(version) => {
+                self.show(topic.succeeded_by(stored, version));
+                Ok(true)
+            }
+            Err(CatalogueError::Conflict { .. }) => self.reload(&changing).await.map(|()| false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn read_again(&self) -> Result<(), TopicError> {
+        let changing = self.changing.lock().await;
+        self.reload(&changing).await
+    }
+
+    /// Begins growths to partitions that the log has already: a leader died after it had added them, or others added them.
+    async fn begin_surplus_growths(&self) {
+        let now = Instant::now();
+        let due: Vec<(TopicNumber, u32)> = {
+            let mut growths = self.growths();
+            let due = growths.surplus.iter_mut().filter(|(_, (_, begin))| *begin <= now);
+            due.map(|(number, (to, begin))| {
+                *begin = now + SURPLUS_PAUSE;
+                (*number, *to)
+            })
+            .collect()
+        };
+        for (number, to) in due {
+            let _changing = self.changing.lock().await;
+            let topic =
+                self.by_number(number).filter(|topic| topic.stored.growing.is_none() && topic.partitions() < to);
+            let Some(topic) = topic else {
+                self.growths().surplus.remove(&number);
+                continue;
+            };
+            if let Err(error) = self.begin_growth(&topic, to).await {
+                tracing::warn!(%error, topic = %topic.name, to, "a growth to partitions of the log could not be begun");
+            }
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Growing a topic that several nodes share: no node publishes by the old mapping behind the barriers, whatever it has not
+//! seen, lost or left half done.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::json;
+use whimbrel_model::partitioner::partition_of;
+
+use super::support::cluster::{ClusterNode, MemoryCoordination};
+use super::support::{Answer, World, soon};
+
+/// How many partitions the topic gets.
+const PARTITIONS: u32 = 8;
+const POLL: Duration = Duration::from_millis(10);
+
+struct Nodes {
+    world: Arc<World>,
+    cluster: Arc<MemoryCoordination>,
+    first: ClusterNode,
+    second: ClusterNode,
+}
+
+/// Two nodes that know the topic `orders` with one partition.
+async fn two_nodes() -> Nodes {
+    let (world, cluster) = (World::new(), Arc::<MemoryCoordination>::default());
+    let first = ClusterNode::open(&world, &cluster, 1).await;
+    first.house.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
+    let second = ClusterNode::open(&world, &cluster, 2).await;
+    // Both have read the catalogue under their sessions.
+    for node in [&first, &second] {
+        node.house.post("/v1/topics/ready/messages?key=k", "x").await.ok(201);
+    }
+    Nodes { world, cluster, first, second }
+}
+
+async fn publish(node: &ClusterNode, payload: &str) -> Answer {
+    node.house.post(&format!("/v1/topics/orders/messages?key={}", key()), payload.to_owned()).await
+}
+
+async fn grow(node: &ClusterNode) -> Answer {
+    node.house.put("/v1/topics/orders", json!({ "partitions": PARTITIONS })).await
+}
+
+/// A key that moves when the topic grows.
+fn key() -> String {
+    let keys = (0..).map(|number| format!("k{number}"));
+    keys.into_iter().find(|key| partition_of(key.as_bytes(), PARTITIONS) != 0).expect("most keys move")
+}
+
+impl Nodes {
+    /// Where the new mapping puts the key.
+    fn moved() -> u32 {
+        partition_of(key().as_bytes(), PARTITIONS)
+    }
+
+    async fn until_entry(&self, is_so: impl Fn(&serde_json::Value) -> bool) {
+        until_entry(&self.world, is_so).await;
+    }
+
+    async fn until_growing(&self) {
+        until_growing(&self.world).await;
+    }
+}
+
+async fn until_entry(world: &World, is_so: impl Fn(&serde_json::Value) -> bool) {
+    soon(async {
+        while !world.catalogue.value("topics/orders").is_some_and(|entry| is_so(&entry)) {
+            tokio::time::sleep(POLL).await;
+        }
+    })
+    .await;
+}
+
+async fn until_growing(world: &World) {
+    until_entry(world, |entry| entry.get("growing").is_some()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_growth_is_confirmed_by_every_node_and_then_used_by_every_node() {
+    let nodes = two_nodes().await;
+    publish(&nodes.second, "old").await.ok(201);
+    let grown = soon(grow(&nodes.first)).await.ok(200);
+    assert_eq!(grown["growths"][0]["barriers"], json!([1]));
+    for node in [&nodes.first, &nodes.second] {
+        assert_eq!(soon(publish(node, "new")).await.ok(201)["partition"], Nodes::moved());
+    }
+    soon(async {
+        while !nodes.cluster.owned().is_empty() {
+            tokio::time::sleep(POLL).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_growth_waits_for_a_node_that_has_not_seen_it() {
+    let nodes = two_nodes().await;
+    publish(&nodes.second, "first").await.ok(201);
+    nodes.second.catalogue.set_stale(true);
+    let growth = grow(&nodes.first);
+    tokio::pin!(growth);
+    tokio::select! {
+        _ = growth.as_mut() => panic!("the second node has not confirmed"),
+        () = nodes.until_growing() => {}
+    }
+    assert_eq!(publish(&nodes.second, "by the old mapping").await.ok(201)["partition"], 0);
+    assert!(futures_util::poll!(growth.as_mut()).is_pending());
+    nodes.second.catalogue.set_stale(false);
+    let grown = soon(growth).await.ok(200);
+    assert_eq!(grown["growths"][0]["barriers"], json!([2]), "all that the stale node took lies below the barrier");
+    assert_eq!(soon(publish(&nodes.second, "new")).await.ok(201)["partition"], Nodes::moved());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_never_confirms_makes_the_growth_roll_back() {
+    let nodes = two_nodes().await;
+    nodes.second.catalogue.set_stale(true);
+    soon(grow(&nodes.first)).await.problem(503, "unavailable");
+    let entry = nodes.world.catalogue.value("topics/orders").unwrap();
+    assert_eq!((&entry["partitions"], entry.get("growing")), (&json!(1), None));
+    for node in [&nodes.first, &nodes.second] {
+        assert_eq!(publish(node, "x").await.ok(201)["partition"], 0, "the old mapping stays in use");
+    }
+    assert_eq!(nodes.world.log.partitions_of(nodes.first.house.registry.get("orders").unwrap().number()), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_lost_its_session_refuses_keys_and_is_not_waited_for() {
+    let mut nodes = two_nodes().await;
+    nodes.second.membership.lose();
+    let refused = publish(&nodes.second, "x").await;
+    assert!(refused.headers.contains_key("retry-after"));
+    refused.problem(503, "no_session");
+    nodes.second.house.post("/v1/topics/orders/messages", "without a key").await.ok(201);
+    nodes.second.house.post("/v1/topics/orders/messages?key=k&delay=1h", "held").await.ok(202);
+    nodes.second.membership.expire();
+    soon(grow(&nodes.first)).await.ok(200);
+    nodes.second.catalogue.set_stale(true);
+    publish(&nodes.second, "x").await.problem(503, "no_session");
+    nodes.second.join_again();
+    let placed = soon(publish(&nodes.second, "new")).await.ok(201);
+    assert_eq!(placed["partition"], Nodes::moved(), "a new session reads the catalogue first");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_append_whose_session_ended_meanwhile_is_not_acknowledged() {
+    for id in ["", "&id=mine"] {
+        let nodes = two_nodes().await;
+        nodes.world.log.hold_up(true);
+        let uri = format!("/v1/topics/orders/messages?key=k{id}");
+        let late = nodes.second.house.post(&uri, "late");
+        tokio::pin!(late);
+        while nodes.world.log.waiting_appends() == 0 {
+            assert!(futures_util::poll!(late.as_mut()).is_pending());
+            tokio::task::yield_now().await;
+        }
+        nodes.second.membership.lose();
+        nodes.world.log.hold_up(false);
+        late.await.problem(504, "outcome_unknown");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_node_finishes_what_a_dead_one_began() {
+    let nodes = two_nodes().await;
+    publish(&nodes.first, "old").await.ok(201);
+    nodes.second.catalogue.set_stale(true);
+    tokio::select! {
+        _ = grow(&nodes.first) => panic!("the second node has not confirmed"),
+        () = nodes.until_growing() => {}
+    }
+    nodes.first.house.settings.shutdown.cancel();
+    nodes.first.membership.expire();
+    nodes.second.catalogue.set_stale(false);
+    nodes.until_entry(|entry| entry["partitions"] == PARTITIONS).await;
+    assert_eq!(soon(publish(&nodes.second, "new")).await.ok(201)["partition"], Nodes::moved());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gate_stays_closed_while_the_outcome_of_the_write_is_unknown() {
+    let nodes = two_nodes().await;
+    publish(&nodes.first, "old").await.ok(201);
+    nodes.second.catalogue.set_stale(true);
+    let growth = grow(&nodes.first);
+    tokio::pin!(growth);
+    tokio::select! {
+        _ = growth.as_mut() => panic!("the second node has not confirmed"),
+        () = nodes.until_growing() => {}
+    }
+    // The write of the new mapping, which follows the second node's confirmation, has an unknown outcome here.
+    nodes.first.catalogue.lose_next_answer();
+    nodes.second.catalogue.set_stale(false);
+    tokio::select! {
+        _ = growth.as_mut() => panic!("the outcome is not known"),
+        () = nodes.until_entry(|entry| entry["partitions"] == PARTITIONS) => {}
+    }
+    assert!(nodes.first.catalogue.has_lost_the_answer());
+    publish(&nodes.first, "by which mapping?").await.problem(503, "topic_growing");
+    assert_eq!(soon(publish(&nodes.second, "new")).await.ok(201)["partition"], Nodes::moved());
+    nodes.first.catalogue.set_away(false);
+    soon(growth).await.ok(200);
+    assert_eq!(soon(publish(&nodes.first, "new")).await.ok(201)["partition"], Nodes::moved());
+}
+
+#[tokio::test(start_paused = true)]
+async fn partitions_that_others_added_are_used_after_all_nodes_agreed() {
+    let nodes = two_nodes().await;
+    publish(&nodes.first, "old").await.ok(201);
+    let number = nodes.first.house.registry.get("orders").unwrap().number();
+    nodes.world.log.grow_around_the_door(number, PARTITIONS as usize);
+    let third = ClusterNode::open(&nodes.world, &nodes.cluster, 0).await;
+    nodes.until_entry(|entry| entry["partitions"] == PARTITIONS).await;
+    for node in [&nodes.first, &nodes.second, &third] {
+        assert_eq!(soon(publish(node, "new")).await.ok(201)["partition"], Nodes::moved());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_is_alone_waits_too_for_the_outcome_of_its_write() {
+    let node = ClusterNode::open_alone(&World::new()).await;
+    node.house.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
+    publish(&node, "old").await.ok(201);
+    node.catalogue.lose_next_answer();
+    grow(&node).await.problem(503, "unavailable");
+    publish(&node, "by which mapping?").await.problem(503, "topic_growing");
+    node.house.post("/v1/topics/orders/messages", "without a key").await.ok(201);
+    node.catalogue.set_away(false);
+    assert_eq!(soon(publish(&node, "new")).await.ok(201)["partition"], Nodes::moved());
+}

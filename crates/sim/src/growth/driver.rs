@@ -1,0 +1,76 @@
+//! A run of growths: what a seed makes of a world, tick by tick, and how it settles.
+
+use std::panic::AssertUnwindSafe;
+
+use super::Check;
+use super::profile::{GrowthProfile, Trouble};
+use super::report::{GrowthFailure, GrowthReport};
+use super::world::World;
+use crate::Rng;
+use crate::trace::{Trace, panic_text};
+
+const TICKS_MIN: u64 = 1_000;
+const TICKS_MAX: u64 = 4_000;
+const GROWTH_EVERY: u64 = 150;
+const OUTAGE_MS_MAX: u64 = 9_000;
+const STALE_MS_MAX: u64 = 40_000;
+/// After so many ticks without trouble every growth must be over and every node must take every key.
+const SETTLE_TICKS: u64 = 4_000;
+
+/// Runs one seed.
+pub fn run_growth(seed: u64, profile: GrowthProfile) -> Result<GrowthReport, Box<GrowthFailure>> {
+    run_with(seed, profile, false)
+}
+
+/// Runs one seed and prints each step.
+pub fn run_growth_traced(seed: u64, profile: GrowthProfile) -> Result<GrowthReport, Box<GrowthFailure>> {
+    run_with(seed, profile, true)
+}
+
+fn run_with(seed: u64, profile: GrowthProfile, print: bool) -> Result<GrowthReport, Box<GrowthFailure>> {
+    let mut rng = Rng::new(seed);
+    let trouble = profile.trouble(&mut rng);
+    let mut world = World::new(trouble, profile, rng.fork(), Trace::new(print));
+    let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| drive(&mut world, &mut rng, trouble)));
+    let outcome = outcome.unwrap_or_else(|panic| Err(format!("a panic: {}", panic_text(&*panic))));
+    let failure = |message| Box::new(GrowthFailure { seed, profile, message, trace: world.trace.last() });
+    outcome.map_err(failure)?;
+    Ok(GrowthReport { seeds: 1, fingerprint: world.trace.fingerprint(), ..world.report })
+}
+
+fn drive(world: &mut World, rng: &mut Rng, trouble: Trouble) -> Check {
+    for _ in 0..rng.between(TICKS_MIN, TICKS_MAX) {
+        let node = rng.below(world.nodes.len() as u64) as usize;
+        if rng.one_in(GROWTH_EVERY) {
+            world.begin_growth(node);
+        }
+        let (now, for_ms) = (world.now, rng.below(OUTAGE_MS_MAX));
+        if rng.one_in(trouble.stale) {
+            world.nodes[node].stale_until = now + rng.below(STALE_MS_MAX);
+        }
+        if rng.one_in(trouble.cut) {
+            world.nodes[node].cut_until = now + for_ms;
+        }
+        if rng.one_in(trouble.freeze) {
+            world.nodes[node].frozen_until = now + for_ms;
+        }
+        if rng.one_in(trouble.crash) {
+            world.crash(node);
+        }
+        world.tick()?;
+    }
+    settle(world)
+}
+
+/// The trouble ends; after a while nothing grows any more, and every key is taken by every node.
+fn settle(world: &mut World) -> Check {
+    world.trouble = Trouble::default();
+    for node in &mut world.nodes {
+        (node.cut_until, node.frozen_until, node.stale_until) = (0, 0, 0);
+    }
+    for _ in 0..SETTLE_TICKS {
+        world.tick()?;
+    }
+    world.is_settled()?;
+    world.check()
+}

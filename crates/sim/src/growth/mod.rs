@@ -1,0 +1,23 @@
+//! Growths of a topic that several nodes share, under simulated trouble: the real agreement on growths, with nodes that see the catalogue
+//! late, lose their sessions, stand still or crash, and writes whose outcome is unknown. Publishers send the messages of a key one
+//! after the other through any node; what was acknowledged must lie in that order for readers that keep to the barriers.
+//!
+//! - [`SimCoordination`](coordination::SimCoordination) is the coordination with its leases and the topic's entry, with all its earlier states.
+//! - [`SimNode`](node::SimNode) is one process: session, gate, its view of the entry and of the members.
+//! - [`World`](world::World) has every step that can happen, and the log.
+//! - [`run_growth`] drives a world by a seed, then lets everything settle. The same seed makes the same run.
+
+pub mod coordination;
+mod driver;
+pub mod node;
+mod profile;
+mod report;
+mod truth;
+pub mod world;
+
+pub use driver::{run_growth, run_growth_traced};
+pub use profile::GrowthProfile;
+pub use report::{GrowthFailure, GrowthReport};
+
+/// What was found: an error is something that must never be.
+pub type Check<T = ()> = Result<T, String>;

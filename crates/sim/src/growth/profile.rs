@@ -1,0 +1,95 @@
+//! What kinds of trouble a run of growths has. All of it follows from the seed.
+
+use crate::Rng;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GrowthProfile {
+    /// Nodes that see no change of the entry for seconds, and keep their sessions.
+    Stale,
+    /// Nodes that cannot reach the coordination for seconds.
+    Partitions,
+    /// Nodes that stand still for seconds, with appends that they have not sent yet.
+    Frozen,
+    /// Writes that are made late or not at all, and whose answers are lost.
+    Unknown,
+    /// Nodes that crash and start again.
+    Crashes,
+    /// All of the above together.
+    Mixed,
+    /// A breakage: a growth is finished without the confirmations of others.
+    Unconfirmed,
+    /// A breakage: nodes publish by key without a session.
+    NoLease,
+    /// A breakage: appends are acknowledged though the session has ended meanwhile.
+    EarlyAck,
+    /// A breakage: a gate opens when the outcome of a write is unknown.
+    Reopen,
+    /// A breakage: a node that joined again uses the mapping that it had.
+    StaleJoin,
+    /// A breakage: readers take in what they read while the topic grows.
+    BlindReader,
+}
+
+/// How often each kind of trouble comes: once in so many ticks, or never where it is zero.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Trouble {
+    pub stale: u64,
+    pub cut: u64,
+    pub freeze: u64,
+    pub crash: u64,
+    /// Of writes: made and not answered.
+    pub unanswered: u64,
+    /// Of writes: neither made nor answered.
+    pub lost: u64,
+    /// Of writes: made up to seconds later.
+    pub slow: u64,
+}
+
+impl GrowthProfile {
+    /// Those that must be clean.
+    pub const ALL: [Self; 6] = [Self::Stale, Self::Partitions, Self::Frozen, Self::Unknown, Self::Crashes, Self::Mixed];
+    /// Those that must be found out.
+    pub const BREAKAGES: [Self; 6] =
+        [Self::Unconfirmed, Self::NoLease, Self::EarlyAck, Self::Reopen, Self::StaleJoin, Self::BlindReader];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stale => "stale",
+            Self::Partitions => "partitions",
+            Self::Frozen => "frozen",
+            Self::Unknown => "unknown",
+            Self::Crashes => "crashes",
+            Self::Mixed => "mixed",
+            Self::Unconfirmed => "unconfirmed",
+            Self::NoLease => "no-lease",
+            Self::EarlyAck => "early-ack",
+            Self::Reopen => "reopen",
+            Self::StaleJoin => "stale-join",
+            Self::BlindReader => "blind-reader",
+        }
+    }
+
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().chain(Self::BREAKAGES).find(|profile| profile.name() == name)
+    }
+
+    pub(super) fn trouble(self, rng: &mut Rng) -> Trouble {
+        let quiet = Trouble::default();
+        let unknown =
+            Trouble { unanswered: rng.between(2, 5), lost: rng.between(3, 8), slow: rng.between(2, 5), ..quiet };
+        match self {
+            Self::Stale | Self::Unconfirmed | Self::BlindReader => Trouble { stale: rng.between(50, 300), ..quiet },
+            Self::Partitions | Self::NoLease | Self::StaleJoin => Trouble { cut: rng.between(100, 400), ..quiet },
+            Self::Frozen | Self::EarlyAck => Trouble { freeze: rng.between(60, 300), ..quiet },
+            Self::Unknown | Self::Reopen => unknown,
+            Self::Crashes => Trouble { crash: rng.between(100, 500), ..quiet },
+            Self::Mixed => Trouble {
+                stale: rng.between(100, 800),
+                cut: rng.between(200, 1_000),
+                freeze: rng.between(200, 1_000),
+                crash: rng.between(300, 2_000),
+                ..unknown
+            },
+        }
+    }
+}

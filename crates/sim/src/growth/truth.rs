@@ -1,0 +1,66 @@
+//! What was acknowledged, and whether it lies in that order for readers that keep to the barriers.
+
+use std::collections::BTreeMap;
+
+use whimbrel_model::partitioner::partition_of;
+
+use super::Check;
+use super::coordination::SimEntry;
+
+/// Where an acknowledged message lies.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    number: u64,
+    partition: u32,
+    offset: u64,
+}
+
+#[derive(Debug)]
+pub struct Truth {
+    /// The partitions before any growth.
+    partitions: u32,
+    acknowledged: BTreeMap<usize, Vec<Place>>,
+}
+
+impl Truth {
+    pub fn new(partitions: u32) -> Self {
+        Self { partitions, acknowledged: BTreeMap::new() }
+    }
+
+    pub fn acknowledge(&mut self, key: usize, number: u64, partition: u32, offset: u64) {
+        self.acknowledged.entry(key).or_default().push(Place { number, partition, offset });
+    }
+
+    /// Holds all that was acknowledged against the barriers of the entry.
+    pub fn check(&self, entry: &SimEntry) -> Check {
+        for (key, places) in &self.acknowledged {
+            let mut last: Option<(usize, Place)> = None;
+            for place in places {
+                let Place { number, partition, offset } = *place;
+                // Growths that it lies behind.
+                let growths = entry.growths.iter();
+                let is_behind = |ends: Option<&u64>| ends.is_none_or(|end| offset >= *end);
+                let passed = growths.filter(|growth| is_behind(growth.ends.get(partition as usize))).count();
+                let count = passed.checked_sub(1).map_or(self.partitions, |at| entry.growths[at].to);
+                let wanted = partition_of(key_text(*key).as_bytes(), count);
+                if partition != wanted {
+                    return Err(format!(
+                        "message {number} of key {key} was acknowledged at {partition}/{offset}, behind {passed} growths, \
+                         where the key maps to {wanted}"
+                    ));
+                }
+                if let Some((before, earlier)) = last
+                    && (passed < before || passed == before && offset <= earlier.offset)
+                {
+                    return Err(format!("messages {} and {number} of key {key} are out of order", earlier.number));
+                }
+                last = Some((passed, *place));
+            }
+        }
+        Ok(())
+    }
+}
+
+pub fn key_text(key: usize) -> String {
+    format!("key-{key}")
+}

@@ -1,0 +1,71 @@
+//! Growths of a topic that several nodes share: a fixed set of seeds for each kind of trouble, each clean, and breakages that must be
+//! found out.
+
+use whimbrel_sim::{GrowthProfile, GrowthReport, run_growth};
+
+/// Enough to meet each kind of step many times, few enough for every test run; `whimbrel-sim --what growth` runs more.
+const SEEDS: u64 = 30;
+
+fn all_clean(profile: GrowthProfile) -> GrowthReport {
+    let mut report = GrowthReport::default();
+    for seed in 0..SEEDS {
+        match run_growth(seed, profile) {
+            Ok(one) => report.add(&one),
+            Err(failure) => panic!("{failure}"),
+        }
+    }
+    assert!(report.acknowledged > 100 * SEEDS && report.finished > SEEDS && report.pages > SEEDS, "{report}");
+    report
+}
+
+#[test]
+fn a_growth_waits_for_nodes_that_see_it_late_or_is_rolled_back() {
+    let report = all_clean(GrowthProfile::Stale);
+    assert!(report.rolled_back > 0, "{report}");
+}
+
+#[test]
+fn nodes_that_are_cut_off_refuse_keys_and_are_not_waited_for() {
+    let report = all_clean(GrowthProfile::Partitions);
+    assert!(report.sessions_lost > SEEDS && report.refused > SEEDS, "{report}");
+}
+
+#[test]
+fn nothing_is_acknowledged_that_a_node_sent_after_it_stood_still() {
+    let report = all_clean(GrowthProfile::Frozen);
+    assert!(report.sessions_lost > SEEDS && report.unknown > SEEDS, "{report}");
+}
+
+#[test]
+fn writes_of_unknown_outcome_leave_the_gates_closed_until_the_entry_is_read() {
+    let report = all_clean(GrowthProfile::Unknown);
+    assert!(report.finished > SEEDS, "{report}");
+}
+
+#[test]
+fn another_node_ends_what_a_crashed_one_began() {
+    let report = all_clean(GrowthProfile::Crashes);
+    assert!(report.crashes > SEEDS && report.taken_over > 0, "{report}");
+}
+
+#[test]
+fn all_of_it_holds_together() {
+    let report = all_clean(GrowthProfile::Mixed);
+    assert!(report.crashes > 0 && report.sessions_lost > 0 && report.taken_over > 0, "{report}");
+}
+
+#[test]
+fn each_rule_is_needed() {
+    for profile in GrowthProfile::BREAKAGES {
+        let found = (0..SEEDS).filter(|seed| run_growth(*seed, profile).is_err()).count();
+        assert!(found as u64 > SEEDS / 10, "{}: {found} of {SEEDS} seeds", profile.name());
+    }
+}
+
+#[test]
+fn the_same_seed_makes_the_same_run() {
+    for profile in GrowthProfile::ALL {
+        let (first, second) = (run_growth(3, profile), run_growth(3, profile));
+        assert_eq!(first.expect("a clean run"), second.expect("a clean run"));
+    }
+}
