@@ -1,6 +1,6 @@
 //! Every checksum of a data folder, file by file, offline or beside a running server: `whimbrel check --deep`.
 //!
-//! It only reads, and takes no lock. The log is checked by the storage crate, the catalogue by its own module, and each store beside the log
+//! It changes no file and takes no lock; it makes a copy of each store while it reads it. The log is checked by the storage crate, the catalogue by its own module, and each store beside the log
 //! as [`STORES`] lists them.
 
 use std::io;

@@ -25,7 +25,7 @@ use whimbrel_model::ports::{Inbox, InboxError, InboxRead, InboxWrite, PortFuture
 
 use super::background::yields;
 use super::lsm::report::StoreReports;
-use super::lsm::{self, LsmStore, StoreError, StoreGuard, StoreHandle, WorkThread};
+use super::lsm::{self, LsmStore, StoreError, StoreGuard, StoreHandle, WorkThread, next_opening};
 use super::sealing::{Sealing, flush};
 use super::slices::{MEMTABLE_BYTES, small_keyspace};
 use erase::Eraser;
@@ -57,6 +57,8 @@ pub struct LsmInbox {
 }
 
 struct Inner {
+    /// Which opening of the store this is: places of an earlier one are not erased.
+    opening: u64,
     database: Database,
     /// By partition its state, and by place what is to be erased.
     partitions: Keyspace,
@@ -124,6 +126,10 @@ impl LsmInbox {
 }
 
 impl LsmStore for Inner {
+    fn database(&self) -> &Database {
+        &self.database
+    }
+
     fn keyspaces(&self) -> Vec<Keyspace> {
         self.bounded().map(|(keyspace, _)| keyspace.clone()).to_vec()
     }
@@ -143,6 +149,7 @@ impl Inner {
             reclaim: database.keyspace("reclaim", small_keyspace)?,
             sealing: Sealing::default(),
             emptied: Mutex::default(),
+            opening: next_opening(),
             database,
         };
         // Writes of an earlier process may be in the machine's memory only.

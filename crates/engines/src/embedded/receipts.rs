@@ -27,7 +27,7 @@ use whimbrel_model::ports::{
 use whimbrel_model::record::{
     HEADER_ALSO_ID, HEADER_FINGERPRINT, HEADER_ID, HEADER_IDEMPOTENCY_KEY, split_idempotency_header,
 };
-use whimbrel_model::{Clock, HoldRecord, PartitionId, StoredRecord, Timestamp};
+use whimbrel_model::{Clock, HoldRecord, PartitionId, StoreHealth, StoredRecord, Timestamp};
 
 use super::background::yields;
 use super::lsm::report::StoreReports;
@@ -47,6 +47,8 @@ const FOLLOW_WAIT_STEP: Duration = Duration::from_secs(1);
 /// Calls that wait for the thread; further callers wait until there is space.
 const CALLS_WAITING_MAX: usize = 1024;
 const STORE: &str = "receipts";
+/// What `/readyz` names while the store follows the log: publishes with a key or an id are refused for so long.
+const FOLLOWING: &str = "receipts (following the log)";
 const THREAD: &str = "receipts";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,6 +86,7 @@ struct Inner {
     claims: WorkThread<Claims>,
     /// Signalled when the store was opened again.
     reopened: Arc<Notify>,
+    health: Arc<StoreHealth>,
     log: Arc<dyn Log>,
     partitions: ListPartitions,
     clock: Arc<dyn Clock>,
@@ -115,13 +118,14 @@ impl LsmReceipts {
                 reopened.notify_one();
             }
         };
+        let health = Arc::clone(&reports.health);
         let (window, id_window) = (settings.window, settings.id_window);
         let open = move |path: &Path| ReceiptStore::open(path, window, id_window);
         let store = StoreGuard::open(STORE, path, reports, open, after_open).map_err(ReceiptsError::Unavailable)?;
         let claims = Claims::new(settings.clone(), store.handle(), opened);
         let claims = WorkThread::start(THREAD, CALLS_WAITING_MAX, claims);
         let claims = claims.map_err(|error| ReceiptsError::Unavailable(error.to_string()))?;
-        Ok(Self(Arc::new(Inner { settings, claims, reopened, log, partitions, clock, _store: store })))
+        Ok(Self(Arc::new(Inner { settings, claims, reopened, health, log, partitions, clock, _store: store })))
     }
 }
 
@@ -129,29 +133,35 @@ impl Inner {
     /// Follows the log from where the store is complete to the ends of the partitions.
     async fn follow_all(&self, partitions: &[PartitionId]) -> Result<(), ReceiptsError> {
         let opened = self.claims.write(|claims| Ok::<_, ReceiptsError>(claims.begin_following())).await?;
-        self.follow_each(partitions).await?;
-        self.claims
-            .write(move |claims| {
-                claims.set_followed(opened);
-                Ok(())
-            })
-            .await
+        self.health.set_failed(FOLLOWING, "the log is read again".to_owned());
+        self.follow_each(partitions, opened).await?;
+        let set_followed = move |claims: &mut Claims| {
+            claims.set_followed(opened);
+            Ok::<_, ReceiptsError>(())
+        };
+        self.claims.write(set_followed).await?;
+        self.health.set_working(FOLLOWING);
+        Ok(())
     }
 
-    async fn follow_each(&self, partitions: &[PartitionId]) -> Result<(), ReceiptsError> {
+    async fn follow_each(&self, partitions: &[PartitionId], opened: u64) -> Result<(), ReceiptsError> {
         let now = self.clock.expiry_now();
         // A log that is far away takes its time for each; they need not wait for each other.
-        let followed: Vec<_> = partitions.iter().map(|partition| self.follow(*partition, now)).collect();
+        let followed: Vec<_> = partitions.iter().map(|partition| self.follow(*partition, now, opened)).collect();
         stream::iter(followed).buffer_unordered(FOLLOWED_AT_ONCE).try_collect::<()>().await
     }
 
     /// Follows one partition from where the store is complete to its end.
-    async fn follow(&self, partition: PartitionId, now: Timestamp) -> Result<(), ReceiptsError> {
+    async fn follow(&self, partition: PartitionId, now: Timestamp, opened: u64) -> Result<(), ReceiptsError> {
         let failed = |error: LogError| ReceiptsError::Unavailable(error.to_string());
-        let noted = self.claims.write(move |claims| claims.applied(partition)).await?;
-        let bounds = self.log.bounds(partition).await.map_err(failed)?;
+        let noted = self.claims.write(move |claims| claims.applied(partition, opened)).await?;
+        let bounds = match self.log.bounds(partition).await {
+            // The topic was deleted, and nothing can be published to it.
+            Err(LogError::UnknownPartition(_)) => return Ok(()),
+            bounds => bounds.map_err(failed)?,
+        };
         if bounds.first == bounds.next || noted == Some(bounds.next) {
-            return self.note(partition, bounds.next).await;
+            return self.note(partition, bounds.next, opened).await;
         }
         let mut from = match noted {
             Some(offset) => offset,
@@ -171,12 +181,12 @@ impl Inner {
                     if from < bounds.next {
                         tracing::warn!(%partition, from, "records are not visible yet; repeats of their publishes may be stored twice");
                     }
-                    return self.note(partition, from).await;
+                    return self.note(partition, from, opened).await;
                 }
                 Ok(read) => {
                     let receipts: Vec<_> =
                         read.records.iter().flat_map(|stored| receipts_of(partition, stored)).collect();
-                    self.claims.write(move |claims| receipts.iter().try_for_each(|each| claims.keep(each))).await?;
+                    self.claims.write(move |claims| claims.keep_found(&receipts, opened)).await?;
                     from = read.next;
                 }
                 Err(LogError::Trimmed { first, .. }) => from = first,
@@ -193,8 +203,8 @@ impl Inner {
         self.claims.write(|claims| Ok::<_, ReceiptsError>(claims.is_open())).await.unwrap_or(false)
     }
 
-    async fn note(&self, partition: PartitionId, offset: u64) -> Result<(), ReceiptsError> {
-        self.claims.write(move |claims| claims.note(partition, offset)).await
+    async fn note(&self, partition: PartitionId, offset: u64, opened: u64) -> Result<(), ReceiptsError> {
+        self.claims.write(move |claims| claims.note_followed(partition, offset, opened)).await
     }
 
     /// Notes how far the store is complete, after it has followed the log where it was opened again.

@@ -11,6 +11,8 @@ const JOURNALS_KEPT: usize = 2;
 /// for ever, also for a worker that has ended.
 const SEALED_MAX: usize = 3;
 const SEALED_POLL: Duration = Duration::from_millis(5);
+/// Tables of the first level at which writes wait for the LSM's worker to merge them, likewise.
+const FIRST_LEVEL_MAX: usize = 24;
 /// How long a clean stop may take to bring everything into tables, and how often it looks.
 const FLUSH_WITHIN: Duration = Duration::from_secs(5);
 const FLUSH_POLL: Duration = Duration::from_millis(5);
@@ -30,6 +32,11 @@ impl Sealing {
     /// one, and a start after a kill reads every one of them again.
     pub fn after_write(&self, database: &Database, keyspaces: &[(&Keyspace, u64)]) -> fjall::Result<()> {
         for (keyspace, max) in keyspaces {
+            while keyspace.tree.l0_run_count() >= FIRST_LEVEL_MAX {
+                // Fails after any failure of the LSM.
+                database.persist(PersistMode::Buffer)?;
+                std::thread::sleep(SEALED_POLL);
+            }
             if keyspace.tree.active_memtable().size() > *max {
                 seal(database, keyspace)?;
             }

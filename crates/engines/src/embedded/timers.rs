@@ -35,7 +35,7 @@ use whimbrel_model::{Hold, HoldEnd, HoldId, Timestamp};
 
 use super::background::yields;
 use super::lsm::report::StoreReports;
-use super::lsm::{self, LsmStore, StoreError, StoreGuard, StoreHandle, WorkThread};
+use super::lsm::{self, LsmStore, StoreError, StoreGuard, StoreHandle, WorkThread, next_opening};
 use super::sealing::{Sealing, flush};
 use super::slices::{MEMTABLE_BYTES, Slices, small_keyspace};
 use erase::{Chore, Eraser};
@@ -85,6 +85,8 @@ pub struct LsmTimers {
 
 struct Inner {
     settings: TimerSettings,
+    /// Which opening of the store this is: chores of an earlier one are not done.
+    opening: u64,
     database: Database,
     shards: Keyspace,
     rows: Keyspace,
@@ -141,7 +143,7 @@ impl LsmTimers {
             // The LSM's threads have this name.
             yields("fjall:worker");
             for place in erase::noted(inner).unwrap_or_default() {
-                let _ = noted_chores.send(Chore::Erase(place));
+                let _ = noted_chores.send(Chore::Erase { place, opening: inner.opening });
             }
         };
         let open = move |path: &Path| Inner::open(path, settings.clone());
@@ -172,6 +174,10 @@ impl LsmTimers {
 }
 
 impl LsmStore for Inner {
+    fn database(&self) -> &Database {
+        &self.database
+    }
+
     fn keyspaces(&self) -> Vec<Keyspace> {
         let fixed =
             [&self.shards, &self.rows, &self.ids, &self.late, &self.late_ids, &self.counts].map(Keyspace::clone);
@@ -195,6 +201,7 @@ impl Inner {
             ends: Slices::open(&database, "ends", settings.remember)?,
             dead: Slices::open(&database, "dead", settings.remember)?,
             sealing: Sealing::default(),
+            opening: next_opening(),
             lines,
             settings,
             database,

@@ -14,6 +14,8 @@ const ERASED_AT_ONCE: usize = 2_000;
 /// How far it has come.
 #[derive(Default)]
 pub(super) struct Eraser {
+    /// The opening of the store that the places are of.
+    opening: u64,
     places: VecDeque<Place>,
     /// Of the first place: which keyspace, and behind which key. Deleted keys are never passed again.
     keyspace: usize,
@@ -24,6 +26,9 @@ impl Eraser {
     /// Does a bit, and says whether there is more.
     pub fn step(&mut self, store: &StoreHandle<Inner>) -> bool {
         let stepped = store.run(|inner| -> Result<bool, Fault> {
+            if self.opening != inner.opening {
+                *self = Self { opening: inner.opening, ..Self::default() };
+            }
             self.places.extend(inner.take_emptied());
             let Some(place) = self.places.front().copied() else { return Ok(false) };
             self.erase(inner, place)?;

@@ -7,28 +7,50 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use fjall::{AbstractTree as _, Keyspace};
+use fjall::{AbstractTree as _, Database, Keyspace, PersistMode};
 
 use super::fault::{Fault, FaultKind, StoreError};
 use super::journal::{self, JournalError};
 use super::report::{Damage, StoreReport, StoreReports};
+use super::verify;
+use crate::embedded::slices::small_keyspace;
 
 /// The pause before the store is opened again: it doubles with each attempt that fails.
 const REOPEN_PAUSE_MIN: Duration = Duration::from_millis(100);
 const REOPEN_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Errors of the device in a row after which a store is set aside.
 const DEVICE_FAILURES_MAX: u32 = 3;
+/// Failures in a row after which all tables are read before the store is used again: the LSM stops without a reason where its own
+/// thread meets a damaged table.
+const VERIFIED_AT_FAILURE: u32 = 3;
 /// A store that worked for so long is healthy: failures are counted from zero again.
 const HEALTHY_AFTER: Duration = Duration::from_secs(60);
+/// How often it is looked whether the calls that use a failed store have ended.
+const USERS_POLL: Duration = Duration::from_millis(5);
+/// Bytes that are written and synced before a store that was opened again is used: more than a block of the disk, so that a full
+/// disk refuses them.
+const PROBE_BYTES: usize = 64 << 10;
+const PROBE: &str = "probe";
+/// The file that the LSM creates last in a new folder.
+const VERSION_FILE: &str = "version";
 /// The suffix of the folder in which a damaged store is kept. A later one replaces it.
 const SET_ASIDE: &str = "damaged";
 
 /// An LSM with its keyspaces.
 pub(crate) trait LsmStore: Send + Sync + 'static {
+    fn database(&self) -> &Database;
+
     fn keyspaces(&self) -> Vec<Keyspace>;
+}
+
+/// A number for an opening of a store. No other opening in this process has the same.
+pub(crate) fn next_opening() -> u64 {
+    static OPENINGS: AtomicU64 = AtomicU64::new(0);
+    OPENINGS.fetch_add(1, Ordering::Relaxed)
 }
 
 /// Opens the LSM in a folder, or creates it.
@@ -76,9 +98,23 @@ struct State<T> {
     opened_at: Instant,
     /// Why there is no store.
     reason: String,
-    /// Failures of the device in a row.
+    /// Failures in a row, and how many of them were the device's.
+    failures: u32,
     device_failures: u32,
+    /// The pause before the next attempt to open the store. It grows until the store is healthy.
+    pause: Duration,
+    /// Whether a thread opens the store.
+    is_reopening: bool,
     is_closed: bool,
+}
+
+/// Why a store is opened again.
+struct Incident<T> {
+    /// The store that failed. Others may still use it.
+    failed: Option<Arc<T>>,
+    damage: Option<Damage>,
+    /// Whether all tables are read first.
+    is_verified: bool,
 }
 
 /// Why a store cannot be opened.
@@ -101,9 +137,13 @@ impl<T: LsmStore> StoreGuard<T> {
             store: None,
             opened_at: Instant::now(),
             reason: String::new(),
+            failures: 0,
             device_failures: 0,
+            pause: REOPEN_PAUSE_MIN,
+            is_reopening: false,
             is_closed: false,
         };
+        verify::remove_copy(path);
         let shared = Arc::new(Shared {
             path: path.to_owned(),
             open: Box::new(open),
@@ -112,12 +152,12 @@ impl<T: LsmStore> StoreGuard<T> {
             state: Mutex::new(state),
             closing: Condvar::new(),
         });
-        match shared.open_or_set_aside() {
+        match shared.open_or_set_aside(false) {
             Ok(opened) => shared.install(opened),
             Err(reason) if shared.may_open_later() => {
                 shared.report.failed(path, &reason);
                 shared.state().reason = reason;
-                shared.reopen_apart(None);
+                shared.reopen_apart(Incident { failed: None, damage: None, is_verified: false });
             }
             Err(reason) => return Err(format!("cannot open the store `{store}`: {reason}")),
         }
@@ -136,9 +176,16 @@ impl<T: LsmStore> StoreHandle<T> {
 
     /// Works on the store. A failure of the LSM closes it.
     pub fn run<R, E: StoreError>(&self, work: impl FnOnce(&T) -> Result<R, Fault<E>>) -> Result<R, E> {
-        let store = {
+        let (store, is_reopening, reason) = {
             let state = self.0.state();
-            state.store.clone().ok_or_else(|| E::unavailable(state.reason.clone()))?
+            (state.store.clone(), state.is_reopening || state.is_closed, state.reason.clone())
+        };
+        let Some(store) = store else {
+            // The thread that opens it could not be started.
+            if !is_reopening {
+                self.0.reopen_apart(Incident { failed: None, damage: None, is_verified: false });
+            }
+            return Err(E::unavailable(reason));
         };
         let worked = caught(|| work(&store));
         let (kind, reason) = match worked {
@@ -146,7 +193,10 @@ impl<T: LsmStore> StoreHandle<T> {
                 close(store);
                 return Ok(done);
             }
-            Ok(Err(Fault::Refused(error))) => return Err(error),
+            Ok(Err(Fault::Refused(error))) => {
+                close(store);
+                return Err(error);
+            }
             Ok(Err(Fault::Lsm(error))) => (FaultKind::of(&error), error.to_string()),
             Err(panic) => (FaultKind::Damage, panic),
         };
@@ -165,6 +215,7 @@ impl<T: LsmStore> Shared<T> {
         let store = Arc::new(store);
         (self.after_open)(&store);
         let mut state = self.state();
+        state.is_reopening = false;
         if !state.is_closed {
             state.opened_at = Instant::now();
             state.store = Some(store);
@@ -177,77 +228,103 @@ impl<T: LsmStore> Shared<T> {
     }
 
     fn fail(self: &Arc<Self>, store: Arc<T>, kind: FaultKind, reason: String) {
-        let damage = {
+        let incident = {
             let mut state = self.state();
             // Another thread met the failure first.
             if !state.store.as_ref().is_some_and(|current| Arc::ptr_eq(current, &store)) {
-                return;
+                drop(state);
+                return close(store);
             }
-            state.store = None;
+            let current = state.store.take();
             state.reason.clone_from(&reason);
-            let is_healthy = state.opened_at.elapsed() >= HEALTHY_AFTER;
-            state.device_failures = match kind {
-                FaultKind::Device if is_healthy => 1,
-                FaultKind::Device => state.device_failures + 1,
-                _ => 0,
-            };
+            if state.opened_at.elapsed() >= HEALTHY_AFTER {
+                (state.failures, state.device_failures, state.pause) = (0, 0, REOPEN_PAUSE_MIN);
+            }
+            state.failures += 1;
+            state.device_failures += u32::from(kind == FaultKind::Device);
             let is_damaged = kind == FaultKind::Damage || state.device_failures >= DEVICE_FAILURES_MAX;
-            is_damaged.then(|| Damage::of_folder(&self.path, reason.clone()))
+            Incident {
+                failed: current,
+                damage: is_damaged.then(|| Damage::of_folder(&self.path, reason.clone())),
+                is_verified: state.failures >= VERIFIED_AT_FAILURE,
+            }
         };
-        self.report.failed(&self.path, &reason);
         close(store);
-        self.reopen_apart(damage);
+        self.report.failed(&self.path, &reason);
+        self.reopen_apart(incident);
     }
 
     /// Opens the store on a thread of its own; first sets it aside where it is damaged.
-    fn reopen_apart(self: &Arc<Self>, damage: Option<Damage>) {
+    fn reopen_apart(self: &Arc<Self>, incident: Incident<T>) {
+        if std::mem::replace(&mut self.state().is_reopening, true) {
+            return;
+        }
         let shared = Arc::clone(self);
         let thread = std::thread::Builder::new().name("store-reopen".to_owned());
-        if let Err(error) = thread.spawn(move || shared.reopen(damage)) {
+        if let Err(error) = thread.spawn(move || shared.reopen(incident)) {
+            self.state().is_reopening = false;
             self.report.still_failed(&format!("cannot start a thread that opens the store again: {error}"));
         }
     }
 
-    fn reopen(&self, mut damage: Option<Damage>) {
-        let mut pause = REOPEN_PAUSE_MIN;
+    /// Waits for so long. Returns whether the store is closed for good.
+    fn pauses(&self, pause: Duration) -> bool {
+        let waiting = self.closing.wait_timeout_while(self.state(), pause, |state| !state.is_closed);
+        waiting.unwrap_or_else(PoisonError::into_inner).0.is_closed
+    }
+
+    fn reopen(&self, incident: Incident<T>) {
+        let Incident { failed, mut damage, mut is_verified } = incident;
+        // Until the last call has left the failed store, its threads may still write to the folder.
+        if let Some(failed) = failed {
+            while Arc::strong_count(&failed) > 1 {
+                if self.pauses(USERS_POLL) {
+                    return close(failed);
+                }
+            }
+            close(failed);
+        }
         loop {
-            let waiting = self.closing.wait_timeout_while(self.state(), pause, |state| !state.is_closed);
-            if waiting.unwrap_or_else(PoisonError::into_inner).0.is_closed {
+            let pause = {
+                let mut state = self.state();
+                let pause = state.pause;
+                state.pause = (pause * 2).min(REOPEN_PAUSE_MAX);
+                pause
+            };
+            if self.pauses(pause) {
                 return;
             }
-            let opened = match damage.take() {
-                Some(found) => {
-                    self.set_aside(&found).inspect_err(|_| damage = Some(found)).and_then(|()| self.open_or_set_aside())
+            let attempt = caught(|| {
+                if let Some(found) = &damage {
+                    self.set_aside(found)?;
+                    damage = None;
                 }
-                None => self.open_or_set_aside(),
-            };
-            match opened {
-                Ok(store) => {
-                    self.install(store);
-                    return self.report.recovered();
-                }
+                let store = self.open_or_set_aside(std::mem::take(&mut is_verified))?;
+                probe(&store).map_err(|error| error.to_string())?;
+                self.install(store);
+                Ok(())
+            });
+            match attempt.unwrap_or_else(Err) {
+                Ok(()) => return self.report.recovered(),
                 Err(reason) => {
                     self.report.still_failed(&reason);
                     self.state().reason = reason;
                 }
             }
-            pause = (pause * 2).min(REOPEN_PAUSE_MAX);
         }
     }
 
-    fn open_or_set_aside(&self) -> Result<T, String> {
-        match open_checked(&self.path, &self.open) {
-            Ok(store) => Ok(store),
-            Err(OpenFailure::Passing(reason)) => Err(reason),
-            Err(OpenFailure::Damaged(damage)) => {
-                self.set_aside(&damage)?;
-                match open_checked(&self.path, &self.open) {
-                    Ok(store) => Ok(store),
-                    Err(OpenFailure::Passing(reason)) => Err(reason),
-                    Err(OpenFailure::Damaged(damage)) => Err(damage.reason),
-                }
-            }
-        }
+    fn open_or_set_aside(&self, is_verified: bool) -> Result<T, String> {
+        let damage = match open_checked(&self.path, &self.open, is_verified) {
+            Ok(store) => return Ok(store),
+            Err(OpenFailure::Passing(reason)) => return Err(reason),
+            Err(OpenFailure::Damaged(damage)) => damage,
+        };
+        self.set_aside(&damage)?;
+        open_checked(&self.path, &self.open, false).map_err(|failure| match failure {
+            OpenFailure::Passing(reason) => reason,
+            OpenFailure::Damaged(damage) => damage.reason,
+        })
     }
 
     /// Renames the folder, so that the store begins empty.
@@ -268,27 +345,55 @@ impl<T: LsmStore> Shared<T> {
     }
 }
 
-/// Opens an LSM whose journals were checked.
-fn open_checked<T: LsmStore>(path: &Path, open: impl Fn(&Path) -> fjall::Result<T>) -> Result<T, OpenFailure> {
+/// Opens an LSM whose journals were checked, and reads all of its tables first where it failed again and again.
+fn open_checked<T: LsmStore>(
+    path: &Path,
+    open: impl Fn(&Path) -> fjall::Result<T>,
+    is_verified: bool,
+) -> Result<T, OpenFailure> {
+    let damaged = |reason: String| OpenFailure::Damaged(Damage::of_folder(path, reason));
+    let failed = |error: fjall::Error| match FaultKind::of(&error) {
+        FaultKind::Damage => damaged(error.to_string()),
+        _ => OpenFailure::Passing(error.to_string()),
+    };
+    remove_unfinished(path).map_err(|error| OpenFailure::Passing(error.to_string()))?;
     let checked = journal::repair(path).map_err(|error| match error {
         JournalError::Damaged(damage) => OpenFailure::Damaged(damage.into()),
         JournalError::Io { .. } => OpenFailure::Passing(error.to_string()),
     })?;
-    let store = match caught(|| open(path)) {
-        Ok(Ok(store)) => store,
-        Ok(Err(error)) if FaultKind::of(&error) != FaultKind::Damage => {
-            return Err(OpenFailure::Passing(error.to_string()));
+    let opened = caught(|| {
+        let store = open(path)?;
+        let keyspaces = store.keyspaces();
+        // The LSM syncs its journal before it writes tables from it. Tables with writes that the journal misses mean that more
+        // than an unsynced end was lost.
+        let in_tables = keyspaces.iter().filter_map(|keyspace| keyspace.tree.get_highest_persisted_seqno()).max();
+        if is_verified {
+            keyspaces.iter().try_for_each(verify::read)?;
         }
-        Ok(Err(error)) => return Err(OpenFailure::Damaged(Damage::of_folder(path, error.to_string()))),
-        Err(panic) => return Err(OpenFailure::Damaged(Damage::of_folder(path, panic))),
-    };
-    // The LSM syncs its journal before it writes tables from it. Tables with newer writes than the journal mean that more than
-    // the torn end is missing.
-    let in_tables = store.keyspaces().iter().filter_map(|keyspace| keyspace.tree.get_highest_persisted_seqno()).max();
-    if checked.is_torn && in_tables > checked.last_seqno {
-        return Err(OpenFailure::Damaged(Damage::of_folder(path, "the journal lost writes that the tables have")));
+        Ok((store, in_tables))
+    });
+    let (store, in_tables) = opened.map_err(damaged)?.map_err(failed)?;
+    if in_tables.is_some_and(|seqno| checked.misses(seqno)) {
+        close(store);
+        return Err(damaged("the journal lost writes that the tables have".to_owned()));
     }
     Ok(store)
+}
+
+/// Removes a folder that the LSM began to create and did not finish: it never was a store, and the LSM does not open it.
+pub(super) fn remove_unfinished(path: &Path) -> std::io::Result<()> {
+    if path.is_dir() && !path.join(VERSION_FILE).exists() {
+        tracing::warn!(folder = %path.display(), "removing a store whose creation was interrupted");
+        std::fs::remove_dir_all(path)?;
+    }
+    Ok(())
+}
+
+/// Writes and syncs something.
+fn probe<T: LsmStore>(store: &T) -> fjall::Result<()> {
+    let keyspace = store.database().keyspace(PROBE, small_keyspace)?;
+    keyspace.insert(PROBE, vec![7; PROBE_BYTES])?;
+    store.database().persist(PersistMode::SyncData)
 }
 
 /// Lets go of a store. The LSM may panic when the last reference to it is dropped after a failure.

@@ -47,6 +47,16 @@ pub(crate) struct JournalCheck {
     pub last_seqno: Option<u64>,
     /// Whether the last journal ends in a torn batch.
     pub is_torn: bool,
+    /// The sequence number of the torn batch, where it can be read.
+    pub torn_seqno: Option<u64>,
+}
+
+impl JournalCheck {
+    /// Whether a write with this sequence number is missing from the journals: it is in the torn batch or behind it.
+    pub fn misses(&self, seqno: u64) -> bool {
+        let first_missing = self.torn_seqno.or(self.last_seqno.map(|last| last + 1));
+        self.is_torn && first_missing.is_some_and(|first| seqno >= first)
+    }
 }
 
 /// Checks all journals of an LSM's folder and cuts off a torn end, so that the LSM opens it.
@@ -98,7 +108,7 @@ fn check_all(folder: &Path, cut: impl Fn(&Path, u64) -> io::Result<()>) -> Resul
         if is_batch_behind(&bytes[..journal.used], journal.valid, journal.last_seqno) {
             return Err(damage(journal.valid, reason).into());
         }
-        checked.is_torn = true;
+        (checked.is_torn, checked.torn_seqno) = (true, start_seqno(&bytes[journal.valid..], journal.last_seqno));
         cut(file, journal.valid as u64).map_err(failed(file))?;
     }
     Ok(checked)
@@ -167,6 +177,12 @@ fn used(bytes: &[u8]) -> usize {
 /// Whether a whole batch follows a place that cannot be read: a crash tears only the end of what was written.
 fn is_batch_behind(bytes: &[u8], bad: usize, last_seqno: Option<u64>) -> bool {
     (bad + 1..bytes.len()).any(|at| bytes[at] == TAG_START && Batch::decode(&bytes[at..], last_seqno).is_ok())
+}
+
+/// The sequence number at the start of a batch that is not whole, where it is plausible.
+fn start_seqno(bytes: &[u8], seqno_before: Option<u64>) -> Option<u64> {
+    let seqno = u64::from_le_bytes(*bytes.strip_prefix(&[TAG_START])?.get(4..)?.first_chunk()?);
+    Some(seqno).filter(|seqno| seqno_before.is_none_or(|before| *seqno > before))
 }
 
 struct Batch {

@@ -20,16 +20,16 @@ use fjall::Slice;
 
 use super::guard::close;
 use super::report::{Damage, StoreReport, StoreReports};
+use super::verify;
 use copy::{Copied, CopyDb, CopyFailure};
 pub(crate) use thread::{MirrorThread, SyncRule};
 
 /// The pause before a copy is opened or rebuilt again: it doubles with each attempt that fails.
 const HEAL_PAUSE_MIN: Duration = Duration::from_millis(100);
 const HEAL_PAUSE_MAX: Duration = Duration::from_secs(5);
-/// The suffixes of the folders of the second copy, of a copy that is being rebuilt, and of one that is kept after both were damaged.
+/// The suffixes of the folders of the second copy, and of a copy that is being rebuilt.
 const SECOND: &str = "mirror";
 const REBUILD: &str = "rebuild";
-const SET_ASIDE: &str = "damaged";
 
 /// The sizes and keyspaces of a store.
 #[derive(Debug, Clone, Copy)]
@@ -96,8 +96,9 @@ impl Mirror {
             heal_at: None,
             heal_pause: HEAL_PAUSE_MIN,
         };
+        mirror.copies.iter().for_each(|side| verify::remove_copy(&side.path));
         mirror.open_copies();
-        if mirror.is_closed() && !path.is_dir() {
+        if mirror.is_closed() && mirror.copies.iter().all(|side| !side.path.is_dir()) {
             return Err(MirrorFault(format!("cannot open the store `{}`: {}", settings.store, mirror.reason())));
         }
         Ok(mirror)
@@ -229,6 +230,8 @@ impl Mirror {
         }
         if self.is_closed() {
             self.salvage();
+        } else {
+            self.prefer_newer();
         }
         self.choose();
         self.rebuild_copies();
@@ -242,9 +245,29 @@ impl Mirror {
     fn open_copy(&mut self, side: usize) {
         let path = self.copies[side].path.clone();
         match CopyDb::open_checked(&path, &self.settings) {
-            Ok(db) => self.copies[side].db = Some(db),
+            Ok(db) => (self.copies[side].db, self.copies[side].problem) = (Some(db), None),
             Err(failure) => self.copies[side].problem = Some(failure.damage(&path)),
         }
+    }
+
+    /// Prefers a damaged copy that has synced batches which the sound one never got: the sound one had failed before the process ended.
+    fn prefer_newer(&mut self) {
+        let Some(sound) = self.copies.iter().position(|side| side.db.is_some()) else { return };
+        let other = 1 - sound;
+        let is_damaged = self.copies[other].problem.as_ref().is_some_and(|problem| problem.is_damage);
+        let has = self.copies[sound].db.as_ref().map_or(0, |db| db.state().seq);
+        if !is_damaged || self.copies[other].db.is_some() {
+            return;
+        }
+        let Ok(newer) = CopyDb::salvage(&self.copies[other].path, &self.settings) else { return };
+        if newer.state().synced <= has {
+            return close(newer);
+        }
+        if let Some(problem) = self.copies[other].problem.take() {
+            self.report.data_lost(&problem);
+        }
+        self.copies[other].db = Some(newer);
+        self.is_suspect = true;
     }
 
     /// Of two open copies the one with more batches counts; the other one is rebuilt.
@@ -282,9 +305,11 @@ impl Mirror {
             self.report.data_lost(&problem);
         }
         if self.is_closed() {
-            let first = self.copies[0].path.clone();
-            let _ = std::fs::remove_dir_all(first.with_extension(SET_ASIDE));
-            let _ = std::fs::rename(&first, first.with_extension(SET_ASIDE));
+            for side in &self.copies {
+                if let Err(error) = copy::set_aside(&side.path) {
+                    tracing::warn!(%error, folder = %side.path.display(), "cannot rename a damaged copy");
+                }
+            }
             self.open_copy(0);
         }
     }

@@ -16,5 +16,5 @@ pub(super) mod thread;
 pub(crate) mod verify;
 
 pub(super) use fault::{Fault, StoreError};
-pub(super) use guard::{LsmStore, StoreGuard, StoreHandle};
+pub(super) use guard::{LsmStore, StoreGuard, StoreHandle, next_opening};
 pub(super) use thread::WorkThread;

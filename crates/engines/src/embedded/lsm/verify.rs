@@ -5,8 +5,9 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use fjall::{Database, KeyspaceCreateOptions};
+use fjall::{Database, Keyspace, KeyspaceCreateOptions};
 
 use super::guard::caught;
 use super::journal::{self, JournalError};
@@ -15,6 +16,7 @@ use super::journal::{self, JournalError};
 const COPY: &str = "check";
 /// Attempts to copy a store whose files come and go while a server works.
 const ATTEMPTS_MAX: usize = 5;
+const ATTEMPT_PAUSE: Duration = Duration::from_millis(50);
 /// The folders of files that never change.
 const TABLES: &str = "tables";
 
@@ -38,13 +40,16 @@ pub(crate) enum StoreCheck {
 /// Checks the journals and all tables of a store.
 pub(crate) fn verify(folder: &Path) -> StoreCheck {
     let copy = Copy(folder.with_extension(COPY));
-    let mut last = String::new();
+    let (mut last, mut damaged) = (String::new(), None);
     for _ in 0..ATTEMPTS_MAX {
         match journal::check(folder) {
             Ok(_) => {}
+            // A journal that is written meanwhile may be read half a batch behind a whole one.
             Err(JournalError::Damaged(damage)) => {
                 let (file, position, reason) = (damage.file, damage.position, damage.reason.to_owned());
-                return StoreCheck::Damaged { file, position, reason };
+                damaged = Some(StoreCheck::Damaged { file, position, reason });
+                std::thread::sleep(ATTEMPT_PAUSE);
+                continue;
             }
             // A journal that a running server has removed meanwhile.
             Err(error) => {
@@ -52,6 +57,7 @@ pub(crate) fn verify(folder: &Path) -> StoreCheck {
                 continue;
             }
         }
+        damaged = None;
         let files = match copy.make(folder) {
             Ok(files) => files,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -68,7 +74,7 @@ pub(crate) fn verify(folder: &Path) -> StoreCheck {
         // Beside a running server the copy may be of two moments. A damage is there again at the next attempt.
     }
     let reason = format!("{last} ({ATTEMPTS_MAX} attempts)");
-    StoreCheck::Damaged { file: folder.to_owned(), position: 0, reason }
+    damaged.unwrap_or(StoreCheck::Damaged { file: folder.to_owned(), position: 0, reason })
 }
 
 fn read_all(copy: &Path) -> Result<(), String> {
@@ -77,11 +83,19 @@ fn read_all(copy: &Path) -> Result<(), String> {
     let database = Database::builder(copy).worker_threads(1).open().map_err(failed)?;
     for name in database.list_keyspace_names() {
         let keyspace = database.keyspace(&name, KeyspaceCreateOptions::default).map_err(failed)?;
-        for entry in keyspace.iter() {
-            entry.into_inner().map_err(|error| format!("the keyspace `{name}` cannot be read: {error}"))?;
-        }
+        read(&keyspace).map_err(|error| format!("the keyspace `{name}` cannot be read: {error}"))?;
     }
     Ok(())
+}
+
+/// Reads every entry of a keyspace, and so every checksum of its tables.
+pub(super) fn read(keyspace: &Keyspace) -> fjall::Result<()> {
+    keyspace.iter().try_for_each(|entry| entry.into_inner().map(|_| ()))
+}
+
+/// Removes the copy that a check left when it was killed.
+pub(super) fn remove_copy(folder: &Path) {
+    Copy(folder.with_extension(COPY)).remove();
 }
 
 /// The folder of the copy, removed when this is dropped.

@@ -105,7 +105,7 @@ impl Claims {
         }
     }
 
-    pub fn keep(&self, receipt: &Receipt) -> Result<(), ReceiptsError> {
+    fn keep(&self, receipt: &Receipt) -> Result<(), ReceiptsError> {
         self.store.run(|store| -> Result<_, Fault> { Ok(store.keep(receipt)?) })
     }
 
@@ -133,11 +133,32 @@ impl Claims {
         self.followed = opened;
     }
 
-    pub fn applied(&self, partition: PartitionId) -> Result<Option<u64>, ReceiptsError> {
+    /// Fails where the store was opened again since the log is followed: it may have lost what it had.
+    fn check_opening(&self, opened: u64) -> Result<(), ReceiptsError> {
+        if self.opened.load(Ordering::Acquire) == opened {
+            return Ok(());
+        }
+        Err(ReceiptsError::Unavailable("the store was opened again while the log was followed".to_owned()))
+    }
+
+    /// Keeps receipts that were found in the log.
+    pub fn keep_found(&self, receipts: &[Receipt], opened: u64) -> Result<(), ReceiptsError> {
+        self.check_opening(opened)?;
+        receipts.iter().try_for_each(|receipt| self.keep(receipt))
+    }
+
+    /// Notes how far the log was followed.
+    pub fn note_followed(&mut self, partition: PartitionId, offset: u64, opened: u64) -> Result<(), ReceiptsError> {
+        self.check_opening(opened)?;
+        self.note(partition, offset)
+    }
+
+    pub fn applied(&self, partition: PartitionId, opened: u64) -> Result<Option<u64>, ReceiptsError> {
+        self.check_opening(opened)?;
         self.store.run(|store| -> Result<_, Fault> { Ok(store.applied(partition)?) })
     }
 
-    pub fn note(&mut self, partition: PartitionId, offset: u64) -> Result<(), ReceiptsError> {
+    fn note(&mut self, partition: PartitionId, offset: u64) -> Result<(), ReceiptsError> {
         if self.noted.get(&partition) != Some(&offset) {
             self.store.run(|store| -> Result<_, Fault> { Ok(store.set_applied(partition, offset)?) })?;
             self.noted.insert(partition, offset);

@@ -15,6 +15,7 @@ use crate::embedded::slices::{Slices, small_keyspace};
 const CACHE_BYTES: u64 = 8 << 20;
 
 pub(super) struct ReceiptStore {
+    database: Database,
     answers: Slices,
     ids: Slices,
     /// By partition, the offset up to which every answer is in the store.
@@ -33,6 +34,10 @@ pub(super) struct Receipt {
 }
 
 impl LsmStore for ReceiptStore {
+    fn database(&self) -> &Database {
+        &self.database
+    }
+
     fn keyspaces(&self) -> Vec<Keyspace> {
         let slices = self.answers.newest_first().into_iter().chain(self.ids.newest_first());
         slices.chain([self.applied.clone()]).collect()
@@ -46,6 +51,7 @@ impl ReceiptStore {
             applied: database.keyspace("applied", small_keyspace)?,
             answers: Slices::open(&database, "answers", window)?,
             ids: Slices::open(&database, "ids", id_window)?,
+            database,
         })
     }
 

@@ -23,9 +23,9 @@ const ERASED_AT_ONCE: usize = 5_000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Chore {
     /// An emptied generation.
-    Erase(Place),
+    Erase { place: Place, opening: u64 },
     /// Whole tables below the line.
-    Drop { place: Place, below: Timestamp },
+    Drop { place: Place, below: Timestamp, opening: u64 },
     /// Nothing: the thread ends.
     End,
 }
@@ -82,8 +82,9 @@ fn run(store: &StoreHandle<Inner>, handed: &Receiver<Chore>, stop: &AtomicBool) 
         }
         let done = store.run(|inner| -> Result<(), Fault> {
             match chore {
-                Chore::Erase(place) => Ok(erase(inner, place, stop)?),
-                Chore::Drop { place, below } => Ok(drop_below(inner, place, below)?),
+                Chore::Erase { opening, .. } | Chore::Drop { opening, .. } if opening != inner.opening => Ok(()),
+                Chore::Erase { place, .. } => Ok(erase(inner, place, stop)?),
+                Chore::Drop { place, below, .. } => Ok(drop_below(inner, place, below)?),
                 Chore::End => Ok(()),
             }
         });

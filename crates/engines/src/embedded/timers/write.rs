@@ -64,7 +64,9 @@ impl Inner {
         // Merges may leave out what is below the line only when the line is on disk: were the power cut before, the store would be where
         // those holds are pending, without their rows.
         let has_risen = write.synced && self.lines.note(place, state.line);
-        let chore = emptied.map(Chore::Erase).or(has_risen.then_some(Chore::Drop { place, below: state.line }));
+        let opening = self.opening;
+        let erase = emptied.map(|place| Chore::Erase { place, opening });
+        let chore = erase.or(has_risen.then_some(Chore::Drop { place, below: state.line, opening }));
         Ok((Applied::Done, chore))
     }
 

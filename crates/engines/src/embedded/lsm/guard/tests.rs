@@ -13,6 +13,10 @@ struct Rows {
 }
 
 impl LsmStore for Rows {
+    fn database(&self) -> &Database {
+        &self.database
+    }
+
     fn keyspaces(&self) -> Vec<Keyspace> {
         vec![self.rows.clone()]
     }
@@ -155,7 +159,7 @@ fn a_journal_behind_its_tables_is_damage_although_its_end_looks_torn() {
     flushed.unwrap();
     drop(guard);
     let journal = scene.path().join("0.jnl");
-    flip(&journal, 0);
+    flip(&journal, 20);
     let guard = scene.open();
     assert_eq!(guard.handle().run(count), Ok(0));
     assert_eq!(scene.seen.kinds(), ["store_rebuilt"]);
@@ -175,4 +179,60 @@ fn a_store_that_cannot_be_opened_at_the_start_is_opened_later() {
     assert!(!guard.handle().is_open());
     wait_until_open(&guard.handle());
     assert_eq!(scene.seen.kinds(), ["store_failed", "store_recovered"]);
+}
+
+#[test]
+fn a_store_that_stops_again_and_again_is_read_whole_and_set_aside_where_a_table_is_damaged() {
+    let scene = Scene::new();
+    let guard = scene.open();
+    let store = guard.handle();
+    store.run(|rows| put(rows, "a")).unwrap();
+    let flushed = store.run(|rows| -> Result<_, Fault<Unavailable>> { Ok(rows.rows.rotate_memtable_and_wait()?) });
+    flushed.unwrap();
+    // The LSM's own thread would stop at the damage; callers see only that it stopped.
+    // The keyspace 0 is the LSM's own.
+    for table in std::fs::read_dir(scene.path().join("keyspaces/1/tables")).unwrap() {
+        flip(&table.unwrap().path(), 30);
+    }
+    for _ in 0..VERIFIED_AT_FAILURE {
+        assert!(!scene.seen.kinds().contains(&"store_rebuilt"));
+        assert!(store.run(fails(fjall::Error::Poisoned)).is_err());
+        wait_until_open(&store);
+    }
+    assert!(scene.seen.kinds().contains(&"store_rebuilt"), "{:?}", scene.seen.kinds());
+    assert_eq!(store.run(count), Ok(0));
+}
+
+#[test]
+fn a_folder_whose_creation_was_interrupted_is_created_again() {
+    let scene = Scene::new();
+    std::fs::create_dir_all(scene.path()).unwrap();
+    std::fs::write(scene.path().join("0.jnl"), [0; 4096]).unwrap();
+    let guard = scene.open();
+    guard.handle().run(|rows| put(rows, "a")).unwrap();
+}
+
+#[test]
+fn a_failed_store_is_left_alone_until_its_last_user_has_gone() {
+    let scene = Scene::new();
+    let guard = scene.open();
+    let (store, user) = (guard.handle(), guard.handle());
+    let (entered, enters) = std::sync::mpsc::channel();
+    let (leave, left) = std::sync::mpsc::channel::<()>();
+    let using = std::thread::spawn(move || {
+        user.run(|rows| {
+            entered.send(()).unwrap();
+            left.recv().unwrap();
+            put(rows, "late")
+        })
+    });
+    enters.recv().unwrap();
+    assert!(store.run(fails(fjall::LsmError::InvalidTrailer.into())).is_err());
+    // Longer than the first pause before the store would be opened again.
+    std::thread::sleep(REOPEN_PAUSE_MIN * 3);
+    assert!(!store.is_open() && scene.path().is_dir() && !scene.seen.kinds().contains(&"store_rebuilt"));
+    leave.send(()).unwrap();
+    using.join().unwrap().unwrap();
+    wait_until_open(&store);
+    assert_eq!(store.run(count), Ok(0), "the new store is empty");
 }

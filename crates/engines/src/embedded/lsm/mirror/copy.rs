@@ -1,11 +1,11 @@
 //! One copy of a mirrored store: an LSM whose batches are numbered.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use fjall::{Database, Keyspace, OwnedWriteBatch, PersistMode, Slice};
 
 use super::super::fault::FaultKind;
-use super::super::guard::{caught, close};
+use super::super::guard::{caught, close, remove_unfinished};
 use super::super::journal::{self, JournalError};
 use super::super::report::Damage;
 use super::{Batch, Change, MirrorSettings};
@@ -19,6 +19,8 @@ const STATE_KEY: &[u8] = b"state";
 /// The format of the state; part of what is on disk.
 const FORMAT: u8 = 1;
 const STATE_BYTES: usize = 1 + 8 + 8;
+/// The suffix of a folder that is kept after a loss.
+const SET_ASIDE: &str = "damaged";
 /// Rows that are copied in one batch.
 const COPIED_AT_ONCE: usize = 1_000;
 
@@ -107,6 +109,7 @@ pub(super) struct Copied {
 impl CopyDb {
     /// Opens a copy whose journals were checked, or creates it.
     pub fn open_checked(path: &Path, settings: &MirrorSettings) -> Result<Self, CopyFailure> {
+        remove_unfinished(path)?;
         journal::repair(path).map_err(CopyFailure::Journal)?;
         Self::open_unchecked(path, settings)
     }
@@ -175,31 +178,61 @@ impl CopyDb {
     }
 
     /// Makes a copy in `folder`, synced, moves it to `path` in place of the one that is there, and opens it.
+    ///
+    /// Where a table cannot be read, the entries that are missing are taken from the copy that is at `path`, as far as it has them, and
+    /// that copy is kept under another name.
     pub fn copy_to(&self, folder: &Path, path: &Path, settings: &MirrorSettings) -> Result<Copied, CopyFailure> {
         remove_folder(folder)?;
         let copy = Self::open_unchecked(folder, settings)?;
         let state = self.state_keyspace.get(STATE_KEY)?.as_deref().and_then(CopyState::decode).unwrap_or_default();
         let mut lost = None;
         for (index, keyspace) in self.keyspaces.iter().enumerate() {
-            let is_whole = copy_rows(keyspace, |rows| {
-                let mut batch = copy.database.batch().durability(Some(PersistMode::Buffer));
-                rows.into_iter().for_each(|(key, value)| batch.insert(&copy.keyspaces[index], key, value));
-                copy.finish(batch, state)
-            })?;
+            let is_whole = copy_rows(keyspace, |rows| copy.insert(index, rows, state))?;
             if !is_whole {
                 let name = settings.keyspaces[index];
-                lost = Some(format!("a table of `{name}` cannot be read; its entries are missing"));
+                lost = Some(format!("a table of `{name}` cannot be read; entries may be missing or outdated"));
             }
+        }
+        let keeps_old = lost.is_some() && path.is_dir();
+        if keeps_old && let Ok(old) = Self::salvage(path, settings) {
+            copy.fill_from(&old, state)?;
+            close(old);
         }
         copy.finish(copy.database.batch(), state)?;
         copy.database.persist(PersistMode::SyncAll)?;
         close(copy);
-        remove_folder(path)?;
+        if keeps_old {
+            set_aside(path)?
+        } else {
+            remove_folder(path)?
+        }
         std::fs::rename(folder, path)?;
         if let Some(parent) = path.parent() {
             std::fs::File::open(parent)?.sync_all()?;
         }
         Ok(Copied { db: Self::open_unchecked(path, settings)?, lost })
+    }
+
+    fn insert(&self, keyspace: usize, rows: Vec<(Slice, Slice)>, state: CopyState) -> Result<(), CopyFailure> {
+        let mut batch = self.database.batch().durability(Some(PersistMode::Buffer));
+        rows.into_iter().for_each(|(key, value)| batch.insert(&self.keyspaces[keyspace], key, value));
+        self.finish(batch, state)
+    }
+
+    /// Adds the entries of another copy that this one does not have.
+    fn fill_from(&self, other: &Self, state: CopyState) -> Result<(), CopyFailure> {
+        for (index, keyspace) in other.keyspaces.iter().enumerate() {
+            copy_rows(keyspace, |rows| {
+                let mut missing = Vec::new();
+                for (key, value) in rows {
+                    if !self.keyspaces[index].contains_key(&key)? {
+                        missing.push((key, value));
+                    }
+                }
+                self.insert(index, missing, state)
+            })?;
+        }
+        Ok(())
     }
 }
 
@@ -218,7 +251,8 @@ fn copy_rows(
                 last = Some(key.clone());
                 rows.push((key, value));
             }
-            Err(error) if FaultKind::of(&error) == FaultKind::Passing => return Err(error.into()),
+            // Only bytes that are wrong are left out; an error of the device may pass.
+            Err(error) if FaultKind::of(&error) != FaultKind::Damage => return Err(error.into()),
             Err(_) => {
                 is_whole = false;
                 break;
@@ -232,6 +266,7 @@ fn copy_rows(
         for entry in keyspace.iter().rev() {
             match entry.into_inner() {
                 Ok((key, value)) if last.as_ref().is_none_or(|last| key > *last) => rows.push((key, value)),
+                Err(error) if FaultKind::of(&error) != FaultKind::Damage => return Err(error.into()),
                 _ => break,
             }
             if rows.len() == COPIED_AT_ONCE {
@@ -241,6 +276,13 @@ fn copy_rows(
     }
     take(rows)?;
     Ok(is_whole)
+}
+
+/// Keeps a folder under another name, in place of one that was kept before.
+pub(super) fn set_aside(path: &Path) -> std::io::Result<()> {
+    let kept_as = PathBuf::from(format!("{}.{SET_ASIDE}", path.display()));
+    remove_folder(&kept_as)?;
+    std::fs::rename(path, kept_as)
 }
 
 fn remove_folder(path: &Path) -> std::io::Result<()> {

@@ -171,17 +171,58 @@ fn a_damaged_table_is_read_from_the_other_copy() {
     let mut mirror = scene.open();
     mirror.flush().unwrap();
     drop(mirror);
-    let tables = scene.copies()[0].join("keyspaces");
+    damage_tables(&scene.copies()[0]);
+    assert_eq!(count(&mut scene.open()), COUNT);
+    scene.assert_whole();
+    assert!(!scene.seen.kinds().contains(&"store_data_lost"), "{:?}", scene.seen.kinds());
+}
+
+/// Flips a bit in every table of a copy.
+fn damage_tables(copy: &Path) {
     let mut damaged = 0;
-    for keyspace in std::fs::read_dir(tables).unwrap() {
-        let tables = keyspace.unwrap().path().join("tables");
-        for table in std::fs::read_dir(tables).into_iter().flatten() {
+    for keyspace in std::fs::read_dir(copy.join("keyspaces")).unwrap() {
+        for table in std::fs::read_dir(keyspace.unwrap().path().join("tables")).into_iter().flatten() {
             flip(&table.unwrap().path(), 40);
             damaged += 1;
         }
     }
     assert!(damaged > 0, "there are tables");
+}
+
+#[test]
+fn entries_that_the_only_good_copy_cannot_read_are_taken_from_the_failed_one() {
+    let scene = Scene::new();
+    let mut mirror = scene.open();
+    mirror.flush().unwrap();
+    drop(mirror);
+    damage_tables(&scene.copies()[1]);
+    let mut mirror = scene.open();
+    // A passing failure of the first copy makes the second one the source.
+    mirror.fail(0, CopyFailure::Lsm(fjall::Error::Poisoned));
+    mirror.heal();
+    assert_eq!(count(&mut mirror), COUNT);
+    drop(mirror);
     assert_eq!(count(&mut scene.open()), COUNT);
-    scene.assert_whole();
-    assert!(!scene.seen.kinds().contains(&"store_data_lost"), "{:?}", scene.seen.kinds());
+}
+
+#[test]
+fn a_damaged_copy_with_newer_synced_batches_is_preferred_and_the_loss_reported() {
+    let scene = Scene::new();
+    let kept = scene.folder.path().join("kept");
+    copy_folder(&scene.copies()[0], &kept);
+    let mut mirror = scene.open();
+    for number in COUNT..COUNT + 20 {
+        put(&mut mirror, number);
+    }
+    drop(mirror);
+    // The first copy had failed before the new batches; the second one is damaged near its end.
+    std::fs::remove_dir_all(&scene.copies()[0]).unwrap();
+    std::fs::rename(&kept, &scene.copies()[0]).unwrap();
+    let journal = scene.copies()[1].join("0.jnl");
+    let bytes = std::fs::read(&journal).unwrap();
+    let used = bytes.iter().rposition(|byte| *byte != 0).unwrap();
+    flip(&journal, used - 500);
+    let mut mirror = scene.open();
+    assert!(count(&mut mirror) > COUNT, "{} rows", count(&mut mirror));
+    assert!(scene.seen.kinds().contains(&"store_data_lost"), "{:?}", scene.seen.kinds());
 }
