@@ -108,8 +108,7 @@ impl Queries {
             .with_replica_id(BrokerId(-1))
             .with_isolation_level(end.isolation())
             .with_topics(vec![asked]);
-        let connection =
-            self.cluster.metadata_connection(leader).await.map_err(super::client::connection::CallError::NotSent)?;
+        let connection = self.cluster.metadata_connection(leader).await?;
         let answer = connection.call(&request, limit.min(ANSWER_MAX)).await?;
         let answer = answer.topics.iter().flat_map(|topic| &topic.partitions).next();
         let answer = answer.ok_or_else(|| KafkaError::Malformed("the answer names no partition".to_owned()))?;

@@ -20,6 +20,7 @@ use kafka_protocol::protocol::{Decodable as _, Encodable as _, HeaderVersion as 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
+use tokio::sync::Mutex as AsyncMutex;
 
 use super::client::cluster::Cluster;
 use super::client::dial::Dialer;
@@ -46,6 +47,11 @@ pub(super) trait Respond: Send + Sync {
     fn opening_delay(&self, _broker: i32) -> Duration {
         Duration::ZERO
     }
+
+    /// Whether the brokers work on one handshake after the other, also on those that the client has given up.
+    fn is_starved(&self) -> bool {
+        false
+    }
 }
 
 /// Brokers that answer fetches only.
@@ -67,6 +73,19 @@ struct Shared {
     /// The topic as each broker knows it.
     topics: Mutex<Vec<TopicView>>,
     respond: Box<dyn Respond>,
+    /// Held while a starved broker works on a handshake.
+    cpu: AsyncMutex<()>,
+    handshakes: Mutex<HandshakeCounts>,
+}
+
+/// Connections whose first request is not answered yet.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct HandshakeCounts {
+    /// How many there have been.
+    pub begun: usize,
+    pub under_way: usize,
+    /// The most at the same time.
+    pub at_once: usize,
 }
 
 /// The topic as one broker knows it.
@@ -96,7 +115,8 @@ impl StubCluster {
         }
         let topic = TopicView { partitions: PARTITIONS, leader: 0, leader_epoch: 0 };
         let topics = Mutex::new(vec![topic; brokers]);
-        let shared = Arc::new(Shared { ports, topics, respond: Box::new(respond) });
+        let (cpu, handshakes) = (AsyncMutex::default(), Mutex::default());
+        let shared = Arc::new(Shared { ports, topics, respond: Box::new(respond), cpu, handshakes });
         for (broker, listener) in (0..).zip(listeners) {
             let shared = shared.clone();
             tokio::spawn(async move {
@@ -116,6 +136,10 @@ impl StubCluster {
     /// Changes the topic as one broker knows it.
     pub fn set_topic(&self, broker: usize, topic: TopicView) {
         self.shared.topics()[broker] = topic;
+    }
+
+    pub fn handshakes(&self) -> HandshakeCounts {
+        *self.shared.handshakes()
     }
 
     pub fn connect(&self) -> Arc<Cluster> {
@@ -138,7 +162,10 @@ async fn serve(mut socket: TcpStream, broker: i32, shared: Arc<Shared>) {
         }
         let frame = frame.freeze();
         if frame.clone().get_i16() == ApiVersionsRequest::KEY {
+            shared.handshakes().begin();
+            let _cpu = if shared.respond.is_starved() { Some(shared.cpu.lock().await) } else { None };
             tokio::time::sleep(shared.respond.opening_delay(broker)).await;
+            shared.handshakes().under_way -= 1;
         }
         match shared.answer(broker, frame) {
             Answer::Bytes(answer) if socket.write_all(&answer).await.is_ok() => {}
@@ -154,7 +181,18 @@ enum Answer {
     Close,
 }
 
+impl HandshakeCounts {
+    fn begin(&mut self) {
+        (self.begun, self.under_way) = (self.begun + 1, self.under_way + 1);
+        self.at_once = self.at_once.max(self.under_way);
+    }
+}
+
 impl Shared {
+    fn handshakes(&self) -> MutexGuard<'_, HandshakeCounts> {
+        self.handshakes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn topics(&self) -> MutexGuard<'_, Vec<TopicView>> {
         self.topics.lock().unwrap_or_else(PoisonError::into_inner)
     }

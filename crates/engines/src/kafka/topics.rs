@@ -22,7 +22,6 @@ use whimbrel_model::{Event, EventSink, PartitionId, TopicNumber, TopicSpec};
 
 use super::append::Appender;
 use super::client::cluster::Cluster;
-use super::client::connection::CallError;
 use super::known::{KnownTopic, KnownTopics};
 use super::outcome::{self, KafkaError};
 use super::queries::{Attempt, Queries};
@@ -195,7 +194,7 @@ impl Topics {
         let attempt = |left| -> Attempt<'_, ()> {
             Box::pin(async move {
                 let leader = self.queries.leader(topic.name(), partition.index).await?;
-                let connection = self.cluster.admin_connection(leader).await.map_err(CallError::NotSent)?;
+                let connection = self.cluster.admin_connection(leader).await?;
                 let answer = connection.call(request, left).await?;
                 let answer = answer.topics.iter().flat_map(|topic| &topic.partitions).next();
                 let code = answer.map_or(UNKNOWN_ERROR, |partition| partition.error_code);
