@@ -29,4 +29,4 @@ pub use push::{NOTICES_TOPIC, Notice, Notify, PRESENCE_TOPIC, PUSH_TOPIC, PushMe
 pub use record::{Headers, HeadersBuilder, Record, StoredRecord};
 pub use subscription::{StoredSubscription, SubscriptionNumber, SubscriptionSpec};
 pub use time::{DurationError, TimeError, Timestamp, format_duration, parse_duration};
-pub use topic::{PartitionId, Retention, TopicNumber, TopicSpec};
+pub use topic::{FoundTopic, NamedBounds, PartitionId, Retention, TopicNumber, TopicSpec};

@@ -11,7 +11,7 @@ use whimbrel_model::ports::{
     AppendOutcome, Bounds, CommitOutcome, Entry, Fence, Log, LogError, LogTopics, PortFuture, ReadBatch, ReadLimits,
     TopicStatus,
 };
-use whimbrel_model::{EventSink, PartitionId, Timestamp, TopicNumber, TopicSpec};
+use whimbrel_model::{EventSink, FoundTopic, NamedBounds, PartitionId, Timestamp, TopicNumber, TopicSpec};
 
 use super::append::Appender;
 use super::client::cluster::Cluster;
@@ -305,8 +305,8 @@ impl LogTopics for KafkaLog {
         Box::pin(self.parts.topics.create(spec))
     }
 
-    fn alter<'a>(&'a self, spec: &'a TopicSpec) -> PortFuture<'a, Result<(), LogError>> {
-        Box::pin(self.parts.topics.alter(spec))
+    fn alter<'a>(&'a self, spec: &'a TopicSpec, named: NamedBounds) -> PortFuture<'a, Result<(), LogError>> {
+        Box::pin(self.parts.topics.alter(spec, named))
     }
 
     fn delete(&self, topic: TopicNumber) -> PortFuture<'_, Result<(), LogError>> {
@@ -317,7 +317,10 @@ impl LogTopics for KafkaLog {
         Box::pin(self.parts.topics.describe(topic))
     }
 
-    fn found(&self) -> PortFuture<'_, Result<Vec<(String, u32)>, LogError>> {
-        Box::pin(self.parts.topics.found())
+    fn found<'a>(
+        &'a self,
+        is_skipped: &'a (dyn Fn(&str) -> bool + Sync),
+    ) -> PortFuture<'a, Result<Vec<FoundTopic>, LogError>> {
+        Box::pin(self.parts.topics.found(is_skipped))
     }
 }

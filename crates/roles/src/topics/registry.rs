@@ -11,7 +11,7 @@ use whimbrel_model::limits::{PARTITIONS_DEFAULT, PARTITIONS_MAX, RETENTION_DEFAU
 use whimbrel_model::name::check_any_topic_name;
 use whimbrel_model::ports::{Catalogue, CatalogueError, Log, LogError, LogTopics, Versioned};
 use whimbrel_model::push::PUSH_TOPIC;
-use whimbrel_model::{Clock, Event, EventSink, HOLDS_TOPIC, Retention, TopicNumber};
+use whimbrel_model::{Clock, Event, EventSink, FoundTopic, HOLDS_TOPIC, NamedBounds, Retention, TopicNumber};
 
 use super::gate::{Closed, Pass};
 use super::growth::{DRAIN_WITHIN, Growth, PUBLISH_WAITS_WITHIN, ends_of};
@@ -245,20 +245,24 @@ impl Registry {
             return Err(TopicError::TooMany(count));
         }
         let defaults = &self.defaults;
-        let retention = change.retention.unwrap_or(defaults.retention.time);
+        let retention = Retention {
+            time: change.retention.unwrap_or(defaults.retention.time),
+            bytes: change.retention_bytes.unwrap_or(defaults.retention.bytes),
+        };
         let stored = StoredTopic {
             number: self.unused_number().await?,
             partitions: change.partitions.unwrap_or(defaults.partitions),
-            retention_ms: retention.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
-            retention_bytes: change.retention_bytes.unwrap_or(defaults.retention.bytes),
-            replicas: change.replicas.or(defaults.replicas),
-            min_insync: change.min_insync.or(defaults.min_insync),
+            retention_ms: None,
+            retention_bytes: None,
+            replicas: change.replicas.or(defaults.replicas.filter(|_| !adopted)),
+            min_insync: change.min_insync.or(defaults.min_insync.filter(|_| !adopted)),
             created_at_ms: self.ports.clock.now().as_millis(),
             adopted,
             deleting: false,
             growths: Vec::new(),
             workers: change.workers.map_or(Ok(None), |workers| workers.applied(name, None))?,
         };
+        let stored = stored.with_retention(retention);
         let key = key_of(name);
         let version = self.ports.catalogue.put(&key, encode(&stored), None).await?;
         match self.bring_up(name, stored, version, changing).await {
@@ -323,7 +327,8 @@ impl Registry {
         if wanted < stored.partitions {
             return Err(TopicError::Shrink { name, from: stored.partitions, to: wanted });
         }
-        let topic = if stored == topic.stored { topic } else { self.keep_for(topic, stored).await? };
+        let named = NamedBounds { time: change.retention.is_some(), bytes: change.retention_bytes.is_some() };
+        let topic = if stored == topic.stored { topic } else { self.keep_for(topic, stored, named).await? };
         if wanted > topic.stored.partitions {
             let stored = topic.stored.clone();
             return self.grow(topic, stored, wanted, changing).await;
@@ -333,10 +338,15 @@ impl Registry {
 
     /// Changes how long a topic keeps its messages. The catalogue goes first: what the log dropped cannot be brought back, so it must
     /// not hear of a change that is then refused.
-    async fn keep_for(&self, topic: Arc<Topic>, stored: StoredTopic) -> Result<Arc<Topic>, TopicError> {
+    async fn keep_for(
+        &self,
+        topic: Arc<Topic>,
+        stored: StoredTopic,
+        named: NamedBounds,
+    ) -> Result<Arc<Topic>, TopicError> {
         let (name, key) = (topic.name.to_string(), key_of(&topic.name));
         let version = self.ports.catalogue.put(&key, encode(&stored), Some(topic.version)).await?;
-        if let Err(error) = self.ports.log_topics.alter(&stored.spec(&name)).await {
+        if let Err(error) = self.ports.log_topics.alter(&stored.spec(&name), named).await {
             let version = self.ports.catalogue.put(&key, encode(&topic.stored), Some(version)).await?;
             self.show(topic.succeeded_by(topic.stored.clone(), version));
             return Err(error.into());
@@ -371,7 +381,7 @@ impl Registry {
     ) -> Result<PutOutcome, TopicError> {
         let name = topic.name.to_string();
         let from = std::mem::replace(&mut stored.partitions, wanted);
-        self.ports.log_topics.alter(&stored.spec(&name)).await?;
+        self.ports.log_topics.alter(&stored.spec(&name), NamedBounds::NONE).await?;
         let closed = topic.gate.close(DRAIN_WITHIN).await.map_err(|_| TopicError::Growing(name.clone()))?;
         let ends = ends_of(&*self.ports.log, stored.number, from).await?;
         let growth = Growth { at_ms: self.ports.clock.now().as_millis(), from, to: wanted, ends };
@@ -510,18 +520,22 @@ impl Registry {
     /// Takes in topics that others made in the engine. The system's names are never taken from there.
     async fn adopt_found(&self, changing: &mut MutexGuard<'_, i64>) -> Result<(), TopicError> {
         **changing = self.ports.clock.now().as_millis();
-        for (name, partitions) in self.ports.log_topics.found().await? {
-            let takes = whimbrel_model::check_topic_name(&name).is_ok()
-                && (1..=PARTITIONS_MAX).contains(&partitions)
-                && self.get(&name).is_none();
-            if !takes {
+        let is_skipped = |name: &str| {
+            whimbrel_model::check_topic_name(name).is_err()
+                || self.get(name).is_some_and(|topic| !topic.stored.has_unknown_retention())
+        };
+        for FoundTopic { name, partitions, retention } in self.ports.log_topics.found(&is_skipped).await? {
+            if let Some(topic) = self.get(&name) {
+                self.learn_retention(&topic, retention, changing).await?;
                 continue;
             }
-            // Its retention is whatever its makers gave it.
+            if !(1..=PARTITIONS_MAX).contains(&partitions) {
+                continue;
+            }
             let as_it_is = TopicChange {
                 partitions: Some(partitions),
-                retention: Some(None),
-                retention_bytes: Some(None),
+                retention: Some(retention.time),
+                retention_bytes: Some(retention.bytes),
                 ..TopicChange::default()
             };
             match self.create(&name, as_it_is, true, changing).await {
@@ -531,6 +545,26 @@ impl Registry {
                 ) => return Err(error),
                 Err(error) => tracing::warn!(topic = name, %error, "a topic found in the log could not be taken in"),
             }
+        }
+        Ok(())
+    }
+
+    /// Stores the retention of a topic that was adopted by a version which did not read it.
+    async fn learn_retention(
+        &self,
+        topic: &Topic,
+        retention: Retention,
+        _changing: &MutexGuard<'_, i64>,
+    ) -> Result<(), TopicError> {
+        if retention == topic.stored.retention() {
+            return Ok(());
+        }
+        let stored = topic.stored.clone().with_retention(retention);
+        match self.ports.catalogue.put(&key_of(&topic.name), encode(&stored), Some(topic.version)).await {
+            Ok(version) => drop(self.show(topic.succeeded_by(stored, version))),
+            // Another node was faster.
+            Err(CatalogueError::Conflict { .. }) => {}
+            Err(error) => return Err(error.into()),
         }
         Ok(())
     }

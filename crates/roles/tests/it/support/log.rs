@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
@@ -9,7 +10,12 @@ use whimbrel_model::ports::{
     AppendOutcome, Bounds, CommitOutcome, Entry, Fence, Log, LogError, LogTopics, PartitionStatus, PortFuture,
     ReadBatch, ReadLimits, TopicStatus,
 };
-use whimbrel_model::{PartitionId, Record, Retention, StoredRecord, Timestamp, TopicNumber, TopicSpec};
+use whimbrel_model::{
+    FoundTopic, NamedBounds, PartitionId, Record, Retention, StoredRecord, Timestamp, TopicNumber, TopicSpec,
+};
+
+/// The retention of topics that other applications made.
+pub const RETENTION_OF_OTHERS: Duration = Duration::from_secs(3600);
 
 /// Called for each entry before it is kept; an error is that entry's outcome.
 type Judge = Box<dyn FnMut(&Entry) -> Result<(), LogError> + Send>;
@@ -26,7 +32,9 @@ pub struct MemoryLog {
 #[derive(Default)]
 struct State {
     topics: BTreeMap<TopicNumber, (TopicSpec, Vec<Partition>)>,
-    found: Vec<(String, u32)>,
+    found: Vec<FoundTopic>,
+    /// The bounds that the last change of a topic named.
+    named: Option<NamedBounds>,
     judge: Option<Judge>,
     /// What `create`, `alter` and the reading calls answer instead, while it is there.
     refuses: Option<LogError>,
@@ -83,7 +91,16 @@ impl MemoryLog {
     }
 
     pub fn has_topics_of_others(&self, found: &[(&str, u32)]) {
-        self.state().found = found.iter().map(|(name, partitions)| ((*name).to_owned(), *partitions)).collect();
+        let found = found.iter().map(|(name, partitions)| FoundTopic {
+            name: (*name).to_owned(),
+            partitions: *partitions,
+            retention: Retention { time: Some(RETENTION_OF_OTHERS), bytes: None },
+        });
+        self.state().found = found.collect();
+    }
+
+    pub fn named_bounds(&self) -> Option<NamedBounds> {
+        self.state().named
     }
 
     /// Appends wait from now on, until they are let go.
@@ -297,8 +314,9 @@ impl LogTopics for MemoryLog {
         })
     }
 
-    fn alter<'a>(&'a self, spec: &'a TopicSpec) -> PortFuture<'a, Result<(), LogError>> {
+    fn alter<'a>(&'a self, spec: &'a TopicSpec, named: NamedBounds) -> PortFuture<'a, Result<(), LogError>> {
         Box::pin(async move {
+            self.state().named = Some(named);
             self.create(spec).await?;
             self.state().topics.get_mut(&spec.number).unwrap().0 = spec.clone();
             Ok(())
@@ -331,10 +349,14 @@ impl LogTopics for MemoryLog {
         })
     }
 
-    fn found(&self) -> PortFuture<'_, Result<Vec<(String, u32)>, LogError>> {
+    fn found<'a>(
+        &'a self,
+        is_skipped: &'a (dyn Fn(&str) -> bool + Sync),
+    ) -> PortFuture<'a, Result<Vec<FoundTopic>, LogError>> {
         Box::pin(async move {
             self.state().answering()?;
-            Ok(self.state().found.clone())
+            let found = self.state().found.clone();
+            Ok(found.into_iter().filter(|topic| !is_skipped(&topic.name)).collect())
         })
     }
 }
