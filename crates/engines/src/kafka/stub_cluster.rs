@@ -11,8 +11,9 @@ use kafka_protocol::messages::metadata_response::{
     MetadataResponseBroker, MetadataResponsePartition, MetadataResponseTopic,
 };
 use kafka_protocol::messages::{
-    AddPartitionsToTxnRequest, ApiVersionsRequest, ApiVersionsResponse, BrokerId, DescribeProducersRequest,
-    FetchRequest, FetchResponse, FindCoordinatorRequest, FindCoordinatorResponse, InitProducerIdRequest,
+    AddPartitionsToTxnRequest, AddPartitionsToTxnResponse, ApiVersionsRequest, ApiVersionsResponse, BrokerId,
+    DescribeConfigsRequest, DescribeConfigsResponse, DescribeProducersRequest, DescribeProducersResponse,
+    EndTxnRequest, EndTxnResponse, FetchRequest, FetchResponse, FindCoordinatorRequest, FindCoordinatorResponse, InitProducerIdRequest,
     InitProducerIdResponse, MetadataRequest, MetadataResponse, ProduceRequest, ProduceResponse, RequestHeader,
     ResponseHeader, TopicName,
 };
@@ -40,6 +41,22 @@ pub(super) trait Respond: Send + Sync {
     }
 
     fn init_producer_id(&self, _broker: i32) -> Option<InitProducerIdResponse> {
+        None
+    }
+
+    fn add_partitions_to_txn(&self, _request: AddPartitionsToTxnRequest) -> Option<AddPartitionsToTxnResponse> {
+        None
+    }
+
+    fn end_txn(&self, _request: EndTxnRequest) -> Option<EndTxnResponse> {
+        None
+    }
+
+    fn describe_producers(&self, _request: DescribeProducersRequest) -> Option<DescribeProducersResponse> {
+        None
+    }
+
+    fn describe_configs(&self, _request: DescribeConfigsRequest) -> Option<DescribeConfigsResponse> {
         None
     }
 
@@ -213,6 +230,10 @@ impl Shared {
             InitProducerIdRequest::KEY => {
                 answer::<InitProducerIdRequest>(frame, version, |_| self.respond.init_producer_id(broker))
             }
+            AddPartitionsToTxnRequest::KEY => answer(frame, version, |request| self.respond.add_partitions_to_txn(request)),
+            EndTxnRequest::KEY => answer(frame, version, |request| self.respond.end_txn(request)),
+            DescribeProducersRequest::KEY => answer(frame, version, |request| self.respond.describe_producers(request)),
+            DescribeConfigsRequest::KEY => answer(frame, version, |request| self.respond.describe_configs(request)),
             _ => Answer::Close,
         }
     }
@@ -253,7 +274,9 @@ fn versions() -> ApiVersionsResponse {
         (FindCoordinatorRequest::KEY, 3),
         (InitProducerIdRequest::KEY, 4),
         (AddPartitionsToTxnRequest::KEY, 3),
+        (EndTxnRequest::KEY, 4),
         (DescribeProducersRequest::KEY, 0),
+        (DescribeConfigsRequest::KEY, 4),
     ];
     ApiVersionsResponse::default().with_api_keys(versions.map(version).to_vec())
 }
