@@ -46,10 +46,7 @@ impl LogTopics for EmbeddedLog {
         })
     }
 
-    fn found<'a>(
-        &'a self,
-        _: &'a (dyn Fn(&str) -> bool + Sync),
-    ) -> PortFuture<'a, Result<Vec<FoundTopic>, LogError>> {
+    fn found<'a>(&'a self, _: &'a (dyn Fn(&str) -> bool + Sync)) -> PortFuture<'a, Result<Vec<FoundTopic>, LogError>> {
         Box::pin(async { Ok(Vec::new()) })
     }
 }

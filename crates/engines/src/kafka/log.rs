@@ -138,7 +138,7 @@ impl Parts {
     fn start(settings: KafkaSettings, cluster: Arc<Cluster>, events: EventSink, runtime: ClientRuntime) -> Self {
         let staying_current = cluster.clone();
         tokio::spawn(async move { staying_current.stay_current().await });
-        let queries = Arc::new(Queries::new(cluster.clone(), settings.request_timeout));
+        let queries = Arc::new(Queries::new(cluster.clone(), settings.request_timeout, events.clone()));
         let known = Arc::new(KnownTopics::default());
         let appender = Arc::new(Appender::start(&settings, cluster.clone(), queries.clone()));
         let fetcher = Arc::new(Fetcher::new(cluster.clone(), settings.fetches_at_once_max));

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::future::{BoxFuture, join_all};
+use futures_util::future::BoxFuture;
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::{BrokerId, ListOffsetsRequest, MetadataResponse, TopicName};
 use kafka_protocol::protocol::StrBytes;
 use whimbrel_model::ports::{Bounds, LogError};
-use whimbrel_model::{PartitionId, Timestamp};
+use whimbrel_model::{Event, EventSink, PartitionId, Timestamp};
 
 use super::client::cluster::{ANSWER_MAX, Cluster};
 use super::known::KnownTopic;
@@ -18,6 +18,9 @@ use super::outcome::{self, KafkaError};
 pub(super) const PAUSE_BEFORE_ASKING_AGAIN: Duration = Duration::from_millis(20);
 /// How long a partition that is known here may be unknown to a broker: it may have been created a moment ago.
 const METADATA_PROPAGATION_MAX: Duration = Duration::from_secs(1);
+
+/// How long a partition that the brokers do not have counts as missing before they are asked again.
+const MISSING_FOR: Duration = Duration::from_secs(1);
 
 /// The special times of `ListOffsets`.
 const LATEST: i64 = -1;
@@ -47,11 +50,12 @@ pub(super) type Attempt<'a, T> = BoxFuture<'a, Result<T, KafkaError>>;
 pub(super) struct Queries {
     cluster: Arc<Cluster>,
     timeout: Duration,
+    events: EventSink,
 }
 
 impl Queries {
-    pub fn new(cluster: Arc<Cluster>, timeout: Duration) -> Self {
-        Self { cluster, timeout }
+    pub fn new(cluster: Arc<Cluster>, timeout: Duration, events: EventSink) -> Self {
+        Self { cluster, timeout, events }
     }
 
     /// The first kept offset, and the end.
@@ -138,10 +142,32 @@ impl Queries {
         Ok(answers.iter().all(|answer| outcome::is_without(answer, topic, index)))
     }
 
-    /// The same for several partitions, asked at the same time. A partition counts as existing where the brokers do not answer.
-    pub async fn are_gone(&self, partitions: impl Iterator<Item = (&str, u32)>) -> Vec<bool> {
-        let asked = partitions.map(|(topic, index)| self.is_gone(topic, index));
-        join_all(asked).await.into_iter().map(|gone| gone.unwrap_or(false)).collect()
+    /// The same for a partition of a topic that the catalogue has. Reports a topic that another application has deleted.
+    pub async fn is_missing(&self, topic: &KnownTopic, index: u32) -> Result<bool, LogError> {
+        let answers = self.metadata_of_each(topic.name()).await?;
+        let is_without = |index| answers.iter().all(|answer| outcome::is_without(answer, topic.name(), index));
+        let is_missing = is_without(index);
+        if topic.has(index) {
+            topic.learn_missing(index, is_missing, Instant::now());
+        }
+        if is_missing && is_without(0) && topic.must_report_missing() {
+            let name = topic.name();
+            let detail = format!(
+                "topic `{name}` does not exist in Kafka any more: another application deleted it. Its messages are lost, and holds for it \
+                 become dead letters. Delete it in Whimbrel too (`whimbrel topic delete {name}`), or create it again in Kafka"
+            );
+            (self.events)(Event::warning("topic_missing", detail).with("topic", name));
+        }
+        Ok(is_missing)
+    }
+
+    /// Whether a partition does not exist that was missing before. Asks the brokers again after [`MISSING_FOR`].
+    pub async fn is_still_missing(&self, topic: &KnownTopic, index: u32) -> Result<bool, LogError> {
+        match topic.missing_at(index) {
+            None => Ok(false),
+            Some(at) if at.elapsed() < MISSING_FOR => Ok(true),
+            Some(_) => self.is_missing(topic, index).await,
+        }
     }
 
     /// The largest number of partitions that a broker reports for the topic. A broker that has not learned of a growth reports fewer.
@@ -197,7 +223,7 @@ impl Queries {
             // A partition whose broker failed or has just started is unknown to all brokers for a moment, although it exists.
             let may_be_gone = error == KafkaError::NoLeader || error.code().is_some_and(outcome::is_unknown_partition);
             if may_be_gone && Instant::now() >= check_at {
-                if self.is_gone(topic.name(), partition.index).await? {
+                if self.is_missing(topic, partition.index).await? {
                     return Err(LogError::UnknownPartition(partition));
                 }
                 check_at = Instant::now() + METADATA_PROPAGATION_MAX;

@@ -13,9 +13,9 @@ use kafka_protocol::messages::metadata_response::{
 use kafka_protocol::messages::{
     AddPartitionsToTxnRequest, AddPartitionsToTxnResponse, ApiVersionsRequest, ApiVersionsResponse, BrokerId,
     DescribeConfigsRequest, DescribeConfigsResponse, DescribeProducersRequest, DescribeProducersResponse,
-    EndTxnRequest, EndTxnResponse, FetchRequest, FetchResponse, FindCoordinatorRequest, FindCoordinatorResponse, InitProducerIdRequest,
-    InitProducerIdResponse, MetadataRequest, MetadataResponse, ProduceRequest, ProduceResponse, RequestHeader,
-    ResponseHeader, TopicName,
+    EndTxnRequest, EndTxnResponse, FetchRequest, FetchResponse, FindCoordinatorRequest, FindCoordinatorResponse,
+    InitProducerIdRequest, InitProducerIdResponse, MetadataRequest, MetadataResponse, ProduceRequest, ProduceResponse,
+    RequestHeader, ResponseHeader, TopicName,
 };
 use kafka_protocol::protocol::{Decodable as _, Encodable as _, HeaderVersion as _, Request, StrBytes};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -230,7 +230,9 @@ impl Shared {
             InitProducerIdRequest::KEY => {
                 answer::<InitProducerIdRequest>(frame, version, |_| self.respond.init_producer_id(broker))
             }
-            AddPartitionsToTxnRequest::KEY => answer(frame, version, |request| self.respond.add_partitions_to_txn(request)),
+            AddPartitionsToTxnRequest::KEY => {
+                answer(frame, version, |request| self.respond.add_partitions_to_txn(request))
+            }
             EndTxnRequest::KEY => answer(frame, version, |request| self.respond.end_txn(request)),
             DescribeProducersRequest::KEY => answer(frame, version, |request| self.respond.describe_producers(request)),
             DescribeConfigsRequest::KEY => answer(frame, version, |request| self.respond.describe_configs(request)),

@@ -19,9 +19,7 @@ use kafka_protocol::messages::{
 };
 use kafka_protocol::protocol::{Request, StrBytes};
 use whimbrel_model::ports::{LogError, PartitionStatus, TopicStatus};
-use whimbrel_model::{
-    Event, EventSink, FoundTopic, NamedBounds, PartitionId, Retention, TopicNumber, TopicSpec,
-};
+use whimbrel_model::{Event, EventSink, FoundTopic, NamedBounds, PartitionId, Retention, TopicNumber, TopicSpec};
 
 use super::append::Appender;
 use super::client::cluster::Cluster;
@@ -148,6 +146,8 @@ impl Topics {
 
     pub async fn delete(&self, number: TopicNumber) -> Result<(), LogError> {
         let Some(topic) = self.known.get(number) else { return Ok(()) };
+        // That it is missing from now on is no news.
+        topic.must_report_missing();
         // By id: a request that a broker executes late must not delete a topic that has the name by then.
         match self.look(topic.name(), |_| true).await? {
             Some(found) => self.delete_by_id(found.by_id, topic.name()).await?,
@@ -230,9 +230,8 @@ impl Topics {
     pub async fn found(&self, is_skipped: &(dyn Fn(&str) -> bool + Sync)) -> Result<Vec<FoundTopic>, LogError> {
         let metadata = self.queries.metadata(None).await?;
         let named = metadata.topics.iter().filter_map(|topic| Some((topic.name.as_ref()?.as_str(), topic)));
-        let topics = named.filter(|(name, topic)| {
-            !name.starts_with(KAFKAS_OWN_PREFIX) && !topic.is_internal && !is_skipped(name)
-        });
+        let topics = named
+            .filter(|(name, topic)| !name.starts_with(KAFKAS_OWN_PREFIX) && !topic.is_internal && !is_skipped(name));
         let topics: Vec<(&str, u32)> = topics.map(|(name, topic)| (name, topic.partitions.len() as u32)).collect();
         let mut found = Vec::with_capacity(topics.len());
         for some in topics.chunks(TOPICS_PER_REQUEST) {
@@ -260,12 +259,16 @@ impl Topics {
             let name = result.resource_name.to_string();
             match outcome::check(result.error_code) {
                 Ok(()) => {
-                    let value = |config: &DescribeConfigsResourceResult| Some((config.name.to_string(), config.value.as_ref()?.to_string()));
+                    let value = |config: &DescribeConfigsResourceResult| {
+                        Some((config.name.to_string(), config.value.as_ref()?.to_string()))
+                    };
                     retentions.insert(name, retention_of(&result.configs.iter().filter_map(value).collect()));
                 }
                 // Deleted since it was listed.
                 Err(code) if outcome::is_unknown_partition(code) => {}
-                Err(code) => tracing::warn!(topic = name, %code, "cannot read the settings of a Kafka topic; it is not adopted"),
+                Err(code) => {
+                    tracing::warn!(topic = name, %code, "cannot read the settings of a Kafka topic; it is not adopted")
+                }
             }
         }
         Ok(retentions)
@@ -294,7 +297,11 @@ impl Topics {
     }
 
     /// The topic as the brokers report it now; `None` if it does not exist or `accepts` returns false.
-    async fn look(&self, name: &str, accepts: impl Fn(&ReportedTopic) -> bool) -> Result<Option<ReportedTopic>, LogError> {
+    async fn look(
+        &self,
+        name: &str,
+        accepts: impl Fn(&ReportedTopic) -> bool,
+    ) -> Result<Option<ReportedTopic>, LogError> {
         let metadata = self.queries.metadata(Some(name)).await?;
         if metadata.brokers.is_empty() {
             // A broker that has just started knows no topic: that is not the cluster's answer.

@@ -131,10 +131,10 @@ async fn a_change_that_does_not_name_the_retention_leaves_it_as_the_brokers_have
     let grown = TopicSpec { partitions: 2, retention: Retention::default(), ..spec.clone() };
     log.alter(&grown, NamedBounds::NONE).await.expect("the topic can grow");
     let set = operator.configs(&spec.name);
-    assert_eq!((set["retention.ms"].as_str(), set["retention.bytes"].as_str()), ("7200000", "1000000"));
+    assert_eq!((&set["retention.ms"], &set["retention.bytes"]), (&"7200000".into(), &"1000000".into()));
     log.alter(&grown, NamedBounds { time: true, bytes: false }).await.expect("the topic can be altered");
     let set = operator.configs(&spec.name);
-    assert_eq!((set["retention.ms"].as_str(), set["retention.bytes"].as_str()), ("-1", "1000000"));
+    assert_eq!((&set["retention.ms"], &set["retention.bytes"]), (&"-1".into(), &"1000000".into()));
 }
 
 /// An entry for the topic's first partition whose record has that size.

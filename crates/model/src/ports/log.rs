@@ -127,6 +127,9 @@ pub enum CommitOutcome {
     Fenced,
     /// The entry of that index can never be written (its topic is gone, it is too large). Nothing was written.
     Refused { index: usize, error: LogError },
+    /// Nothing was written and the fence still stands: these partitions cannot be written now, others of the commit can. Try again
+    /// without them; try them again later.
+    Blocked { partitions: Vec<PartitionId>, error: LogError },
     /// Nothing was written and the fence still stands: there is no room, or too much is under way. Try again later.
     NotNow(LogError),
     /// It may have been written.

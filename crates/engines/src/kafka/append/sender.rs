@@ -253,7 +253,7 @@ impl Sender {
                     None => AttemptOutcome::NotAnswered(CallError::NoAnswer("the answer lacks a partition".to_owned())),
                     Some((found, None)) => AttemptOutcome::Written(found.base_offset.max(0) as u64),
                     Some((_, Some(code))) if outcome::is_unknown_partition(code) && batch.is_unknown_for_long() => {
-                        match queries.is_gone(batch.topic.name(), batch.partition.index).await {
+                        match queries.is_missing(&batch.topic, batch.partition.index).await {
                             Ok(true) => AttemptOutcome::Gone,
                             _ => AttemptOutcome::Failed(code, Vec::new()),
                         }

@@ -105,6 +105,13 @@ impl Cluster {
         }
     }
 
+    /// Whether the brokers have reported that the partition has no leader.
+    pub fn is_leaderless(&self, topic: &str, index: u32) -> bool {
+        let state = self.state();
+        let known = state.leaders.get(topic).and_then(|leaders| leaders.partitions.get(index as usize));
+        known.is_some_and(|leader| leader.broker.is_none())
+    }
+
     /// Records a broker that an answer other than `Metadata` named.
     pub fn learn_broker(&self, broker: i32, host: &str, port: i32) {
         self.state().brokers.insert(broker, address(host, port));

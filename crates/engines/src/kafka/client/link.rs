@@ -97,9 +97,7 @@ mod tests {
         let cluster = cluster_of(&brokers).await;
         let all: Vec<Links> = (0..80).map(|_| Links::default()).collect();
         // Some callers stop waiting before their turn, and ask again.
-        let reached = all.iter().map(|links| async {
-            while links.to(&cluster, 0).await.is_err() {}
-        });
+        let reached = all.iter().map(|links| async { while links.to(&cluster, 0).await.is_err() {} });
         join_all(reached).await;
         let handshakes = brokers.handshakes();
         assert!(handshakes.at_once <= DIALS_PER_BROKER_MAX, "{handshakes:?}");

@@ -14,7 +14,7 @@ use whimbrel_model::ports::Entry;
 use whimbrel_model::{Event, PartitionId};
 
 use super::inspect::TopicPartition;
-use super::transaction::{FencedProducer, WriteError, not_now};
+use super::transaction::{FencedProducer, WriteError, blocked, not_now};
 use crate::kafka::coordinator::{self, Finding, TransactionOutcome};
 
 /// How long a partition must be stalled, or a commit unconfirmed, before a fence asks whether its own transaction is the cause.
@@ -115,6 +115,7 @@ impl FencedProducer {
     /// Begins a transaction in these partitions, after closing earlier transactions of this fence that are open there.
     pub(super) async fn begin(&mut self, places: &[TopicPartition], deadline: Instant) -> Result<(), WriteError> {
         let mut closed: HashMap<PartitionId, u64> = HashMap::new();
+        self.check_leaders(places).await?;
         loop {
             self.settle(deadline).await?;
             self.examine_unknown(places, deadline).await?;
@@ -138,9 +139,22 @@ impl FencedProducer {
                 return Err(not_now(0, format!("an earlier transaction is open: {}", asked.why)));
             }
             // Leaders that did not answer are waited for while no transaction is open.
-            let waited_for = self.open_transactions(&asked.waiting, deadline).await;
+            let waited_for = self.open_transactions(&asked.waiting, places.len(), deadline).await;
             waited_for.map_err(|error| error.blamed_in(&asked.waiting, places))?;
         }
+    }
+
+    /// Fails where the brokers report that some of the partitions have no leader. Where none of them has one, the commit waits.
+    async fn check_leaders(&mut self, places: &[TopicPartition]) -> Result<(), WriteError> {
+        let cluster = self.context.cluster.clone();
+        let is_leaderless = |(topic, partition): &&TopicPartition| cluster.is_leaderless(topic.name(), partition.index);
+        let Some((topic, _)) = places.iter().find(is_leaderless) else { return Ok(()) };
+        cluster.refresh(topic.name()).await;
+        let leaderless: Vec<TopicPartition> = places.iter().filter(is_leaderless).cloned().collect();
+        if leaderless.is_empty() || leaderless.len() == places.len() {
+            return Ok(());
+        }
+        Err(blocked(&leaderless, "the partition has no leader"))
     }
 
     /// Closes the fence's open transactions in partitions whose last outcome it does not know.
@@ -150,7 +164,7 @@ impl FencedProducer {
         if unknown.is_empty() {
             return Ok(());
         }
-        let open = self.open_transactions(&unknown, deadline).await;
+        let open = self.open_transactions(&unknown, places.len(), deadline).await;
         let open = open.map_err(|error| error.blamed_in(&unknown, places))?;
         for place in &unknown {
             match open.get(&place.1) {
@@ -186,7 +200,7 @@ impl FencedProducer {
                 match self.repair(place, *start, Instant::now() + REPAIR_MAX).await {
                     Ok(()) => continue,
                     Err(WriteError::Fenced) => return Err(WriteError::Fenced),
-                    Err(WriteError::Entry { error, .. }) => {
+                    Err(WriteError::Entry { error, .. } | WriteError::Blocked { error, .. }) => {
                         tracing::debug!(id = self.context.transactional_id, %partition, %error, "a stalled partition cannot be repaired yet");
                     }
                 }
@@ -216,14 +230,14 @@ impl FencedProducer {
                 }
                 Finding::UnderWay => tokio::time::sleep(FINISHING_PAUSE).await,
             }
-            if self.open_transactions(std::slice::from_ref(place), deadline).await?.is_empty() {
+            if self.open_transactions(std::slice::from_ref(place), 1, deadline).await?.is_empty() {
                 self.repairs.closed(*partition);
                 return Ok(());
             }
         };
         while !self.repairs.has_stayed_open(*partition, start, Instant::now()) {
             tokio::time::sleep(FINISHING_PAUSE).await;
-            if self.open_transactions(std::slice::from_ref(place), deadline).await?.is_empty() {
+            if self.open_transactions(std::slice::from_ref(place), 1, deadline).await?.is_empty() {
                 self.repairs.closed(*partition);
                 return Ok(());
             }
@@ -232,7 +246,7 @@ impl FencedProducer {
         // The index of the error is not that of an entry of the waiting commit.
         closed.map_err(|error| match error {
             WriteError::Fenced => WriteError::Fenced,
-            WriteError::Entry { error, .. } => not_now(0, error),
+            WriteError::Entry { error, .. } | WriteError::Blocked { error, .. } => not_now(0, error),
         })
     }
 
@@ -278,7 +292,7 @@ impl FencedProducer {
         // The coordinator may not have written this marker either.
         self.repairs.forget(places);
         loop {
-            if self.open_transactions(places, deadline).await?.is_empty() {
+            if self.open_transactions(places, 1, deadline).await?.is_empty() {
                 break;
             }
             if Instant::now() >= deadline {

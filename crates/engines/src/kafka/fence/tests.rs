@@ -38,7 +38,7 @@ fn context_with(brokers: &StubCluster, partitions: u32, events: EventSink) -> Fe
     let known = Arc::new(KnownTopics::default());
     known.put(KnownTopic::new(NUMBER, TOPIC.to_owned(), partitions, 1 << 20));
     FenceContext {
-        queries: Arc::new(Queries::new(cluster.clone(), TIMEOUT)),
+        queries: Arc::new(Queries::new(cluster.clone(), TIMEOUT, events.clone())),
         fetcher: Arc::new(Fetcher::new(cluster.clone(), 1)),
         hanging: Arc::new(Hanging::new(TIMEOUT, events.clone())),
         transactional_id: "holds/1".to_owned(),
