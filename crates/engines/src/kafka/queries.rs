@@ -132,7 +132,7 @@ impl Queries {
     /// The metadata of one topic or of all. A topic that is not there is in it with an error.
     pub async fn metadata(&self, topic: Option<&str>) -> Result<MetadataResponse, LogError> {
         let topics = topic.as_ref().map(std::slice::from_ref);
-        self.cluster.metadata(topics, self.timeout).await.map_err(|error| outcome::unavailable(&error))
+        self.cluster.metadata(topics, self.timeout).await.map_err(|error| outcome::timed_out(&error, self.timeout))
     }
 
     /// Whether the cluster reports that it has no such partition. One broker may not have learned of it yet: every broker that
@@ -214,8 +214,8 @@ impl Queries {
     ) -> Result<T, LogError> {
         let began = Instant::now();
         let mut check_at = began + METADATA_PROPAGATION_MAX.min(self.timeout);
+        let mut left = self.timeout;
         loop {
-            let left = self.timeout.saturating_sub(began.elapsed());
             let error = match attempt(left).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
@@ -228,12 +228,18 @@ impl Queries {
                 }
                 check_at = Instant::now() + METADATA_PROPAGATION_MAX;
             }
-            let is_over = began.elapsed() + PAUSE_BEFORE_ASKING_AGAIN >= self.timeout;
-            if is_over || !(error.is_passing() || may_be_gone) {
+            if !(error.is_passing() || may_be_gone) {
                 return Err(outcome::unavailable(&error));
             }
-            tokio::time::sleep(PAUSE_BEFORE_ASKING_AGAIN).await;
-            self.cluster.refresh(topic.name()).await;
+            if began.elapsed() + PAUSE_BEFORE_ASKING_AGAIN < self.timeout {
+                tokio::time::sleep(PAUSE_BEFORE_ASKING_AGAIN).await;
+                self.cluster.refresh(topic.name()).await;
+            }
+            // An attempt without time would only hide the error of this one, and close a connection that others use.
+            left = self.timeout.saturating_sub(began.elapsed());
+            if left <= PAUSE_BEFORE_ASKING_AGAIN {
+                return Err(outcome::timed_out(&error, self.timeout));
+            }
         }
     }
 }

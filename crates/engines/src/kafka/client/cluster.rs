@@ -174,7 +174,7 @@ impl Cluster {
     /// Asks one broker after the other until one answers. Only for requests that may be sent twice.
     pub async fn ask_any<R: Request>(&self, request: &R, timeout: Duration) -> Result<R::Response, CallError> {
         let deadline = Instant::now() + timeout;
-        let mut last = CallError::NotSent("no broker is known".to_owned());
+        let mut last = None;
         let addresses = self.addresses();
         let attempt_max = if addresses.len() > 1 { ONE_OF_SEVERAL_MAX } else { ANSWER_MAX };
         for address in addresses {
@@ -187,13 +187,20 @@ impl Cluster {
                     self.state().preferred = Some(address);
                     return Ok(answer);
                 }
-                Ok(Err(error)) => last = error,
+                Ok(Err(error)) => last = Some(error),
                 // The deadline cut this attempt short: the error of the one before names the cause.
-                Err(_) if left < attempt_max => continue,
-                Err(_) => last = CallError::NoAnswer(format!("{address}: no answer within {} ms", left.as_millis())),
+                Err(_) if left < attempt_max && last.is_some() => continue,
+                Err(_) if left < attempt_max => {
+                    last = Some(CallError::NoAnswer(format!("{address}: no answer in time")))
+                }
+                Err(_) => {
+                    let why = format!("{address}: no answer within {} ms", left.as_millis());
+                    last = Some(CallError::NoAnswer(why));
+                }
             }
             self.state().avoided.insert(address, Instant::now());
         }
+        let last = last.unwrap_or_else(|| CallError::NotSent("no broker is known".to_owned()));
         self.log_unreachable(&last);
         Err(last)
     }
