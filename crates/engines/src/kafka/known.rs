@@ -11,6 +11,8 @@ use kafka_protocol::protocol::StrBytes;
 use whimbrel_model::ports::LogError;
 use whimbrel_model::{PartitionId, TopicNumber};
 
+use super::missing::MissingPartitions;
+
 /// How often a topic is looked up again because a request named a partition that it does not seem to have.
 const GROWTH_LOOKUP_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -28,43 +30,14 @@ pub(super) struct KnownTopic {
     looked_up_at: Mutex<Option<Instant>>,
     /// First kept offsets of the partitions that this process has trimmed.
     trims: Mutex<HashMap<u32, u64>>,
-    missing: Mutex<Missing>,
-}
-
-/// What the brokers report of partitions that do not exist, although the catalogue has the topic: another application deleted it.
-#[derive(Debug, Default)]
-struct Missing {
-    /// When the brokers last reported so.
-    partitions: HashMap<u32, Instant>,
-    is_reported: bool,
+    pub missing: Arc<MissingPartitions>,
 }
 
 impl KnownTopic {
     pub fn new(number: TopicNumber, name: String, partitions: u32, record_bytes_max: usize) -> Self {
         let (name, partitions) = (TopicName(StrBytes::from_string(name)), AtomicU32::new(partitions));
-        let (looked_up_at, trims, missing) = (Mutex::new(None), Mutex::default(), Mutex::default());
+        let (looked_up_at, trims, missing) = (Mutex::new(None), Mutex::default(), Arc::default());
         Self { number, name, record_bytes_max, partitions, looked_up_at, trims, missing }
-    }
-
-    /// Records that the brokers do not have the partition, or that they have it.
-    pub fn learn_missing(&self, index: u32, is_missing: bool, now: Instant) {
-        let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
-        if is_missing {
-            missing.partitions.insert(index, now);
-        } else {
-            missing.partitions.remove(&index);
-            missing.is_reported = false;
-        }
-    }
-
-    /// When the brokers last reported that they do not have the partition.
-    pub fn missing_at(&self, index: u32) -> Option<Instant> {
-        self.missing.lock().unwrap_or_else(PoisonError::into_inner).partitions.get(&index).copied()
-    }
-
-    /// Whether it is the first time that the topic is reported as missing.
-    pub fn must_report_missing(&self) -> bool {
-        !std::mem::replace(&mut self.missing.lock().unwrap_or_else(PoisonError::into_inner).is_reported, true)
     }
 
     pub fn name(&self) -> &str {

@@ -318,6 +318,12 @@ impl LogTopics for KafkaLog {
         Box::pin(self.parts.topics.delete(topic))
     }
 
+    fn expect_deletion(&self, topic: TopicNumber) {
+        if let Some(topic) = self.parts.known.get(topic) {
+            topic.missing.expect();
+        }
+    }
+
     fn describe(&self, topic: TopicNumber) -> PortFuture<'_, Result<TopicStatus, LogError>> {
         Box::pin(self.parts.topics.describe(topic))
     }

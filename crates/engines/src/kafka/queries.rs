@@ -21,6 +21,8 @@ const METADATA_PROPAGATION_MAX: Duration = Duration::from_secs(1);
 
 /// How long a partition that the brokers do not have counts as missing before they are asked again.
 const MISSING_FOR: Duration = Duration::from_secs(1);
+/// How long a topic is missing before it is reported. A node learns within this time that another one deletes the topic.
+const REPORT_MISSING_AFTER: Duration = Duration::from_secs(5);
 
 /// The special times of `ListOffsets`.
 const LATEST: i64 = -1;
@@ -51,11 +53,12 @@ pub(super) struct Queries {
     cluster: Arc<Cluster>,
     timeout: Duration,
     events: EventSink,
+    pub(super) report_missing_after: Duration,
 }
 
 impl Queries {
     pub fn new(cluster: Arc<Cluster>, timeout: Duration, events: EventSink) -> Self {
-        Self { cluster, timeout, events }
+        Self { cluster, timeout, events, report_missing_after: REPORT_MISSING_AFTER }
     }
 
     /// The first kept offset, and the end.
@@ -148,22 +151,38 @@ impl Queries {
         let is_without = |index| answers.iter().all(|answer| outcome::is_without(answer, topic.name(), index));
         let is_missing = is_without(index);
         if topic.has(index) {
-            topic.learn_missing(index, is_missing, Instant::now());
+            topic.missing.learn(index, is_missing, Instant::now());
         }
-        if is_missing && is_without(0) && topic.must_report_missing() {
-            let name = topic.name();
-            let detail = format!(
-                "topic `{name}` does not exist in Kafka any more: another application deleted it. Its messages are lost, and holds for it \
-                 become dead letters. Delete it in Whimbrel too (`whimbrel topic delete {name}`), or create it again in Kafka"
-            );
-            (self.events)(Event::warning("topic_missing", detail).with("topic", name));
+        if is_missing && is_without(0) && topic.missing.begin_report() {
+            self.report_missing(topic);
         }
         Ok(is_missing)
     }
 
+    /// Reports the topic after a while, if every broker that answers still lacks it.
+    fn report_missing(&self, topic: &KnownTopic) {
+        let (name, missing) = (topic.name().to_owned(), topic.missing.clone());
+        let (cluster, events, timeout) = (self.cluster.clone(), self.events.clone(), self.timeout.min(ANSWER_MAX));
+        let wait = self.report_missing_after;
+        tokio::spawn(async move {
+            tokio::time::sleep(wait).await;
+            // Brokers that do not answer may have it.
+            let answers = cluster.metadata_of_each(&name, timeout).await;
+            let is_missing =
+                answers.is_ok_and(|answers| answers.iter().all(|answer| outcome::is_without(answer, &name, 0)));
+            if missing.finish_report(is_missing) {
+                let detail = format!(
+                    "topic `{name}` does not exist in Kafka any more: another application deleted it. Its messages are lost, and \
+                     holds for it become dead letters. Delete it in Whimbrel too: `whimbrel topic delete {name}`"
+                );
+                events(Event::warning("topic_missing", detail).with("topic", name));
+            }
+        });
+    }
+
     /// Whether a partition does not exist that was missing before. Asks the brokers again after [`MISSING_FOR`].
     pub async fn is_still_missing(&self, topic: &KnownTopic, index: u32) -> Result<bool, LogError> {
-        match topic.missing_at(index) {
+        match topic.missing.at(index) {
             None => Ok(false),
             Some(at) if at.elapsed() < MISSING_FOR => Ok(true),
             Some(_) => self.is_missing(topic, index).await,
@@ -243,3 +262,6 @@ impl Queries {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,10 +2,12 @@
 //! requests as the test's [`Respond`] decides; at a request that they do not know they close the connection. They know one topic, all of
 //! whose partitions have the same leader. The last broker is the transaction coordinator.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::{Buf as _, Bytes, BytesMut};
+use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::api_versions_response::ApiVersion;
 use kafka_protocol::messages::metadata_response::{
     MetadataResponseBroker, MetadataResponsePartition, MetadataResponseTopic,
@@ -89,6 +91,8 @@ struct Shared {
     ports: Vec<u16>,
     /// The topic as each broker knows it.
     topics: Mutex<Vec<TopicView>>,
+    /// Partitions that have no leader now.
+    leaderless: Mutex<BTreeSet<i32>>,
     respond: Box<dyn Respond>,
     /// Held while a starved broker works on a handshake.
     cpu: AsyncMutex<()>,
@@ -133,7 +137,8 @@ impl StubCluster {
         let topic = TopicView { partitions: PARTITIONS, leader: 0, leader_epoch: 0 };
         let topics = Mutex::new(vec![topic; brokers]);
         let (cpu, handshakes) = (AsyncMutex::default(), Mutex::default());
-        let shared = Arc::new(Shared { ports, topics, respond: Box::new(respond), cpu, handshakes });
+        let (respond, leaderless) = (Box::new(respond), Mutex::default());
+        let shared = Arc::new(Shared { ports, topics, leaderless, respond, cpu, handshakes });
         for (broker, listener) in (0..).zip(listeners) {
             let shared = shared.clone();
             tokio::spawn(async move {
@@ -155,13 +160,28 @@ impl StubCluster {
         self.shared.topics()[broker] = topic;
     }
 
+    /// Takes the leaders of these partitions away, and gives all others one.
+    pub fn set_leaderless(&self, partitions: &[i32]) {
+        *self.shared.leaderless() = partitions.iter().copied().collect();
+    }
+
+    /// Deletes the topic on all brokers.
+    pub fn delete_topic(&self) {
+        self.shared.topics().iter_mut().for_each(|topic| topic.partitions = 0);
+    }
+
+    /// The addresses of all brokers, with commas.
+    pub fn bootstrap(&self) -> String {
+        let addresses: Vec<String> = self.shared.ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        addresses.join(",")
+    }
+
     pub fn handshakes(&self) -> HandshakeCounts {
         *self.shared.handshakes()
     }
 
     pub fn connect(&self) -> Arc<Cluster> {
-        let bootstrap: Vec<String> = self.shared.ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
-        let bootstrap = bootstrap.join(",");
+        let bootstrap = self.bootstrap();
         let dialer = Dialer::new(&KafkaSettings::new(&bootstrap), Handle::current()).expect("no files are read");
         Arc::new(Cluster::new(dialer, &bootstrap))
     }
@@ -210,6 +230,10 @@ impl Shared {
         self.handshakes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn leaderless(&self) -> MutexGuard<'_, BTreeSet<i32>> {
+        self.leaderless.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn topics(&self) -> MutexGuard<'_, Vec<TopicView>> {
         self.topics.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -254,14 +278,17 @@ impl Shared {
             let host = StrBytes::from_static_str("127.0.0.1");
             MetadataResponseBroker::default().with_node_id(BrokerId(number)).with_host(host).with_port(i32::from(*port))
         };
+        let leaderless = self.leaderless().clone();
         let partition = |index| {
+            let leader = if leaderless.contains(&index) { -1 } else { view.leader };
             MetadataResponsePartition::default()
                 .with_partition_index(index)
-                .with_leader_id(BrokerId(view.leader))
+                .with_leader_id(BrokerId(leader))
                 .with_leader_epoch(view.leader_epoch)
         };
         let topic = MetadataResponseTopic::default()
             .with_name(Some(topic_name()))
+            .with_error_code(if view.partitions == 0 { Code::UnknownTopicOrPartition.code() } else { 0 })
             .with_partitions((0..view.partitions).map(partition).collect());
         MetadataResponse::default().with_brokers((0..).zip(&self.ports).map(broker).collect()).with_topics(vec![topic])
     }

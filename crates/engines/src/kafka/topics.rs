@@ -146,8 +146,7 @@ impl Topics {
 
     pub async fn delete(&self, number: TopicNumber) -> Result<(), LogError> {
         let Some(topic) = self.known.get(number) else { return Ok(()) };
-        // That it is missing from now on is no news.
-        topic.must_report_missing();
+        topic.missing.expect();
         // By id: a request that a broker executes late must not delete a topic that has the name by then.
         match self.look(topic.name(), |_| true).await? {
             Some(found) => self.delete_by_id(found.by_id, topic.name()).await?,
@@ -559,59 +558,4 @@ fn unknown(number: TopicNumber) -> LogError {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use whimbrel_model::Retention;
-
-    #[test]
-    fn a_replicated_topic_that_acknowledges_with_one_copy_is_weaker_than_it_looks() {
-        assert!(is_weaker_than_it_looks(3, 1));
-        assert!(!is_weaker_than_it_looks(3, 2));
-        assert!(!is_weaker_than_it_looks(1, 1));
-    }
-
-    #[test]
-    fn a_new_setting_applies_before_every_broker_reports_it() {
-        let defaults = [("max.message.bytes", "1048588"), ("min.insync.replicas", "1")];
-        let asked = defaults.map(|(key, value)| (key.to_owned(), value.to_owned())).into_iter().collect();
-        let set = [("max.message.bytes", "2000000".to_owned()), ("min.insync.replicas", "2".to_owned())];
-        assert_eq!(EffectiveConfigs::of(&asked, &set), EffectiveConfigs { batch_bytes_max: 2_000_000, min_insync: 2 });
-        assert_eq!(EffectiveConfigs::of(&asked, &[]), EffectiveConfigs { batch_bytes_max: 1_048_588, min_insync: 1 });
-    }
-
-    #[test]
-    fn only_the_bounds_that_a_change_names_are_set() {
-        let retention = Retention { time: Some(Duration::from_secs(1)), bytes: None };
-        let set = |time, bytes| retention_configs(retention, NamedBounds { time, bytes });
-        assert_eq!(set(false, false), []);
-        assert_eq!(set(true, false), [(RETENTION_MS, "1000".to_owned())]);
-        assert_eq!(set(false, true), [(RETENTION_BYTES, "-1".to_owned())]);
-    }
-
-    #[test]
-    fn the_retention_of_a_topic_is_what_its_settings_mean() {
-        let of = |time: &str, bytes: &str| {
-            let configs = [(RETENTION_MS, time), (RETENTION_BYTES, bytes)];
-            retention_of(&configs.map(|(key, value)| (key.to_owned(), value.to_owned())).into_iter().collect())
-        };
-        assert_eq!(of("1000", "-1"), Retention { time: Some(Duration::from_secs(1)), bytes: None });
-        assert_eq!(of("-1", "5"), Retention { time: None, bytes: Some(5) });
-    }
-
-    #[test]
-    fn a_topic_without_bounds_is_kept_for_good() {
-        let spec = TopicSpec {
-            number: TopicNumber(1),
-            name: "t".to_owned(),
-            partitions: 1,
-            retention: Retention::default(),
-            replicas: None,
-            min_insync: Some(2),
-        };
-        let configs: BTreeMap<_, _> = new_configs(&spec, 5000).into_iter().collect();
-        assert_eq!(configs["retention.ms"], "-1");
-        assert_eq!(configs["retention.bytes"], "-1");
-        assert_eq!(configs["max.message.bytes"], "5000");
-        assert_eq!(configs["min.insync.replicas"], "2");
-    }
-}
+mod tests;

@@ -91,6 +91,12 @@ pub trait LogTopics: Send + Sync {
     /// Drops the topic and all its records. Deleting what is not there is no error.
     fn delete(&self, topic: TopicNumber) -> PortFuture<'_, Result<(), LogError>>;
 
+    /// The topic is being deleted, by this process or another one. An engine that reports topics which other applications deleted does
+    /// not report this one.
+    fn expect_deletion(&self, topic: TopicNumber) {
+        let _ = topic;
+    }
+
     /// What the engine knows of the topic: leaders, copies, sizes.
     fn describe(&self, topic: TopicNumber) -> PortFuture<'_, Result<TopicStatus, LogError>>;
 

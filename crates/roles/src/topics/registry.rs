@@ -624,6 +624,7 @@ impl Registry {
         let mut map = Map::clone(&self.map.load());
         if let Some(topic) = map.by_name.remove(name) {
             map.by_number.remove(&topic.number());
+            self.ports.log_topics.expect_deletion(topic.number());
         }
         self.map.store(Arc::new(map));
     }

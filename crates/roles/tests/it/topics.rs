@@ -292,6 +292,29 @@ async fn a_start_reads_the_retention_of_topics_that_an_earlier_version_adopted()
 }
 
 #[tokio::test]
+async fn a_deletion_by_another_process_is_announced_to_the_log() {
+    let house = House::new().await;
+    house.post("/v1/topics/orders/messages", "x").await.ok(201);
+    let number = house.world.log.number_of("orders").unwrap();
+    assert!(!house.world.log.expects_deletion(number));
+    let mut entry = house.world.catalogue.value("topics/orders").unwrap();
+    entry["deleting"] = json!(true);
+    house.world.catalogue.force("topics/orders", &entry.to_string());
+    soon(async {
+        while house.registry.get("orders").is_some() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    soon(async {
+        while !house.world.log.expects_deletion(number) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn what_another_process_writes_to_the_catalogue_is_followed() {
     let house = House::new().await;
     let mut entry = {

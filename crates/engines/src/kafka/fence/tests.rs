@@ -1,8 +1,12 @@
-//! Tests of fences on brokers that disagree, or that write transaction markers late.
+//! Tests of fences on brokers that disagree, that write transaction markers late, or that lack a partition or its leader.
 
 use super::*;
 use crate::kafka::stub_cluster::{PARTITIONS, Respond, StubCluster, TOPIC, TopicView};
 use bytes::Bytes;
+use kafka_protocol::ResponseError as Code;
+use kafka_protocol::messages::add_partitions_to_txn_response::{
+    AddPartitionsToTxnPartitionResult, AddPartitionsToTxnTopicResult,
+};
 use kafka_protocol::messages::describe_producers_response::{PartitionResponse, ProducerState, TopicResponse};
 use kafka_protocol::messages::produce_response::{PartitionProduceResponse, TopicProduceResponse};
 use kafka_protocol::messages::{
@@ -193,4 +197,83 @@ async fn a_marker_that_kafka_does_not_write_is_written_by_the_fence() {
     let events = commit_and_wait(&brokers, |transactions| transactions.ended == 2).await;
     assert_eq!(events, ["hanging_transaction_ended"]);
     assert_eq!(brokers.get(|transactions| transactions.ended), 3, "one for each commit and one for the repair");
+}
+
+#[tokio::test]
+async fn a_partition_without_a_leader_is_named_and_does_not_stop_the_others() {
+    let stub = StubCluster::start_with(1, LateMarker::default()).await;
+    stub.set_leaderless(&[1, 3]);
+    let context = context(&stub, 4);
+    context.cluster.refresh(TOPIC).await;
+    let fence = FenceHandle::open(context).await.unwrap();
+    let outcome = fence.commit(vec![entry(0), entry(1), entry(2), entry(3)]).await;
+    let CommitOutcome::Blocked { partitions, error } = outcome else { panic!("{outcome:?}") };
+    assert_eq!(partitions, [1, 3].map(|index| PartitionId::new(NUMBER, index)));
+    assert!(error.to_string().contains("no leader"), "{error}");
+    let outcome = fence.commit(vec![entry(0), entry(2)]).await;
+    assert!(matches!(outcome, CommitOutcome::Done(_)), "{outcome:?}");
+    stub.set_leaderless(&[]);
+    let outcome = fence.commit(vec![entry(0), entry(1)]).await;
+    assert!(matches!(outcome, CommitOutcome::Done(_)), "{outcome:?}");
+}
+
+/// Brokers that have lost the topic.
+#[derive(Clone, Default)]
+struct Deleted {
+    requests: Arc<Mutex<usize>>,
+}
+
+impl Respond for Deleted {
+    fn init_producer_id(&self, _: i32) -> Option<InitProducerIdResponse> {
+        Some(InitProducerIdResponse::default().with_producer_id(ProducerId(1)))
+    }
+
+    fn describe_producers(&self, request: DescribeProducersRequest) -> Option<DescribeProducersResponse> {
+        *self.requests.lock().unwrap() += 1;
+        let unknown = |index: &i32| {
+            let code = Code::UnknownTopicOrPartition.code();
+            PartitionResponse::default().with_partition_index(*index).with_error_code(code)
+        };
+        let topics = request.topics.iter().map(|topic| {
+            let parts = topic.partition_indexes.iter().map(unknown).collect();
+            TopicResponse::default().with_name(topic.name.clone()).with_partitions(parts)
+        });
+        Some(DescribeProducersResponse::default().with_topics(topics.collect()))
+    }
+
+    fn add_partitions_to_txn(&self, request: AddPartitionsToTxnRequest) -> Option<AddPartitionsToTxnResponse> {
+        *self.requests.lock().unwrap() += 1;
+        let unknown = |index: &i32| {
+            let code = Code::UnknownTopicOrPartition.code();
+            AddPartitionsToTxnPartitionResult::default().with_partition_index(*index).with_partition_error_code(code)
+        };
+        let topics = request.v3_and_below_topics.iter().map(|topic| {
+            let parts = topic.partitions.iter().map(unknown).collect();
+            AddPartitionsToTxnTopicResult::default().with_name(topic.name.clone()).with_results_by_partition(parts)
+        });
+        Some(AddPartitionsToTxnResponse::default().with_results_by_topic_v3_and_below(topics.collect()))
+    }
+
+    fn end_txn(&self, _: EndTxnRequest) -> Option<EndTxnResponse> {
+        Some(EndTxnResponse::default())
+    }
+}
+
+#[tokio::test]
+async fn a_second_commit_to_a_missing_partition_is_refused_without_a_request() {
+    let brokers = Deleted::default();
+    let stub = StubCluster::start_with(1, brokers.clone()).await;
+    let context = context(&stub, 4);
+    context.cluster.refresh(TOPIC).await;
+    stub.delete_topic();
+    let topic = context.known.get(NUMBER).unwrap();
+    let fence = FenceHandle::open(context).await.unwrap();
+    let missing = CommitOutcome::Refused { index: 0, error: LogError::UnknownPartition(PartitionId::new(NUMBER, 2)) };
+    assert_eq!(fence.commit(vec![entry(2)]).await, missing);
+    let requests = *brokers.requests.lock().unwrap();
+    assert!(requests > 0);
+    // The time is that of this moment, however slow the first commit was.
+    topic.missing.learn(2, true, Instant::now());
+    assert_eq!(fence.commit(vec![entry(2)]).await, missing);
+    assert_eq!(*brokers.requests.lock().unwrap(), requests);
 }

@@ -33,6 +33,8 @@ pub struct MemoryLog {
 struct State {
     topics: BTreeMap<TopicNumber, (TopicSpec, Vec<Partition>)>,
     found: Vec<FoundTopic>,
+    /// Topics whose deletion was announced.
+    expects_deletion: Vec<TopicNumber>,
     /// The bounds that the last change of a topic named.
     named: Option<NamedBounds>,
     judge: Option<Judge>,
@@ -97,6 +99,10 @@ impl MemoryLog {
             retention: Retention { time: Some(RETENTION_OF_OTHERS), bytes: None },
         });
         self.state().found = found.collect();
+    }
+
+    pub fn expects_deletion(&self, topic: TopicNumber) -> bool {
+        self.state().expects_deletion.contains(&topic)
     }
 
     pub fn named_bounds(&self) -> Option<NamedBounds> {
@@ -330,6 +336,10 @@ impl LogTopics for MemoryLog {
             self.appended.send_modify(|count| *count += 1);
             Ok(())
         })
+    }
+
+    fn expect_deletion(&self, topic: TopicNumber) {
+        self.state().expects_deletion.push(topic);
     }
 
     fn describe(&self, topic: TopicNumber) -> PortFuture<'_, Result<TopicStatus, LogError>> {
