@@ -228,6 +228,11 @@ fn tls_connector(tls: &Tls) -> Result<TlsConnector, KafkaStartError> {
     Ok(TlsConnector::from(Arc::new(config)))
 }
 
+/// Reads the files of the settings.
+pub(crate) fn check_tls_files(tls: &Tls) -> Result<(), KafkaStartError> {
+    tls_connector(tls).map(drop)
+}
+
 fn certificates_in(setting: &'static str, file: &Path) -> Result<Vec<CertificateDer<'static>>, KafkaStartError> {
     let read = CertificateDer::pem_file_iter(file).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     let certificates = read.map_err(|error| bad_file(setting, file, error))?;
