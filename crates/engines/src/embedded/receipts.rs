@@ -218,16 +218,19 @@ impl Inner {
 
     /// Follows one partition from where the store is complete to its end.
     async fn follow(&self, partition: PartitionId, now: Timestamp) -> Result<(), ReceiptsError> {
-        let failed = |error: LogError| ReceiptsError::Unavailable(error.to_string());
         let noted = self.applied.get(applied_key(partition)).map_err(unavailable)?;
         let noted = noted.and_then(|bytes| bytes.first_chunk().copied().map(u64::from_le_bytes));
-        let bounds = self.log.bounds(partition).await.map_err(failed)?;
+        let bounds = self.log.bounds(partition).await.map_err(ReceiptsError::Log)?;
         if bounds.first == bounds.next || noted == Some(bounds.next) {
             return self.note(partition, bounds.next);
         }
         let mut from = match noted {
             Some(offset) => offset,
-            None => self.log.offset_at(partition, now.saturating_sub(self.settings.window)).await.map_err(failed)?,
+            None => self
+                .log
+                .offset_at(partition, now.saturating_sub(self.settings.window))
+                .await
+                .map_err(ReceiptsError::Log)?,
         };
         let limits = ReadLimits { max_records: FOLLOW_RECORDS, max_bytes: FOLLOW_BYTES, wait: Duration::ZERO };
         let waiting = ReadLimits { wait: FOLLOW_WAIT_STEP, ..limits };
@@ -254,7 +257,7 @@ impl Inner {
                 Err(LogError::Damaged { resume_at, .. }) if resume_at > from => from = resume_at,
                 // The log lost what it had, which only a folder put together from two does; begin again at its end.
                 Err(LogError::BeyondEnd { next, .. }) => from = next,
-                Err(error) => return Err(failed(error)),
+                Err(error) => return Err(ReceiptsError::Log(error)),
             }
         }
     }

@@ -107,6 +107,13 @@ pub enum TopicError {
     Catalogue(#[from] CatalogueError),
 }
 
+impl TopicError {
+    /// Whether the log does not answer now.
+    pub(crate) fn is_log_away(&self) -> bool {
+        matches!(self, Self::Log(LogError::Unavailable(_)))
+    }
+}
+
 /// What the registry works with.
 pub struct RegistryPorts {
     pub log: Arc<dyn Log>,
@@ -135,7 +142,7 @@ impl Registry {
     /// topics that others made. A log that cannot be reached is an error; one topic that fails alone is left out and reported.
     pub async fn open(ports: RegistryPorts, defaults: TopicDefaults) -> Result<Self, TopicError> {
         let registry = Self { ports, defaults, map: ArcSwap::default(), changing: Mutex::new(i64::MIN) };
-        patiently("topics", async || {
+        patiently("topics", TopicError::is_log_away, async || {
             let mut changing = registry.changing.lock().await;
             registry.reload(&changing).await?;
             registry.adopt_found(&mut changing).await
