@@ -40,6 +40,19 @@ async fn a_topic_is_made_changed_looked_at_and_deleted() {
     house.delete("/v1/topics/orders").await.problem(404, "unknown_topic");
 }
 
+/// The test ends only if the wait for the log does.
+#[tokio::test]
+async fn topics_are_listed_without_counts_while_the_log_does_not_answer() {
+    let house = House::new().await;
+    house.put("/v1/topics/orders", json!({ "partitions": 40 })).await.ok(201);
+    house.world.log.hide_bounds();
+    let all = house.get("/v1/topics").await.ok(200);
+    let topics = all["topics"].as_array().unwrap();
+    let orders = topics.iter().find(|topic| topic["topic"] == "orders").unwrap();
+    assert_eq!((&orders["partitions"], orders.get("messages")), (&json!(40), None));
+    assert_eq!(topics.len(), 7);
+}
+
 #[tokio::test]
 async fn rates_are_of_the_last_seconds() {
     let house = House::new().await;

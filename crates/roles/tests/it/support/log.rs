@@ -1,6 +1,7 @@
 //! The `Log` and `LogTopics` ports in memory: as honest as the contract asks, with handles for tests to fail it and to hold it up.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -27,6 +28,8 @@ pub struct MemoryLog {
     appended: watch::Sender<u64>,
     /// Appends wait while this is true.
     held_up: watch::Sender<bool>,
+    /// Whether it never answers a question for the bounds of a partition.
+    hides_bounds: AtomicBool,
 }
 
 #[derive(Default)]
@@ -86,6 +89,11 @@ impl MemoryLog {
 
     pub fn accept_nothing(&self, why: LogError) {
         self.state().refusal = Some(why);
+    }
+
+    /// It does not answer questions for bounds from now on.
+    pub fn hide_bounds(&self) {
+        self.hides_bounds.store(true, Ordering::Release);
     }
 
     pub fn refuse(&self, error: Option<LogError>) {
@@ -274,6 +282,9 @@ impl Log for MemoryLog {
 
     fn bounds(&self, partition: PartitionId) -> PortFuture<'_, Result<Bounds, LogError>> {
         Box::pin(async move {
+            if self.hides_bounds.load(Ordering::Acquire) {
+                std::future::pending::<()>().await;
+            }
             let mut state = self.state();
             state.answering()?;
             let partition = state.partition(partition)?;
