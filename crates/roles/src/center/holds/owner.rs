@@ -25,6 +25,7 @@ use super::commit::{CommitTarget, commit};
 use super::figures::HoldFigures;
 use super::settings::{HoldsSettings, PAGE_BYTES, PAGE_HOLDS, RETRY_AFTER};
 use super::shard::{AskId, Committed, Decision, Effect, Input, Shard};
+use crate::line_limit::LineLimit;
 use crate::owners::{DeskError, HOLDS_FAMILY, shard_name};
 use crate::topics::Registry;
 
@@ -436,7 +437,10 @@ async fn find_start(
             Ok(started) => return Ok(started),
             Err(Trouble::Over(why)) => return Err(why),
             Err(Trouble::Passing(why)) => {
-                tracing::warn!(shard = number, %why, "the shard of holds cannot be taken yet; it is tried again");
+                static LINES: LineLimit = LineLimit::new();
+                if let Some(left_out) = LINES.admit(&why) {
+                    tracing::warn!(shard = number, %why, left_out, "the shard of holds cannot be taken yet; it is tried again");
+                }
                 tokio::time::sleep(RETRY_AFTER).await;
             }
         }
@@ -477,7 +481,10 @@ async fn read(log: &dyn Log, partition: PartitionId, from: u64, limits: ReadLimi
     if let Err(error) = &read
         && passes(error)
     {
-        tracing::warn!(%partition, %error, "the holds' log cannot be read; it is tried again");
+        static LINES: LineLimit = LineLimit::new();
+        if let Some(left_out) = LINES.admit(&error.to_string()) {
+            tracing::warn!(%partition, %error, left_out, "the holds' log cannot be read; it is tried again");
+        }
         tokio::time::sleep(RETRY_AFTER).await;
     }
     read
