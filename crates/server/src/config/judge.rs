@@ -464,7 +464,7 @@ mod tests {
 
     #[test]
     fn every_broker_of_the_bootstrap_has_a_port() {
-        let with = |bootstrap| problems(&[("log.engine", "kafka"), ("kafka.bootstrap", bootstrap)]);
+        let with = |bootstrap: &str| problems(&[("log.engine", "kafka"), ("kafka.bootstrap", bootstrap)]);
         for right in ["kafka-1:9092", "kafka-1:9092, 10.0.0.2:9092,", "[::1]:9092"] {
             assert_eq!(with(right), "", "{right}");
         }
