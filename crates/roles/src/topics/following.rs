@@ -9,6 +9,7 @@ use tokio::sync::MutexGuard;
 use tokio_util::sync::CancellationToken;
 use whimbrel_model::limits::{PARTITIONS_MAX, TOPIC_NUMBER_MAX};
 use whimbrel_model::ports::{CatalogueError, LogError, Versioned};
+use whimbrel_model::{FoundTopic, Retention};
 
 use super::conflicts::Conflicts;
 use super::gate::Closed;
@@ -180,18 +181,22 @@ impl Registry {
     /// Takes in topics that others made in the engine. The system's names are never taken from there.
     pub(super) async fn adopt_found(&self, changing: &mut MutexGuard<'_, i64>) -> Result<(), TopicError> {
         **changing = self.ports.clock.now().as_millis();
-        for (name, partitions) in self.ports.log_topics.found().await? {
-            let takes = whimbrel_model::check_topic_name(&name).is_ok()
-                && (1..=PARTITIONS_MAX).contains(&partitions)
-                && self.get(&name).is_none();
-            if !takes {
+        let is_skipped = |name: &str| {
+            whimbrel_model::check_topic_name(name).is_err()
+                || self.get(name).is_some_and(|topic| !topic.stored.has_unknown_retention())
+        };
+        for FoundTopic { name, partitions, retention } in self.ports.log_topics.found(&is_skipped).await? {
+            if let Some(topic) = self.get(&name) {
+                self.learn_retention(&topic, retention, changing).await?;
                 continue;
             }
-            // Its retention is whatever its makers gave it.
+            if !(1..=PARTITIONS_MAX).contains(&partitions) {
+                continue;
+            }
             let as_it_is = TopicChange {
                 partitions: Some(partitions),
-                retention: Some(None),
-                retention_bytes: Some(None),
+                retention: Some(retention.time),
+                retention_bytes: Some(retention.bytes),
                 ..TopicChange::default()
             };
             match self.adopt(&name, as_it_is, changing).await {
@@ -201,6 +206,26 @@ impl Registry {
                 ) => return Err(error),
                 Err(error) => tracing::warn!(topic = name, %error, "a topic found in the log could not be taken in"),
             }
+        }
+        Ok(())
+    }
+
+    /// Stores the retention of a topic that was adopted by a version which did not read it.
+    async fn learn_retention(
+        &self,
+        topic: &Topic,
+        retention: Retention,
+        _changing: &MutexGuard<'_, i64>,
+    ) -> Result<(), TopicError> {
+        if retention == topic.stored.retention() {
+            return Ok(());
+        }
+        let stored = topic.stored.clone().with_retention(retention);
+        match self.ports.catalogue.put(&key_of(&topic.name), encode(&stored), Some(topic.version)).await {
+            Ok(version) => drop(self.show(topic.succeeded_by(stored, version))),
+            // Another node was faster.
+            Err(CatalogueError::Conflict { .. }) => {}
+            Err(error) => return Err(error.into()),
         }
         Ok(())
     }
