@@ -13,6 +13,10 @@ use crate::broker::{free_port, new_spec};
 use crate::programs::Peer;
 use crate::{connect, needs_kafka, settings};
 
+/// How often and how long a changed setting is waited for.
+const SETTING_POLL: Duration = Duration::from_millis(50);
+const SETTING_POLLS_MAX: usize = 600;
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_without_a_broker_fails_in_time_and_names_the_address() {
     let address = format!("127.0.0.1:{}", free_port());
@@ -130,11 +134,23 @@ async fn a_change_that_does_not_name_the_retention_leaves_it_as_the_brokers_have
     operator.set_config(&spec.name, "retention.bytes", "1000000");
     let grown = TopicSpec { partitions: 2, retention: Retention::default(), ..spec.clone() };
     log.alter(&grown, NamedBounds::NONE).await.expect("the topic can grow");
-    let set = operator.configs(&spec.name);
-    assert_eq!((&set["retention.ms"], &set["retention.bytes"]), (&"7200000".into(), &"1000000".into()));
+    wait_for_retention(&mut operator, &spec.name, ["7200000", "1000000"]).await;
     log.alter(&grown, NamedBounds { time: true, bytes: false }).await.expect("the topic can be altered");
-    let set = operator.configs(&spec.name);
-    assert_eq!((&set["retention.ms"], &set["retention.bytes"]), (&"-1".into(), &"1000000".into()));
+    wait_for_retention(&mut operator, &spec.name, ["-1", "1000000"]).await;
+}
+
+/// A broker shows a changed setting when it has learned of it from the controllers.
+async fn wait_for_retention(operator: &mut Peer, topic: &str, wanted: [&str; 2]) {
+    let mut shown = [String::new(), String::new()];
+    for _ in 0..SETTING_POLLS_MAX {
+        let set = operator.configs(topic);
+        shown = ["retention.ms", "retention.bytes"].map(|name| set[name].as_str().unwrap_or_default().to_owned());
+        if shown == wanted {
+            return;
+        }
+        tokio::time::sleep(SETTING_POLL).await;
+    }
+    panic!("the retention is {shown:?} instead of {wanted:?}");
 }
 
 /// An entry for the topic's first partition whose record has that size.
