@@ -1,7 +1,7 @@
 //! Every checksum of a data folder, file by file, offline or beside a running server: `whimbrel check --deep`.
 //!
-//! It changes no file and takes no lock; it makes a copy of each store while it reads it. The log is checked by the storage crate, the catalogue by its own module, and each store beside the log
-//! as [`STORES`] lists them.
+//! It changes no file and takes no lock; it makes a temporary copy of each store and reads that. The storage crate checks the log, the
+//! module of the catalogue checks the catalogue, and this module checks the stores beside the log that [`STORES`] lists.
 
 use std::io;
 use std::path::Path;
@@ -15,16 +15,16 @@ pub use whimbrel_storage::verify::{Finding, NotChecked, Report};
 use crate::embedded::catalogue;
 use crate::embedded::lsm::verify::{StoreCheck, verify};
 
-/// How far a check has come.
+/// The progress of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
-    /// It will read about this many bytes.
+    /// The check will read about this many bytes.
     Planned(u64),
-    /// It has read this many more.
+    /// The check has read this many further bytes.
     Read(u64),
 }
 
-/// Checks the data folder. Fails where its contents cannot be listed; everything else is in the report.
+/// Checks the data folder. Fails if its contents cannot be listed; the report contains every other error.
 pub fn deep_check(data: &Path, on_progress: Arc<dyn Fn(Progress) + Send + Sync>) -> io::Result<Report> {
     let told = Arc::clone(&on_progress);
     let meter = Arc::new(move |bytes| {
@@ -55,7 +55,7 @@ pub fn deep_check(data: &Path, on_progress: Arc<dyn Fn(Progress) + Send + Sync>)
 struct Store {
     /// Its folder in the data folder.
     folder: &'static str,
-    /// What the server does about a damage.
+    /// How the server repairs damage.
     remedy: &'static str,
 }
 
@@ -74,10 +74,10 @@ const STORES: &[Store] = &[
     Store { folder: "devices", remedy: FROM_THE_COPY },
     Store { folder: "devices.mirror", remedy: FROM_THE_COPY },
 ];
-/// Attempts and statistics, which the server reads chunk by chunk and skips where they are damaged.
+/// Attempts and statistics. The server reads them chunk by chunk and skips damaged chunks.
 const NOTEBOOK: &str = "notebook";
 
-/// Adds what is wrong with a store, or why it was not checked.
+/// Adds the damage of a store to the report, or the reason why it was not checked.
 fn check_store(folder: &Path, store: &Store, report: &mut Report) {
     match verify(folder) {
         StoreCheck::Sound { files } => report.files += files,

@@ -1,4 +1,4 @@
-//! Which stores of this process cannot serve now: the engines note it, `/readyz` reports it.
+//! The stores of this process that cannot serve now: the engines record them, `/readyz` reports them.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -8,12 +8,12 @@ use std::sync::{Mutex, PoisonError};
 pub struct StoreHealth(Mutex<BTreeMap<&'static str, String>>);
 
 impl StoreHealth {
-    /// Notes why a store cannot serve.
+    /// Records why a store cannot serve.
     pub fn set_failed(&self, store: &'static str, reason: String) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(store, reason);
     }
 
-    /// Notes that a store serves again.
+    /// Records that a store serves again.
     pub fn set_working(&self, store: &'static str) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(store);
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// The shortest time between two lines of one place for the same reason.
 const REPEATED_AFTER: Duration = Duration::from_secs(5);
-/// Reasons whose lines are remembered. Lines for further reasons are left out until the oldest ones expire.
+/// Bound on the reasons that are tracked. Lines for further reasons are suppressed until the oldest ones expire.
 const REASONS_MAX: usize = 16;
 
 /// The limit of one place that logs.
@@ -26,7 +26,7 @@ impl LineLimit {
         Self(LazyLock::new(Mutex::default))
     }
 
-    /// Whether a line for this reason is logged now; then the number of lines that were left out since the last one.
+    /// If a line for this reason must be logged now, the number of lines that were suppressed since the last one.
     pub fn admit(&self, reason: &str) -> Option<u64> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).admit(reason, Instant::now())
     }

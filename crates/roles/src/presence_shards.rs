@@ -1,19 +1,19 @@
-//! How fresh the shards of presence are, as one process sees them, and what it reports about those that other processes write.
+//! The freshness of the shards of presence, as one process sees it, and its reports about shards that other processes write.
 //!
-//! A stale shard of another process is reported and nothing else: this process serves its own requests as before.
+//! A stale shard of another process only causes a report: this process serves its own requests as before.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use whimbrel_model::Event;
 use whimbrel_model::ports::PortFuture;
 
-/// Looks at the shards of presence of this data centre.
+/// Checks the shards of presence of this data centre.
 pub trait PresenceShards: Send + Sync {
-    /// Every shard, each looked at within a bounded time.
+    /// The state of every shard. The check of each shard has a timeout.
     fn look(&self) -> PortFuture<'_, Vec<ShardFreshness>>;
 }
 
-/// One shard as it was found.
+/// The state of one shard when it was checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardFreshness {
     pub shard: u32,
@@ -25,7 +25,7 @@ pub struct ShardFreshness {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ShardState {
     Fresh,
-    /// Its writer has not confirmed it for too long, or never.
+    /// Its writer has not confirmed the shard for too long, or has never confirmed it.
     Stale {
         ago_ms: Option<u64>,
     },
@@ -43,16 +43,17 @@ impl ShardFreshness {
     }
 }
 
-/// Remembers which remote shards were reported as stale, so that one incident is one event.
+/// Tracks which remote shards were reported as stale, so that one incident causes one event.
 #[derive(Debug, Default)]
 pub(crate) struct StaleReports {
-    /// Stale when last looked at. A shard is reported when it was stale twice in a row: after a start it may just not be drawn yet.
+    /// Shards that were stale at the last check. A shard is reported when it is stale twice in a row: after a start it may have no
+    /// snapshot yet.
     before: BTreeSet<u32>,
     reported: BTreeSet<u32>,
 }
 
 impl StaleReports {
-    /// Takes in what was found, and returns the event that it is worth, if any.
+    /// Processes the result of a check, and returns the event to emit, if any.
     pub fn update(&mut self, found: &[ShardFreshness]) -> Option<Event> {
         let stale: BTreeMap<u32, &ShardFreshness> = found
             .iter()

@@ -1,7 +1,7 @@
 //! Small files without which a data folder cannot be used, each with a second file to fall back on.
 //!
-//! A damaged file is never used and never overwritten: it is set aside under another name. What is used in its place is told to the caller,
-//! who makes an event of it. A file of another format is refused; its second file is not asked.
+//! A damaged file is never used and never overwritten: it is set aside under another name. The caller gets the name of the file that is
+//! used instead, and emits an event. A file of another format is refused without reading its second file.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ pub struct Replaced {
     pub used: PathBuf,
 }
 
-/// The contents of `path`, or of `fallback` where `path` is damaged or missing; `None` where neither is there.
+/// The contents of `path`, or of `fallback` if `path` is damaged or missing; `None` if neither exists.
 pub fn read_or_fallback<T>(
     disk: &dyn Disk,
     path: &Path,
@@ -63,7 +63,7 @@ pub fn read_or_fallback<T>(
     Err(OpenError::Unreadable { path: path.to_owned(), why: neither })
 }
 
-/// Keeps a damaged file under the name that [`aside`] gives, where it is there.
+/// Renames a damaged file, if it exists, to the name that [`aside`] returns.
 pub fn set_aside(disk: &dyn Disk, path: &Path) -> io::Result<()> {
     if disk.exists(path)? { disk.rename(path, &aside(path)) } else { Ok(()) }
 }

@@ -1,8 +1,8 @@
-//! Reads every checksum of a data folder's log and says what is damaged: for `whimbrel check --deep` and for the scrub of a running server.
+//! Reads every checksum of a data folder's log and reports damage: for `whimbrel check --deep` and for the scrub of a running server.
 //!
-//! It only reads, takes no lock, and works beside a server that appends, makes checkpoints and drops segments. The checkpoint says what must
-//! be there: bytes beyond it are still in the journal and are not judged. Whatever looks damaged is read again, against a checkpoint that is
-//! read afterwards, before it is reported. It must never report as damage what a running server was only changing.
+//! It only reads, takes no lock, and works beside a server that appends, makes checkpoints and drops segments. The checkpoint defines which
+//! bytes must exist: bytes beyond it are still in the journal and are not checked. Before the check reports a damaged place, it reads the
+//! place again, against a checkpoint that it reads afterwards. It must never report changes of a running server as damage.
 
 mod journal;
 mod read_only;
@@ -30,7 +30,7 @@ pub(crate) use segment::{Extent, check_twice};
 
 const RESTORE: &str = "copy the data folder away, check the disk (`dmesg`, SMART), and restore the file from a backup";
 
-/// Findings that a report lists. A disk with more is beyond repair, and the rest are counted.
+/// Bound on the findings that a report lists. It only counts the rest: a disk with more is beyond repair.
 const FINDINGS_MAX: usize = 10_000;
 
 /// A damaged place.
@@ -39,11 +39,11 @@ pub struct Finding {
     pub file: PathBuf,
     pub position: u64,
     pub what: String,
-    /// What it means for the data.
+    /// The consequence for the data.
     pub meaning: String,
-    /// What the operator should do.
+    /// The recommended action for the operator.
     pub advice: String,
-    /// The file is a hint that is not synced: a power loss may leave it like this, and the server does without it.
+    /// The file is a hint that is not synced: a power loss may leave it like this, and the server works without it.
     pub is_harmless: bool,
 }
 
@@ -54,7 +54,7 @@ pub struct NotChecked {
     pub why: String,
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
     /// Files that were read.
@@ -66,7 +66,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Something is damaged that is not only a hint.
+    /// Whether any damaged file is more than a hint.
     pub fn is_damaged(&self) -> bool {
         self.unlisted > 0 || self.findings.iter().any(|finding| !finding.is_harmless)
     }
@@ -110,13 +110,13 @@ pub struct MissingOffsets {
 pub struct Verifier {
     disk: Arc<dyn Disk>,
     data: PathBuf,
-    /// `None` where `FORMAT` cannot be read: then no batch can be told from other bytes.
+    /// `None` if `FORMAT` cannot be read: the check then cannot distinguish batches from other bytes.
     secret: Option<FolderSecret>,
     report: Report,
 }
 
 impl Verifier {
-    /// A check of the folder `data`. The meter is told of every read; see [`Meter`].
+    /// A check of the folder `data`. It calls the meter for every read; see [`Meter`].
     pub fn new(disk: Arc<dyn Disk>, data: &Path, meter: Meter) -> Self {
         let disk: Arc<dyn Disk> = Arc::new(ReadOnlyDisk::new(disk, meter));
         let secret = read_format(&*disk, data).ok().flatten().map(|(secret, _)| secret);
@@ -126,7 +126,7 @@ impl Verifier {
     /// Everything that there is to check now, and about how many bytes that is.
     pub fn plan(&mut self) -> io::Result<(Vec<Target>, u64)> {
         if matches!(read_format(&*self.disk, &self.data), Ok(None)) {
-            // The first start is still to make the folder.
+            // No server has started on this folder yet.
             return Ok((Vec::new(), 0));
         }
         let mut targets = vec![Target::Format];
@@ -155,7 +155,7 @@ impl Verifier {
         Ok((targets, bytes))
     }
 
-    /// Checks one target. Fails only where the meter ends the check.
+    /// Checks one target. Fails only if the meter ends the check.
     pub fn check(&mut self, target: &Target) -> io::Result<()> {
         match target {
             Target::Format => self.check_format(),
@@ -198,7 +198,7 @@ impl Verifier {
 
     fn bytes_in(&self, folder: &Path, suffix: &str) -> io::Result<u64> {
         let names = self.disk.list(folder)?.into_iter().filter(|name| name.ends_with(suffix));
-        // A file that vanishes meanwhile has nothing to read.
+        // A file that was removed in the meantime counts as empty.
         Ok(names.filter_map(|name| self.disk.open(&folder.join(name)).and_then(|file| file.len()).ok()).sum())
     }
 

@@ -1,4 +1,4 @@
-//! The scrub of cold segments: it finds damage once, leaves alone what is written to, and lets go of what is dropped.
+//! The scrub of cold segments: it reports damage once, skips segments that are being written, and releases dropped segments.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! The check of every checksum: it finds each damaged place, offline, and nothing that a running log is only changing.
+//! The check of every checksum: it finds each damaged place offline, and does not report changes of a running log as damage.
 
 mod support;
 
@@ -16,7 +16,7 @@ use whimbrel_storage::{Core, Outcome, PartitionKey, Settings, TopicRetention, Wo
 
 const BATCHES: u64 = 30;
 const RECORDS_PER_BATCH: u64 = 5;
-/// Reads of a check that the log is written to in between: the check has an end because the log has.
+/// Bound on the reads of a check between which the test writes to the log: the check ends because the log stops growing.
 const READS_MAX: u64 = 300;
 /// Rounds of a check beside a log that is written to.
 const ROUNDS: usize = 30;
@@ -244,8 +244,8 @@ fn a_check_ends_where_its_meter_says_so() {
     assert_eq!(verifier.finish().findings, []);
 }
 
-/// The same without threads: between any two reads of the check there are appends, and now and then a checkpoint that lets go of journal
-/// files and segments. So each of them happens at each moment of the check.
+/// The same without threads: between any two reads of the check there are appends, and sometimes a checkpoint that releases journal files
+/// and segments. So each of them happens at each point of the check.
 #[test]
 fn nothing_is_reported_where_the_log_is_written_to_between_any_two_reads() {
     let settings = Settings {

@@ -1,7 +1,7 @@
-//! Reads all cold segments of the log now and then, slowly, so that damage is found before a reader comes to it.
+//! Reads all cold segments of the log at a regular interval and a limited rate, to find damage before a reader meets it.
 //!
-//! One thread that yields to all others, reads a little at a time and waits in between: `scrub_rate` bounds what it takes of the disk. It ends
-//! at the next read when the log closes. Damage is the log's own event, once per place; metrics say how far it has come.
+//! One low-priority thread reads small pieces and pauses in between: `scrub_rate` bounds its disk bandwidth. It exits at the next read
+//! when the log closes. The log emits an event for each damaged place, once; metrics show the progress.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
@@ -15,18 +15,18 @@ use whimbrel_storage::{Scrubbed, Store};
 
 use super::background;
 
-/// The thread's name, by which it is made to yield.
+/// The thread's name, by which its priority is lowered.
 const THREAD: &str = "scrub";
-/// A start has other things to read first.
+/// The delay of the first pass: a starting server has other reads to do first.
 const FIRST_PASS_AFTER: Duration = Duration::from_secs(60);
 
-/// The scrub of a log. It ends when it is stopped or dropped.
+/// The scrub of a log. It ends when `stop` is called or this is dropped.
 pub(super) struct Scrub {
     ending: Arc<Ending>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Whether the scrub is to end, and what waits for that.
+/// The stop flag of the scrub, and the condition that wakes its thread.
 #[derive(Default)]
 struct Ending {
     is_asked: Mutex<bool>,
@@ -34,7 +34,7 @@ struct Ending {
 }
 
 impl Scrub {
-    /// Begins to scrub, where the settings of the log say so.
+    /// Starts the scrub, if the settings of the log enable it.
     pub fn start(store: Arc<Store>, clock: Arc<dyn Clock>) -> Self {
         let ending = Arc::<Ending>::default();
         let Some(interval) = store.settings().scrub_interval else {
@@ -54,7 +54,7 @@ impl Scrub {
         Self { ending, thread: Mutex::new(thread.ok()) }
     }
 
-    /// Ends the scrub, after the read that is under way.
+    /// Stops the scrub after the read in progress.
     pub fn stop(&self) {
         *self.ending.lock() = true;
         self.ending.asked.notify_all();
@@ -76,7 +76,7 @@ impl Ending {
         self.is_asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits; fails where the scrub is to end.
+    /// Waits. Fails if the scrub must stop.
     fn pause(&self, pause: Duration) -> io::Result<()> {
         let waited = self.asked.wait_timeout_while(self.lock(), pause, |is_asked| !*is_asked);
         let (is_asked, _) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -96,7 +96,7 @@ fn run(store: &Store, clock: &dyn Clock, interval: Duration, ending: &Arc<Ending
     }
 }
 
-/// Reads every segment that is cold now, and returns how many places are damaged. Fails where the scrub is to end.
+/// Reads every segment that is cold now, and returns the number of damaged places. Fails if the scrub must stop.
 fn pass(store: &Store, damaged_before: usize, ending: &Arc<Ending>) -> io::Result<usize> {
     let (rate, ending) = (store.settings().scrub_rate, Arc::clone(ending));
     let meter: Meter = Arc::new(move |bytes| {
@@ -104,7 +104,7 @@ fn pass(store: &Store, damaged_before: usize, ending: &Arc<Ending>) -> io::Resul
         ending.pause(Duration::from_secs_f64(bytes as f64 / rate as f64))
     });
     let mut segments = store.cold_segments();
-    // Where restarts are frequent, every segment has its turn to be among the first.
+    // A random first segment: with frequent restarts, every segment is still read at some time.
     let first = RandomState::new().hash_one(segments.len()) as usize % segments.len().max(1);
     segments.rotate_left(first);
     let mut damaged = 0;
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(events.try_iter().count(), 0, "once, over all passes");
     }
 
-    /// At one byte in a second the first segment alone would take an hour: a close that waits for it does not end.
+    /// At one byte per second the first segment alone would take an hour: a close that waits for it would not return.
     #[tokio::test]
     async fn a_close_does_not_wait_for_a_pass_that_is_under_way() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,30 +1,30 @@
-//! Ends of claims that Redis has not confirmed: this process knows how its publish ended, and Redis does not know it yet.
+//! Outcomes (ends) of claims that Redis has not confirmed: this process has the outcome of its publish, and Redis may not have it yet.
 //!
-//! A claim ends up here when a call to Redis fails. The call may have been executed all the same, even later than a call that was sent
-//! after it, so an end is kept for a whole lease: after that the claim lapses by itself. Decides only, with the time passed in.
+//! A claim is added here when a call to Redis fails. Redis may still execute that call, even after a call that was sent later. So an end
+//! is kept for a whole lease: after that the claim lapses without action. Pure: the time is passed in.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use whimbrel_model::ports::{Answer, Claim};
 
-/// Claims whose ends are kept; those beyond lapse after their lease.
+/// Claims whose ends are kept. Further claims lapse after their lease.
 const CLAIMS_MAX: usize = 50_000;
-/// Holders of one claim that are known to have written nothing: repeats while Redis is away. The oldest one goes first.
+/// Holders kept per claim that have written nothing: repeats while Redis is unreachable. A new one evicts the oldest.
 const HOLDERS_MAX: usize = 32;
 /// The pause after Redis answered that it does not have such a claim; it doubles each time, since the claim may still arrive.
 const PAUSE_FIRST: Duration = Duration::from_millis(500);
 
-/// What this process knows about a claim before it asks Redis.
+/// The local state of a claim, before a call to Redis.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Known {
     /// The publish succeeded; Redis may not have the answer.
     Answered { fingerprint: u64, answer: Answer },
-    /// These holders of the claim wrote nothing and never will. Empty: nothing is known.
+    /// These holders of the claim wrote nothing and never will. Empty: this process has no information.
     NotWritten { holders: Vec<String> },
 }
 
-/// An end that Redis is to be told.
+/// An end that must be sent to Redis.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum End {
     NotWritten { key: String, holder: String },
@@ -44,7 +44,7 @@ enum Entry {
 
 struct DeadHolder {
     holder: String,
-    /// When its claim has lapsed in any case.
+    /// When its claim has lapsed at the latest.
     until: Instant,
     next_at: Instant,
     pause: Duration,
@@ -68,7 +68,7 @@ impl UnconfirmedEnds {
                 }
                 holders.push(dead);
             }
-            // The answer tells more.
+            // The answer takes precedence.
             Entry::Answered { .. } => {}
         }
     }
@@ -93,7 +93,7 @@ impl UnconfirmedEnds {
         }
     }
 
-    /// The ends that Redis is to be told now. Those of claims that have lapsed are dropped.
+    /// The ends to send to Redis now. Drops the ends of claims that have lapsed.
     pub fn due(&mut self, now: Instant) -> Vec<End> {
         let mut due = Vec::new();
         self.by_key.retain(|key, entry| match entry {
@@ -116,7 +116,7 @@ impl UnconfirmedEnds {
         self.by_key.remove(key);
     }
 
-    /// Redis answered about a holder that wrote nothing: its claim was taken back, or was not there.
+    /// Redis replied about a holder that wrote nothing: it released the claim, or had no such claim.
     pub fn confirmed_release(&mut self, key: &str, holder: &str, was_held: bool, now: Instant) {
         let Some(Entry::NotWritten(holders)) = self.by_key.get_mut(key) else { return };
         for dead in holders.iter_mut().filter(|dead| dead.holder == holder) {

@@ -1,7 +1,7 @@
-//! Whether nodes have the same internal key, found out without showing it.
+//! Checks that all nodes have the same internal key, without revealing it.
 //!
-//! Every member publishes a check value: an HMAC of its name and incarnation, keyed with its internal key. A node that knows the same key
-//! computes the same value. A node with another key would own shards that no other node can ask for, so it must not stay a member.
+//! Every member publishes a check value: an HMAC of its name and incarnation, keyed with its internal key. A node with the same key
+//! computes the same value. A node with another key would own shards that no other node can reach, so it must not stay a member.
 
 use std::fmt;
 
@@ -9,10 +9,10 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use whimbrel_model::ports::{Member, Node};
 
-/// What the check value is of, with the version of its layout.
+/// The domain separator of the check value, with the version of its layout.
 const PURPOSE: &str = "whimbrel internal key check 1";
 
-/// Another living node has another internal key.
+/// Another live node has a different internal key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the `internal_key` of this node differs from that of node {node} (`{name}`): set the same key on every node")]
 pub struct OtherKey {
@@ -20,14 +20,14 @@ pub struct OtherKey {
     pub name: String,
 }
 
-/// The internal key of this node, as far as check values need it.
+/// Computes and compares check values with the internal key of this node.
 #[derive(Clone)]
 pub struct KeyCheck {
     keyed: Hmac<Sha256>,
 }
 
 impl KeyCheck {
-    /// No key is a key of its own: nodes without one agree with each other.
+    /// `None` counts as an empty key: nodes without a key match each other.
     pub fn new(internal_key: Option<&str>) -> Self {
         let key = internal_key.unwrap_or_default().as_bytes();
         Self { keyed: Hmac::new_from_slice(key).expect("HMAC takes a key of any length") }
@@ -39,7 +39,7 @@ impl KeyCheck {
         Member { key_check, ..member }
     }
 
-    /// Refuses where a member has another key. Members of older binaries publish no check value and are left out.
+    /// Fails if a member has another key. Members of older versions publish no check value and are skipped.
     pub(super) fn compare(&self, nodes: &[Node]) -> Result<(), OtherKey> {
         let differs = |node: &&Node| !node.member.key_check.is_empty() && !self.agrees(&node.member);
         match nodes.iter().find(differs) {

@@ -1,17 +1,17 @@
-//! The agreement of all nodes on a growth: who has confirmed it, and what a node does next. Pure: time and sights are passed in.
+//! The agreement of all nodes on a growth: the confirmations, and the next step of a node. Pure: the time and the view are passed in.
 //!
 //! A growth of a topic that several nodes use has two phases in the topic's entry of the catalogue:
-//! 1. `growing` is written. Every node that reads it closes its gate for publishes by key, waits until those under way have ended,
-//!    and confirms the growth by owning a name under its session.
+//! 1. A node writes `growing`. Every node that reads it closes its gate for publishes by key, waits until the publishes in progress
+//!    have ended, and confirms the growth by owning a name under its session.
 //! 2. When every member has confirmed, a leading node adds the partitions, reads the ends of the old ones as barriers, and replaces
 //!    `growing` with the new mapping. Nodes that read it open their gates by the new mapping.
 //!
-//! A member that neither confirms nor loses its session within [`CONFIRMED_WITHIN_MS`] makes the growth roll back: `growing` is
-//! removed and the old mapping stays. The node that began the growth leads. Other members take over one after the other, so that
+//! If a member neither confirms nor loses its session within [`CONFIRMED_WITHIN_MS`], the leading node rolls the growth back: it removes
+//! `growing`, and the old mapping stays. The node that began the growth leads. Other members take over one after the other, so that
 //! a growth whose node has crashed is finished or rolled back. Each write is conditional on the entry's version, so two leaders are
 //! harmless.
 //!
-//! Safety rests on this: members and confirmations are read from one picture that has this node's own confirmation. A node that
+//! Safety relies on this: a node reads members and confirmations from one [`Picture`] that contains its own confirmation. A node that
 //! joined before that picture is in it. A node that joins later reads the catalogue after it has joined, and finds the growth.
 
 use std::collections::BTreeSet;
@@ -28,9 +28,9 @@ pub const TAKE_OVER_AFTER_MS: u64 = 2_000;
 /// The first phase of a growth, as the topic's entry has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Growing {
-    /// Partitions that the topic gets.
+    /// The number of partitions after the growth.
     pub to: u32,
-    /// The version of the entry that the growth was begun on. No other growth of the topic has the same.
+    /// The version of the entry on which the growth began. It is unique among the growths of the topic.
     pub base: u64,
 }
 
@@ -67,24 +67,24 @@ impl Roll {
         self.members.difference(&self.confirmed).copied()
     }
 
-    /// Whether every member has confirmed, as far as a picture can show it to this node.
+    /// Whether every member has confirmed, including this node.
     fn is_complete_for(&self, me: u16) -> bool {
         self.members.contains(&me) && self.confirmed.contains(&me) && self.missing().next().is_none()
     }
 }
 
-/// What a node sees of a growth.
+/// A node's view of a growth.
 #[derive(Debug, Clone, Copy)]
 pub struct Sight<'a> {
     pub now_ms: u64,
-    /// This node's number under a session that stands.
+    /// This node's number under a valid session.
     pub me: u16,
     /// Every publish by the old mapping has left this node's gate, which is closed.
     pub is_drained: bool,
     pub roll: &'a Roll,
 }
 
-/// What a node does next for a growth.
+/// The next step of a node in a growth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     Wait,
@@ -100,7 +100,7 @@ pub enum Step {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Participant {
     pub growing: Growing,
-    /// When this node learned of the growth, by its monotonic clock.
+    /// When this node read of the growth, by its monotonic clock.
     pub since_ms: u64,
     /// This node wrote `growing`.
     pub began_here: bool,

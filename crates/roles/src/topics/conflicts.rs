@@ -1,4 +1,4 @@
-//! Changes of the catalogue that collide with those of other nodes: the node that was slower reads the entry again and tries again.
+//! Changes of the catalogue that conflict with those of other nodes: the node that lost reads the entry again and retries.
 //!
 //! Nodes that start together on an empty catalogue all create the same topics. Each of them must end up with the entry that was written
 //! first, and none may fail because of it.
@@ -9,7 +9,7 @@ use whimbrel_model::ports::CatalogueError;
 
 use super::registry::TopicError;
 
-/// Attempts at one change that may lose against another node.
+/// Bound on attempts at one change that lose against other nodes.
 pub(super) const CONFLICT_TRIES: u32 = 16;
 /// The pause before the second attempt; each further pause is longer by this much.
 const PAUSE_STEP: Duration = Duration::from_millis(2);
@@ -21,7 +21,7 @@ pub(super) struct Conflicts {
 }
 
 impl Conflicts {
-    /// Waits before the next attempt. Returns the error where it is not a conflict, or where too many attempts lost.
+    /// Waits before the next attempt. Returns the error if it is not a conflict, or if too many attempts lost.
     pub async fn try_again(&mut self, error: TopicError) -> Result<(), TopicError> {
         let is_conflict = matches!(error, TopicError::Catalogue(CatalogueError::Conflict { .. }));
         if !is_conflict || self.lost >= CONFLICT_TRIES {

@@ -1,4 +1,4 @@
-//! Deleting a topic: its gates are closed and drained, the entry says that it is being deleted, the log lets go of it, the entry goes.
+//! Deletes a topic: closes and drains its gates, marks the entry as `deleting`, deletes the topic in the log, and removes the entry.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ use super::stored::{StoredTopic, key_of};
 use super::topic::Topic;
 
 impl Registry {
-    /// Begins to delete a topic: nothing passes its gate from now on, and what was under way has ended. Whoever looks at what belongs
-    /// to the topic sees all of it. Dropping the answer leaves the topic as it was.
+    /// Begins to delete a topic: closes its gates, and waits until the operations in progress have ended. A caller that then lists what
+    /// belongs to the topic gets all of it. Dropping the returned value leaves the topic as it was.
     pub async fn begin_delete(&self, name: &str) -> Result<Deletion<'_>, TopicError> {
         let changing = self.changing.lock().await;
         let topic = self.get(name).ok_or_else(|| TopicError::Unknown(name.to_owned()))?;
-        // What is under way ends first: an engine that knows topics by their names would put it into one made anew under this name.
+        // Publishes in progress end first: an engine that identifies topics by name would write them to a new topic of this name.
         let closed = [topic.mapping_gate.close(), topic.topic_gate.close()];
         for gate in &closed {
             gate.drained(DRAIN_WITHIN).await.map_err(|StillInside| TopicError::InUse(name.to_owned()))?;
@@ -44,7 +44,7 @@ impl Registry {
     }
 }
 
-/// A topic on its way out, its gates closed.
+/// A topic that is being deleted, with its gates closed.
 pub struct Deletion<'a> {
     registry: &'a Registry,
     topic: Arc<Topic>,
@@ -53,7 +53,7 @@ pub struct Deletion<'a> {
 }
 
 impl Deletion<'_> {
-    /// Deletes the topic with all it has. Not to be cancelled midway: callers spawn it.
+    /// Deletes the topic with its messages. Callers must spawn this: it must not be cancelled.
     pub async fn finish(self) -> Result<(), TopicError> {
         let Self { registry, topic, changing, closed } = self;
         let name = &*topic.name;

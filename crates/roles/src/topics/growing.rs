@@ -1,8 +1,8 @@
-//! This node's part in growths of topics that several nodes share: it confirms what others begin, leads what it began, and takes
-//! over from nodes that are gone. What to do next is decided by [`super::agreement`]; this is its shell.
+//! This node's part in growths of topics that several nodes share: it confirms growths of other nodes, leads its own growths, and takes
+//! over from nodes that have left. [`super::agreement`] decides the next step; this module is its shell.
 //!
-//! The entry of the catalogue is the only truth about a growth. A write whose outcome is unknown changes nothing here: the topic's
-//! gate stays closed until the entry was read again.
+//! The entry of the catalogue is the only source of truth about a growth. A write with an unknown outcome changes no state here: the
+//! topic's gate stays closed until the entry has been read again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -22,29 +22,29 @@ use super::registry::{PutOutcome, Registry, TopicError, encode};
 use super::stored::{StoredTopic, key_of};
 use super::topic::{Topic, is_system_name};
 
-/// Between two looks at growths that are under way.
+/// The pause between two checks of the growths in progress.
 const STEP_PAUSE: Duration = Duration::from_millis(50);
-/// How long the catalogue may take to be read under a new session before it is asked again.
+/// The pause before the catalogue is read again after a read under a new session failed.
 const CONFIRM_PAUSE: Duration = Duration::from_millis(200);
-/// How long the log may take to add partitions and to tell their ends, in one try.
+/// The timeout of one attempt to add partitions in the log and to read their ends.
 const FINISH_WITHIN: Duration = Duration::from_secs(10);
 /// How long the request that began a growth waits for its end.
 const REQUEST_WAITS_WITHIN: Duration = Duration::from_millis(CONFIRMED_WITHIN_MS + 10_000);
-/// How long partitions that the log has beyond the mapping are left alone after a growth to them was begun.
+/// The pause after a growth began, before surplus partitions in the log begin another one.
 const SURPLUS_PAUSE: Duration = Duration::from_secs(30);
 
 /// The sessions of this node, one after the other; `None` while it has none.
 pub type Memberships = watch::Receiver<Option<Arc<dyn Membership>>>;
 
-/// Growths as this node knows them.
+/// The growths that this node has read.
 #[derive(Default)]
 pub(super) struct Growths {
     under_way: BTreeMap<TopicNumber, UnderWay>,
-    /// Topics that have more partitions in the log than their entry says, with the partitions and when to begin the growth.
+    /// Topics with more partitions in the log than in their entry: the number of partitions, and when to begin the growth.
     surplus: BTreeMap<TopicNumber, (u32, Instant)>,
 }
 
-/// A growth that the entry has, with the topic's gate closed.
+/// A growth in progress, with the topic's gate closed.
 struct UnderWay {
     participant: Participant,
     closed: Closed,
@@ -59,12 +59,12 @@ impl Registry {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Whether the topic grows and its barriers are not known yet.
+    /// Whether the topic grows and this node has not read its barriers yet.
     pub fn is_growing(&self, number: TopicNumber) -> bool {
         self.growths().under_way.contains_key(&number)
     }
 
-    /// Returns when the topic's barriers are known: at once unless it grows.
+    /// Returns when this node has read the topic's barriers: at once unless it grows.
     pub async fn wait_while_growing(&self, number: TopicNumber) {
         let mut changes = self.changes.subscribe();
         while self.is_growing(number) {
@@ -74,7 +74,7 @@ impl Registry {
         }
     }
 
-    /// Takes over what the entry says of a growth: closes the gate of the mapping, or lets go of it.
+    /// Applies the `growing` field of an entry: closes the gate of the mapping, or releases it.
     pub(super) fn note_growing(&self, topic: &Topic, growing: Option<Growing>) {
         let since_ms = self.now_ms();
         let mut growths = self.growths();
@@ -96,7 +96,7 @@ impl Registry {
         growths.surplus.remove(&number);
     }
 
-    /// Notes how many partitions the log has of a topic. Nodes that share it grow it by agreement.
+    /// Records how many partitions of a topic the log has. Nodes that share the topic grow it by agreement.
     pub(super) fn note_in_log(&self, name: &str, stored: &StoredTopic, in_log: u32) {
         let mut growths = self.growths();
         if in_log > stored.partitions && stored.growing.is_none() && !is_system_name(name) {
@@ -107,7 +107,7 @@ impl Registry {
         }
     }
 
-    /// Begins a growth that all nodes have to confirm. The registry's watch carries it on.
+    /// Begins a growth that all nodes must confirm. The registry's watch continues it.
     pub(super) async fn begin_growth(&self, topic: &Topic, to: u32) -> Result<Arc<Topic>, TopicError> {
         let growing = Growing { to, base: topic.version };
         let stored = StoredTopic { growing: Some(growing), ..topic.stored.clone() };
@@ -200,7 +200,7 @@ impl Registry {
             }
             let membership = memberships.borrow().clone();
             let Some(membership) = membership.filter(|membership| membership.stands()) else {
-                // Confirmations ended with the session that they were under.
+                // Confirmations end with their session.
                 confirmed.clear();
                 continue;
             };
@@ -307,7 +307,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Writes the topic's next entry and shows it. `false`: another node was faster, and its entry is shown.
+    /// Writes the topic's next entry and makes it visible. `false`: another node has written one, which is made visible instead.
     async fn replace_entry(&self, topic: &Topic, stored: StoredTopic) -> Result<bool, TopicError> {
         let changing = self.changing.lock().await;
         match self.ports.catalogue.put(&key_of(&topic.name), encode(&stored), Some(topic.version)).await {
@@ -325,7 +325,7 @@ impl Registry {
         self.reload(&changing).await
     }
 
-    /// Begins growths to partitions that the log has already: a leader died after it had added them, or others added them.
+    /// Begins growths to partitions that the log already has: a leader died after adding them, or another application added them.
     async fn begin_surplus_growths(&self) {
         let now = Instant::now();
         let due: Vec<(TopicNumber, u32)> = {

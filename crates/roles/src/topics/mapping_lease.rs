@@ -1,8 +1,8 @@
-//! The lease under which this node uses the mapping of keys that its registry has.
+//! The lease under which this node uses its registry's mapping from keys to partitions.
 //!
 //! A node that shares its topics with others uses a mapping only under a session with the coordination, and only after it has read
-//! the catalogue under that session. A growth waits for every node with a session, so such a mapping cannot be replaced behind
-//! the node's back. A node without a session must refuse publishes by key. A node that is alone needs no session.
+//! the catalogue under that session. A growth waits for every node with a session, so it cannot replace a mapping before this node has
+//! confirmed. A node without a session must reject publishes by key. A single node needs no session.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,16 +21,16 @@ impl fmt::Debug for Session {
     }
 }
 
-/// What one publish relies on.
+/// The lease of one publish.
 #[derive(Debug, Clone)]
 pub(crate) enum Lease {
-    /// Needs none: no other node changes the mapping, or the publish does not use it.
+    /// No session is needed: no other node changes the mapping, or the publish does not use it.
     Alone,
     Session(Arc<Session>),
 }
 
 impl Lease {
-    /// Whether the mapping may be relied upon, by this node's own clock. False once, false for ever.
+    /// Whether the lease is still valid, by this node's own clock. Once false, it stays false.
     pub(crate) fn stands(&self) -> bool {
         match self {
             Self::Alone => true,
@@ -39,7 +39,7 @@ impl Lease {
     }
 }
 
-/// The present lease of a registry.
+/// The current lease of a registry.
 pub(super) struct MappingLease {
     is_shared: bool,
     session: ArcSwapOption<Session>,
@@ -55,13 +55,13 @@ impl MappingLease {
         self.is_shared
     }
 
-    /// The catalogue was read under this session, after it began.
+    /// Grants the lease. The caller has read the catalogue under this session.
     pub(super) fn grant(&self, membership: Arc<dyn Membership>) {
         self.session.store(Some(Arc::new(Session(membership))));
         self.granted.send_replace(());
     }
 
-    /// The present lease; `None` while there is no session.
+    /// The current lease; `None` while there is no session.
     pub(super) fn take(&self) -> Option<Lease> {
         if !self.is_shared {
             return Some(Lease::Alone);
@@ -70,7 +70,7 @@ impl MappingLease {
         Some(Lease::Session(session)).filter(Lease::stands)
     }
 
-    /// The same, waiting at most so long for a session.
+    /// The current lease; waits for a session, at most for the given time.
     pub(super) async fn wait(&self, within: Duration) -> Option<Lease> {
         if let Some(lease) = self.take() {
             return Some(lease);

@@ -1,4 +1,4 @@
-//! The numbers of topics: each is given once, whichever node asks.
+//! The numbers of topics: each number is assigned once in the whole cluster.
 
 use whimbrel_model::TopicNumber;
 use whimbrel_model::limits::TOPIC_NUMBER_MAX;
@@ -8,12 +8,12 @@ use super::registry::{Registry, TopicError};
 use super::stored::LAST_NUMBER_KEY;
 
 impl Registry {
-    /// A number that the log does not know either: a catalogue that was put back from a backup may be older than its log.
+    /// A number that the log does not use either: a catalogue restored from a backup may be older than its log.
     pub(super) async fn unused_number(&self) -> Result<TopicNumber, TopicError> {
         loop {
             let number = self.next_number().await?;
             match self.ports.log_topics.describe(number).await {
-                // A log that cannot answer now will say so when the topic is made.
+                // If the log is unavailable, creating the topic returns the error.
                 Err(_) => return Ok(number),
                 Ok(_) => tracing::warn!(
                     number = number.0,

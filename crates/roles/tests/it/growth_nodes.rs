@@ -1,5 +1,5 @@
-//! Growing a topic that several nodes share: no node publishes by the old mapping behind the barriers, whatever it has not
-//! seen, lost or left half done.
+//! Growing a topic that several nodes share: no node publishes by the old mapping behind the barriers, even if it misses changes, loses
+//! its session or crashes during the growth.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use whimbrel_model::partitioner::partition_of;
 use super::support::cluster::{ClusterNode, MemoryCoordination};
 use super::support::{Answer, World, soon};
 
-/// How many partitions the topic gets.
+/// The number of partitions after the growth.
 const PARTITIONS: u32 = 8;
 const POLL: Duration = Duration::from_millis(10);
 
@@ -21,7 +21,7 @@ struct Nodes {
     second: ClusterNode,
 }
 
-/// Two nodes that know the topic `orders` with one partition.
+/// Two nodes that have read the topic `orders` with one partition.
 async fn two_nodes() -> Nodes {
     let (world, cluster) = (World::new(), Arc::<MemoryCoordination>::default());
     let first = ClusterNode::open(&world, &cluster, 1).await;
@@ -49,7 +49,7 @@ fn key() -> String {
 }
 
 impl Nodes {
-    /// Where the new mapping puts the key.
+    /// The partition of the key by the new mapping.
     fn moved() -> u32 {
         partition_of(key().as_bytes(), PARTITIONS)
     }

@@ -1,4 +1,4 @@
-//! Nodes that share a catalogue and write the same entry at the same moment: one of them writes it, and all of them go on with it.
+//! Nodes that share a catalogue and write the same entry at the same moment: one of them succeeds, and all of them use its entry.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use whimbrel_roles::subscriptions::ensure_notices_subscription;
 
 use crate::support::{House, World};
 
-/// Nodes that start in the same moment.
+/// Nodes that start at the same moment.
 const NODES: usize = 3;
 
 async fn start_together(world: &Arc<World>) -> Vec<House> {

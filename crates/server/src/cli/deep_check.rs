@@ -1,5 +1,5 @@
-//! `whimbrel check --deep`: reads every checksum of the data folder and reports damage by file. It changes nothing, also beside a running
-//! server.
+//! `whimbrel check --deep`: reads every checksum of the data folder and reports damage by file. It changes no file of the folder, even
+//! beside a running server.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -17,7 +17,7 @@ pub fn run(data: &Path, json: bool) -> Result<ExitCode, Failure> {
         return Err(Failure::new(format!("{} is not a folder, so there is nothing to check", data.display()))
             .with_hint("name the data folder with --data"));
     }
-    // It is drawn on standard error, and only where that is a terminal.
+    // The progress is shown on standard error, if that is a terminal.
     let bar = ProgressBar::no_length().with_style(style());
     let shown = bar.clone();
     let report = deep_check(

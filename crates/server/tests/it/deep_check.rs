@@ -9,7 +9,7 @@ use super::server::{Server, converse, run, stderr_of, stdout_of};
 
 const MESSAGES: usize = 200;
 
-/// The report, and whether the exit code says that nothing is damaged.
+/// The report, and whether the exit code is 0: nothing is damaged.
 fn deep_check(folder: &Path) -> (Value, bool) {
     let output = run(folder, &["check", "--deep", "--json"]);
     assert_eq!(stderr_of(&output), "", "no progress bar where there is no terminal");

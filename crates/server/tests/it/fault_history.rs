@@ -1,7 +1,7 @@
-//! A mixed load while the disk fails at random and the process is killed, checked from outside: nothing that was acknowledged is lost,
-//! nothing fires early, nothing is in its topic twice.
+//! A mixed load while the disk fails at random and the process is killed. The test checks through the API that no acknowledged message is
+//! lost, no hold fires early, and no message is in its topic twice.
 //!
-//! `WHIMBREL_FAULT_SECONDS` sets how long (15 s otherwise), `WHIMBREL_FAULT_SEED` the faults.
+//! `WHIMBREL_FAULT_SECONDS` sets the duration (default 15 s), `WHIMBREL_FAULT_SEED` the faults.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
@@ -47,7 +47,7 @@ struct Answers {
     /// Holds with the earliest time at which they may fire.
     held: HashMap<String, Timestamp>,
     withdrawn: HashSet<String>,
-    /// Holds whose withdrawal was asked for without a definite answer.
+    /// Holds whose withdrawal was requested and got no definite answer.
     uncertain: HashSet<String>,
     pushed: HashMap<String, u64>,
 }
@@ -74,7 +74,7 @@ impl Scene {
         }
     }
 
-    /// Repeats until there is a definite answer, or the scene is over.
+    /// Repeats the request until there is a definite answer, or the test ends.
     fn insist<T>(&self, mut ask: impl FnMut(&Client) -> Result<T, ClientError>) -> Option<T> {
         loop {
             match ask(&self.client()) {
@@ -164,7 +164,7 @@ impl Scene {
     }
 }
 
-/// Whether a repeat may be answered.
+/// Whether a repeat may get an answer.
 fn is_passing(error: &ClientError) -> bool {
     match error {
         ClientError::Problem(problem) => {

@@ -1,4 +1,4 @@
-//! A server whose disk fails as the test says: calls of its process are intercepted by a preloaded library, `tests/faults/disk.c`.
+//! A server whose disk fails as the test specifies: a preloaded library, `tests/faults/disk.c`, intercepts the calls of its process.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -46,7 +46,7 @@ impl FaultyDisk {
 
     /// Injects these faults from now on, and no others: `<call> <part of a path> <effect>` each.
     pub fn inject(&self, rules: &[String]) {
-        // Replaced whole, so that no half of it is read.
+        // Replaced atomically, so that the library never reads half of it.
         let new = self.folder.path().join("disk-rules.new");
         std::fs::write(&new, rules.join("\n")).unwrap();
         std::fs::rename(&new, self.rules()).unwrap();

@@ -1,5 +1,5 @@
-//! Two nodes on Kafka, Redis and etcd grow a topic that both publish to, while one of them stands still and comes back: what was
-//! acknowledged of a key lies in that order for readers that keep to the barriers, and is delivered in that order.
+//! Two nodes on Kafka, Redis and etcd grow a topic that both publish to, while one of them is paused and resumed. Readers that respect
+//! the barriers must find the acknowledged messages of a key in their order, and subscriptions must deliver them in that order.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use super::services::skip;
 
 const TOPIC: &str = "grown";
 const KEYS: usize = 6;
-/// How long a publisher waits for a node that may stand still.
+/// How long a publisher waits for a node that may be paused.
 const ANSWER_WAIT: Duration = Duration::from_secs(4);
-/// Shorter than a session lasts, and longer.
+/// Pauses that are shorter and longer than a session.
 const STANDSTILLS: [Duration; 2] = [Duration::from_millis(700), Duration::from_millis(3500)];
 
 /// An acknowledged message of a key.
@@ -34,8 +34,8 @@ fn key_of(key: usize) -> String {
     format!("key-{key}")
 }
 
-/// Publishes the messages of one key one after the other, through both nodes in turn, until it is told to end. Answers with what was
-/// acknowledged.
+/// Publishes the messages of one key one after the other, through both nodes in turn, until it is stopped. Returns the acknowledged
+/// messages.
 async fn publish_in_order(clients: Vec<Client>, key: usize, ends: Arc<AtomicBool>) -> Vec<Place> {
     let mut acknowledged = Vec::new();
     let mut number = 0;
@@ -46,7 +46,7 @@ async fn publish_in_order(clients: Vec<Client>, key: usize, ends: Arc<AtomicBool
                 acknowledged.push(Place { number, partition: at.partition, offset: at.offset })
             }
             Ok(other) => panic!("{other:?}"),
-            // Whether it was taken may not be known: the next message follows.
+            // The outcome may be unknown: the publisher continues with the next message.
             Err(error) => assert!(may_pass(&error) || error.code() == Some("outcome_unknown"), "{error}"),
         }
         number += 1;
@@ -54,7 +54,7 @@ async fn publish_in_order(clients: Vec<Client>, key: usize, ends: Arc<AtomicBool
     acknowledged
 }
 
-/// Holds what was acknowledged of a key against the barriers.
+/// Compares the acknowledged messages of a key with the barriers.
 fn check_order(key: usize, places: &[Place], topic: &TopicInfo, first: u32) {
     let growths = topic.more["growths"].as_array().unwrap();
     let end_of = |growth: &serde_json::Value, partition: u32| growth["barriers"][partition as usize].as_u64();

@@ -1,4 +1,4 @@
-//! Starts of several nodes on Kafka, Redis and etcd: together on an empty catalogue, beside a dead one, and those that are refused.
+//! Starts of several nodes on Kafka, Redis and etcd: together on an empty catalogue, beside a dead node, and starts that must fail.
 
 use whimbrel_client::{HoldFilter, NewMessage};
 
@@ -26,7 +26,7 @@ fn nodes_that_start_together_on_an_empty_catalogue_all_start_and_make_one_topic_
     let folders = [(); NODES].map(|()| tempfile::tempdir().unwrap());
     let mut nodes = folders.each_ref().map(|folder| shared.spawn(folder, &[]));
     nodes.iter_mut().for_each(Server::wait_for_banner);
-    // A topic that every node makes by its first publish.
+    // A topic that every node creates with its first publish.
     let publishers = nodes.each_ref().map(|node| {
         let client = node.client();
         std::thread::spawn(move || converse(client.publish("orders", &NewMessage::text("x"))).map(drop))
@@ -79,12 +79,12 @@ fn a_node_with_another_internal_key_is_refused_and_the_key_can_be_changed_while_
     let said = refusal(shared.spawn(&folders[1], &[key("another secret")]));
     assert!(said.contains("the `internal_key` of this node differs from that of node 0"), "{said}");
     assert!(!said.contains("another secret") && !said.contains("the right secret"), "{said}");
-    // Nothing was given to the refused node: every shard answers.
+    // The rejected node owns no shard: every shard answers.
     converse(first.client().count_holds(&HoldFilter::default())).unwrap();
 
     let second = shared.node(&folders[1], &[key("the right secret")]);
     assert!(first.end().success() && second.end().success());
-    // The key is changed while no node runs.
+    // The test changes the key while no node runs.
     let changed = [0, 1].map(|node| shared.node(&folders[node], &[key("a new secret")]));
     converse(changed[1].client().count_holds(&HoldFilter::default())).unwrap();
 }

@@ -1,4 +1,5 @@
-//! A Redis that stands still for some seconds: publishers with an `Idempotency-Key` are refused meanwhile, and served at once afterwards.
+//! A Redis that does not answer for some seconds: the server rejects publishes with an `Idempotency-Key` during the stall, and accepts them
+//! at once afterwards.
 
 use std::time::{Duration, Instant};
 
@@ -37,7 +38,7 @@ fn a_publish_that_a_stalled_redis_refused_succeeds_when_it_is_repeated_afterward
     let first = loop {
         match converse(client.publish("orders", &message("during"))) {
             Ok(published) => break published,
-            // Redis may take a moment to answer again; the claim is in no one's hands.
+            // Redis may take a moment to answer again; no publish holds the claim.
             Err(error) if status_of(&error) == 503 => {}
             Err(error) => panic!("{error}"),
         }

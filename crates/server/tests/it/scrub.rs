@@ -32,7 +32,7 @@ fn publish(server: &Server) {
     });
 }
 
-/// The first segments of partitions that have several: nothing is written to them any more.
+/// The first segments of partitions that have several: the log no longer writes to them.
 fn cold_segments(topics: &Path) -> Vec<PathBuf> {
     let below = |folder: &Path| -> Vec<PathBuf> {
         std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()

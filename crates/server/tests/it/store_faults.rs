@@ -20,7 +20,7 @@ const QUICK: [&str; 4] =
 const STORES: [&str; 5] = ["/holds/", "/receipts/", "/progress", "/inboxes/", "/devices"];
 const MANY: usize = 200;
 
-/// The answer, and whether it is that the server is ready.
+/// The answer of `/readyz`, and whether the server is ready.
 fn readyz(server: &Server) -> (bool, String) {
     let answer = get(server, "/readyz");
     (answer.starts_with("HTTP/1.1 200"), answer)
@@ -78,7 +78,7 @@ fn every_store_works_again_after_the_disk_was_full_without_a_restart() {
     converse(client.put_device("alice", "phone", &device("t-1"))).unwrap();
 
     disk.inject(&STORES.map(|store| format!("write {store} ENOSPC")));
-    // The log itself has space: publishing goes on, and publishes with keys are refused.
+    // The log itself has space: publishes continue, and publishes with keys are rejected.
     let (mut refused, mut number) = (0, 0);
     let mut keyed = HashSet::new();
     eventually("`/readyz` names every store that is used", || {
@@ -177,7 +177,7 @@ fn holds_fire_although_every_table_of_their_store_has_a_flipped_bit() {
     let disk = FaultyDisk::new();
     let server = disk.start(&QUICK);
     let held = hold_many(&server.client(), "later", "4s", (0..MANY).map(|number| format!("h-{number}")));
-    // A clean end brings everything into tables.
+    // A clean shutdown flushes everything into tables.
     assert!(server.end().success());
     let tables = tables(&disk.data().join("holds"));
     assert!(!tables.is_empty());

@@ -1,5 +1,5 @@
-//! The coordination: members under leases, names that they own, and the topic's entry. Everything it ever was stays readable, so that
-//! nodes can see it late.
+//! The coordination: members under leases, names that they own, and the topic's entry. It keeps all earlier states, so that nodes can see
+//! changes late.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ struct Lease {
 pub struct SimCoordination {
     revision: u64,
     members: BTreeMap<u16, Lease>,
-    /// Who owns a name, and under which session.
+    /// The owner of each name, and its session.
     owners: BTreeMap<String, (u16, u64)>,
     entries: Vec<SimEntry>,
     pictures: Vec<Picture>,
@@ -52,7 +52,7 @@ impl SimCoordination {
         &self.entries
     }
 
-    /// Every picture that there was.
+    /// All pictures so far.
     pub fn pictures(&self) -> &[Picture] {
         &self.pictures
     }
@@ -80,13 +80,13 @@ impl SimCoordination {
         self.owners.retain(|_, (owner, _)| *owner != node);
     }
 
-    /// Keeps a lease alive; `false` where it is over.
+    /// Keeps a lease alive; `false` if it has expired.
     pub fn keep_alive(&mut self, node: u16, session: u64, now: u64) -> bool {
         let lease = self.members.get_mut(&node).filter(|lease| lease.session == session);
         lease.map(|lease| lease.expires_at = now + LEASE_MS).is_some()
     }
 
-    /// Ends leases whose time is over.
+    /// Ends leases that have expired.
     pub fn expire(&mut self, now: u64) -> u64 {
         let over: Vec<u16> =
             self.members.iter().filter(|(_, lease)| lease.expires_at <= now).map(|(node, _)| *node).collect();
@@ -97,7 +97,7 @@ impl SimCoordination {
         over.len() as u64
     }
 
-    /// Takes a name for a session whose lease lasts.
+    /// Acquires a name for a session whose lease is valid.
     pub fn own(&mut self, name: &str, node: u16, session: u64) {
         if self.members.get(&node).is_some_and(|lease| lease.session == session) {
             self.owners.insert(name.to_owned(), (node, session));

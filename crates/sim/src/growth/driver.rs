@@ -1,4 +1,4 @@
-//! A run of growths: what a seed makes of a world, tick by tick, and how it settles.
+//! A run of growths: drives a world by a seed, tick by tick, and then lets it settle.
 
 use std::panic::AssertUnwindSafe;
 
@@ -14,7 +14,7 @@ const TICKS_MAX: u64 = 4_000;
 const GROWTH_EVERY: u64 = 150;
 const OUTAGE_MS_MAX: u64 = 9_000;
 const STALE_MS_MAX: u64 = 40_000;
-/// After so many ticks without trouble every growth must be over and every node must take every key.
+/// After this many ticks without faults, every growth must have ended and every node must accept every key.
 const SETTLE_TICKS: u64 = 4_000;
 
 /// Runs one seed.
@@ -62,7 +62,7 @@ fn drive(world: &mut World, rng: &mut Rng, trouble: Trouble) -> Check {
     settle(world)
 }
 
-/// The trouble ends; after a while nothing grows any more, and every key is taken by every node.
+/// Ends the faults. After a while no topic is growing, and every node accepts every key.
 fn settle(world: &mut World) -> Check {
     world.trouble = Trouble::default();
     for node in &mut world.nodes {

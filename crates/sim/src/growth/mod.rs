@@ -1,6 +1,6 @@
-//! Growths of a topic that several nodes share, under simulated trouble: the real agreement on growths, with nodes that see the catalogue
-//! late, lose their sessions, stand still or crash, and writes whose outcome is unknown. Publishers send the messages of a key one
-//! after the other through any node; what was acknowledged must lie in that order for readers that keep to the barriers.
+//! Growths of a topic that several nodes share, under simulated faults. The agreement on growths is the real code. Nodes see the catalogue
+//! late, lose their sessions, pause or crash, and writes have unknown outcomes. Publishers send the messages of a key one after the
+//! other through any node. Readers that respect the barriers must find the acknowledged messages in that order.
 //!
 //! - [`SimCoordination`](coordination::SimCoordination) is the coordination with its leases and the topic's entry, with all its earlier states.
 //! - [`SimNode`](node::SimNode) is one process: session, gate, its view of the entry and of the members.
@@ -19,5 +19,5 @@ pub use driver::{run_growth, run_growth_traced};
 pub use profile::GrowthProfile;
 pub use report::{GrowthFailure, GrowthReport};
 
-/// What was found: an error is something that must never be.
+/// The result of a check: an error is a violation of a rule.
 pub type Check<T = ()> = Result<T, String>;

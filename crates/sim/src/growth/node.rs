@@ -1,20 +1,20 @@
-//! One node: what it knows of the entry and of the members, its session by its own clock, and its gate.
+//! One node: its view of the entry and of the members, its session by its own clock, and its gate.
 
 use whimbrel_roles::topics::agreement::Participant;
 
 use super::coordination::{LEASE_MS, SimEntry};
 
-/// The part of a lease that a node does not rely upon.
+/// The safety margin at the end of a lease, which a node does not use.
 const MARGIN_MS: u64 = LEASE_MS / 8;
 
-/// A session as its node may rely upon it.
+/// A session, with the time until which its node may use it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SimSession {
     pub id: u64,
     pub until: u64,
 }
 
-/// What a reader on this node has read and not taken in yet.
+/// Messages that a reader on this node has read and not processed yet.
 #[derive(Debug, Clone, Copy)]
 pub struct Page {
     /// Growths that were in force when it was read.
@@ -31,7 +31,7 @@ pub struct SimNode {
     /// The session under which the entry was read, after it had begun.
     pub confirmed_under: Option<u64>,
     pub entry: SimEntry,
-    /// Which of the pictures it sees.
+    /// The index of the picture that it sees.
     pub picture: usize,
     pub participant: Option<Participant>,
     /// The growth that this process began.
@@ -39,7 +39,7 @@ pub struct SimNode {
     pub page: Option<Page>,
     /// Cannot reach the coordination until then.
     pub cut_until: u64,
-    /// Stands still until then.
+    /// Paused until then.
     pub frozen_until: u64,
     /// Sees no change of the entry until then, though it reaches the coordination.
     pub stale_until: u64,
@@ -83,7 +83,7 @@ impl SimNode {
         now >= self.cut_until
     }
 
-    /// The session that stands, by this node's own clock.
+    /// The session, if it is valid by this node's own clock.
     pub fn standing(&self, now: u64) -> Option<SimSession> {
         self.session.filter(|session| now < session.until)
     }
@@ -108,7 +108,7 @@ impl SimNode {
         }
     }
 
-    /// Takes over an entry: closes the gate, or opens it.
+    /// Applies an entry: closes the gate, or opens it.
     pub fn take(&mut self, entry: SimEntry, now: u64) {
         if entry.version < self.entry.version {
             return;

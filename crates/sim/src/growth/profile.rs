@@ -1,4 +1,4 @@
-//! What kinds of trouble a run of growths has. All of it follows from the seed.
+//! The kinds of faults in a run of growths. The seed determines all of them.
 
 use crate::Rng;
 
@@ -8,7 +8,7 @@ pub enum GrowthProfile {
     Stale,
     /// Nodes that cannot reach the coordination for seconds.
     Partitions,
-    /// Nodes that stand still for seconds, with appends that they have not sent yet.
+    /// Nodes that pause for seconds, with appends that they have not sent yet.
     Frozen,
     /// Writes that are made late or not at all, and whose answers are lost.
     Unknown,
@@ -20,17 +20,17 @@ pub enum GrowthProfile {
     Unconfirmed,
     /// A breakage: nodes publish by key without a session.
     NoLease,
-    /// A breakage: appends are acknowledged though the session has ended meanwhile.
+    /// A breakage: nodes acknowledge appends although the session has ended.
     EarlyAck,
     /// A breakage: a gate opens when the outcome of a write is unknown.
     Reopen,
     /// A breakage: a node that joined again uses the mapping that it had.
     StaleJoin,
-    /// A breakage: readers take in what they read while the topic grows.
+    /// A breakage: readers process messages while the topic grows.
     BlindReader,
 }
 
-/// How often each kind of trouble comes: once in so many ticks, or never where it is zero.
+/// How often each kind of fault occurs: once in this many ticks; zero means never.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Trouble {
     pub stale: u64,
@@ -46,9 +46,9 @@ pub struct Trouble {
 }
 
 impl GrowthProfile {
-    /// Those that must be clean.
+    /// Profiles whose runs must be clean.
     pub const ALL: [Self; 6] = [Self::Stale, Self::Partitions, Self::Frozen, Self::Unknown, Self::Crashes, Self::Mixed];
-    /// Those that must be found out.
+    /// Breakages that a run must detect.
     pub const BREAKAGES: [Self; 6] =
         [Self::Unconfirmed, Self::NoLease, Self::EarlyAck, Self::Reopen, Self::StaleJoin, Self::BlindReader];
 

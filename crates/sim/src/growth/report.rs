@@ -1,10 +1,10 @@
-//! What a run of growths came to: a failure that can be repeated, or what happened in numbers.
+//! The result of a run of growths: a reproducible failure, or counts of the events.
 
 use std::fmt;
 
 use super::profile::GrowthProfile;
 
-/// A run that was not as it should be.
+/// A failed run.
 #[derive(Debug, Clone)]
 pub struct GrowthFailure {
     pub seed: u64,
@@ -25,7 +25,7 @@ impl fmt::Display for GrowthFailure {
     }
 }
 
-/// What happened, added up.
+/// Counts of the events of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GrowthReport {
     pub seeds: u64,
@@ -37,12 +37,12 @@ pub struct GrowthReport {
     pub begun: u64,
     pub finished: u64,
     pub rolled_back: u64,
-    /// Growths that another node ended than the one that began them.
+    /// Growths that ended on another node than the one that began them.
     pub taken_over: u64,
     pub sessions_lost: u64,
     pub crashes: u64,
     pub pages: u64,
-    /// Follows from everything that was done: the same for the same seed.
+    /// A digest of all steps: the same for the same seed.
     pub fingerprint: u64,
 }
 

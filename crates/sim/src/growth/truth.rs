@@ -1,4 +1,4 @@
-//! What was acknowledged, and whether it lies in that order for readers that keep to the barriers.
+//! The acknowledged messages, and the check that readers that respect the barriers find them in order.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use whimbrel_model::partitioner::partition_of;
 use super::Check;
 use super::coordination::SimEntry;
 
-/// Where an acknowledged message lies.
+/// The position of an acknowledged message.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     number: u64,
@@ -31,7 +31,7 @@ impl Truth {
         self.acknowledged.entry(key).or_default().push(Place { number, partition, offset });
     }
 
-    /// Holds all that was acknowledged against the barriers of the entry.
+    /// Compares all acknowledged messages with the barriers of the entry.
     pub fn check(&self, entry: &SimEntry) -> Check {
         for (key, places) in &self.acknowledged {
             let mut last: Option<(usize, Place)> = None;

@@ -34,14 +34,14 @@ const SLOW_MS_MAX: u64 = 6_000;
 struct Append {
     node: usize,
     life: u64,
-    /// The session that the node relied upon.
+    /// The session under which the node began it.
     session: u64,
     key: usize,
     number: u64,
     /// The mapping that was used, by its number of partitions.
     mapping: u32,
     partition: u32,
-    /// When the node sends it, and after that when the log has it, and after that when the node learns of it.
+    /// The time of the next stage: the node sends it, then the log has it, then the node receives the answer.
     next_at: u64,
     state: AppendState,
 }
@@ -141,7 +141,7 @@ impl World {
         self.truth.check(self.coordination.entry())
     }
 
-    /// The process ends: what it had sent goes on without it.
+    /// The process ends. Requests that it has sent continue.
     pub fn crash(&mut self, at: usize) {
         let entry = self.coordination.entry().clone();
         self.nodes[at].restart(entry, self.now);
@@ -239,7 +239,7 @@ impl World {
         self.write(at, what);
     }
 
-    /// A person asks this node to grow the topic.
+    /// An operator asks this node to grow the topic.
     pub fn begin_growth(&mut self, at: usize) {
         let (now, node) = (self.now, &self.nodes[at]);
         let entry = node.entry.clone();
@@ -261,7 +261,7 @@ impl World {
         let is_answered = is_made && after < ANSWER_WITHIN_MS && !self.rng.one_in(trouble.unanswered);
         let life = node.life;
         if self.profile == GrowthProfile::Reopen && !is_answered && matches!(what, What::Put { .. }) {
-            // The old mapping is used again, though the new one may be in force.
+            // The node uses the old mapping again, although the new one may be in force.
             node.participant = None;
             node.entry.growing = None;
         }
@@ -289,7 +289,7 @@ impl World {
             let node = &mut self.nodes[at];
             if is_answered && node.life == life && node.runs(now) && node.reaches(now) {
                 node.busy_until = now;
-                // A writer that was too late reads what is there instead.
+                // A writer that lost reads the current entry.
                 node.take(self.coordination.entry().clone(), now);
             }
         }
@@ -309,7 +309,7 @@ impl World {
         self.trace.note(|| format!("{now}: node {at} wrote {entry:?}"));
     }
 
-    /// A reader on the node reads, and takes in what it has read when it may.
+    /// A reader on the node reads messages, and processes them when the rules allow it.
     fn read(&mut self, at: usize) -> Check {
         let (now, growths) = (self.now, self.coordination.entry().growths.len());
         let is_blind = self.profile == GrowthProfile::BlindReader;
@@ -361,7 +361,7 @@ impl World {
         }
     }
 
-    /// The log has answered: the node tells the publisher, where it is the same process still.
+    /// The log has answered. The node answers the publisher if it is still the same process.
     fn answer(&mut self, append: &Append) {
         let (now, node) = (self.now, &self.nodes[append.node]);
         let AppendState::Landed(offset) = append.state else { return };
@@ -387,7 +387,7 @@ impl World {
             let (now, publisher) = (self.now, &mut self.publishers[key]);
             match publisher.waits_until {
                 Some(until) if now < until => continue,
-                // Whether it was taken is not known: the next message follows.
+                // The outcome is unknown: the publisher continues with the next message.
                 Some(_) => (publisher.waits_until, publisher.number) = (None, publisher.number + 1),
                 None => {}
             }
@@ -414,7 +414,7 @@ impl World {
         }
     }
 
-    /// Whether no growth is stuck, and each node takes each key: to be asked after a long time without trouble.
+    /// Whether no growth is stuck and each node accepts each key. Call this after a long time without faults.
     pub fn is_settled(&mut self) -> Check {
         let entry = self.coordination.entry().clone();
         if entry.growing.is_some() {

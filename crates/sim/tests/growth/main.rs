@@ -1,5 +1,5 @@
-//! Growths of a topic that several nodes share: a fixed set of seeds for each kind of trouble, each clean, and breakages that must be
-//! found out.
+//! Growths of a topic that several nodes share: a fixed set of seeds for each kind of fault, which must all be clean, and breakages that
+//! the simulator must detect.
 
 use whimbrel_sim::{GrowthProfile, GrowthReport, run_growth};
 

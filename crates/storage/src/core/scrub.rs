@@ -1,7 +1,7 @@
-//! The scrub of cold segments: damage is found while a backup may still have the messages, not when a reader comes to them.
+//! The scrub of cold segments: it finds damage while a backup may still have the messages, before a reader meets it.
 //!
-//! What reads when, and how fast, is the caller's; here is one segment at a time. A segment that retention drops is let go of at the next read,
-//! so that its bytes are free soon.
+//! The caller decides when to read and how fast; this module checks one segment at a time. If retention drops the segment, the scrub
+//! releases it at the next read, so that its disk space is free soon.
 
 use std::io;
 use std::sync::Arc;
@@ -10,24 +10,24 @@ use super::Core;
 use crate::PartitionKey;
 use crate::verify::{Meter, ReadOnlyDisk, check_twice};
 
-/// A segment that is not written to any more.
+/// A segment that is no longer written to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ColdSegment {
     pub key: PartitionKey,
     pub base: u64,
 }
 
-/// What became of the scrub of one segment.
+/// The outcome of the scrub of one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scrubbed {
-    /// It was read whole, and has this many damaged places.
+    /// The scrub read the whole segment, which has this many damaged places.
     Read { damaged: usize },
     /// Retention dropped it, or its topic was deleted.
     Dropped,
 }
 
 impl Core {
-    /// The segments that are not written to any more, of all partitions, the oldest of each partition first.
+    /// The segments of all partitions that are no longer written to, the oldest of each partition first.
     pub fn cold_segments(&self) -> Vec<ColdSegment> {
         let of = |partition: &Arc<crate::partition::Partition>| {
             let key = partition.key;
@@ -36,7 +36,7 @@ impl Core {
         self.all_partitions().iter().flat_map(of).collect()
     }
 
-    /// Reads every batch of a segment and checks it. Damage is an event, once per place. Fails where the meter ends it.
+    /// Reads and checks every batch of a segment. Emits an event for each damaged place, once. Fails if the meter ends the scrub.
     pub fn scrub(&self, segment: ColdSegment, meter: &Meter) -> io::Result<Scrubbed> {
         let Some(partition) = self.partition(segment.key) else { return Ok(Scrubbed::Dropped) };
         let find = move || partition.sealed().into_iter().find(|extent| extent.base == segment.base);

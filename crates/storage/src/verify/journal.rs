@@ -1,6 +1,6 @@
 //! Every frame of the journal that no checkpoint covers, beside a server that goes on writing.
 //!
-//! Frames are appended and journal files are reused while the check reads, so one look proves nothing. A frame counts as damaged only where
+//! A running server appends frames and reuses journal files, so one scan proves nothing. A frame counts as damaged only if
 //! it is missing in two scans, was synced before the second one began, and is not covered by a checkpoint that is read after both: no
 //! file that holds such a frame was written again in between.
 
@@ -15,13 +15,13 @@ use crate::error::Damage;
 use crate::format::{Batch, FolderSecret};
 use crate::journal::{FoundFrame, JournalScan, scan};
 
-/// Restarts of the server, or files that vanish, during a check before it gives up.
+/// Attempts before the check gives up, because the server restarted or files were removed.
 const TRIES_MAX: usize = 5;
 
-/// What a check of the journal came to.
+/// The outcome of a check of the journal.
 pub(crate) enum JournalCheck {
     Checked(Vec<Damage>),
-    /// The server was restarted during each try.
+    /// The server restarted during each attempt.
     Unsettled,
 }
 
@@ -70,7 +70,7 @@ fn missing_in_both(first: &JournalScan, second: &JournalScan, covered: u64) -> V
     damage
 }
 
-/// Batches that are wrong in frames that are sound, by the number of their frame.
+/// Damaged batches in sound frames, by the number of their frame.
 fn bad_batches(
     disk: &dyn Disk,
     folder: &Path,

@@ -1,5 +1,5 @@
-//! A disk that is only read: what a check sees of the real one. It meters every read, so that a check has a rate and shows its progress,
-//! and tells the system not to keep what was read once. Every call that would change the disk fails.
+//! A read-only view of a disk, for checks. It meters every read, so that a check can limit its rate and show its progress. It advises the
+//! system not to cache the bytes that it read. Every call that would change the disk fails.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use crate::disk::{Disk, DiskFile};
 
-/// Is told how many bytes were read. It may wait, for a rate, or fail with [`io::ErrorKind::Interrupted`], to end the check.
+/// Called with the number of bytes of each read. It may wait, to limit the rate, or fail with [`io::ErrorKind::Interrupted`], to end the
+/// check.
 pub type Meter = Arc<dyn Fn(u64) -> io::Result<()> + Send + Sync>;
 
 pub(crate) struct ReadOnlyDisk {

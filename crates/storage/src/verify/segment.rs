@@ -1,4 +1,4 @@
-//! Every checksum of a segment, that its records follow each other without a gap, and where its index points.
+//! Checks a segment: every checksum, that its records follow each other without a gap, and the positions in its index.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,24 +8,24 @@ use crate::error::Damage;
 use crate::format::Batch;
 use crate::segment::{BatchesOf, IndexEntry, ScanError, Scanner, Segment, usable_entries};
 
-/// Damaged places of one segment that are reported; a file with more is lost as a whole.
+/// Bound on reported damaged places of one segment; a file with more is lost as a whole.
 const PLACES_MAX: usize = 100;
 
-/// A segment, and what must be in it.
+/// A segment, and the contents that it must have.
 #[derive(Debug, Clone)]
 pub(crate) struct Extent {
     pub of: BatchesOf,
     pub path: PathBuf,
     pub base: u64,
-    /// Bytes that must be there: up to the checkpoint's mark in the segment that is being written; `None` is the whole file.
+    /// Bytes that must exist: up to the checkpoint's mark in the segment that is being written; `None` means the whole file.
     pub len: Option<u64>,
     /// The offset after its last record.
     pub end: u64,
 }
 
-/// Reads every batch of a segment, and where something is damaged once more: a place counts only where it is damaged both times. What a
-/// cable or a memory module got wrong once is not damage on the disk. Fails where the meter of the disk ends the check. Each sound batch of
-/// the first reading is shown to `on_batch` with its position.
+/// Reads every batch of a segment, and if a place is damaged, reads the segment again. A place counts only if it is damaged both times: a
+/// transient error of a cable or a memory module is not damage on the disk. Fails if the meter of the disk ends the check. Calls
+/// `on_batch` with each sound batch of the first pass and its position.
 pub(crate) fn check_twice(
     disk: &dyn Disk,
     extent: &Extent,
@@ -87,7 +87,7 @@ fn check_segment(disk: &dyn Disk, extent: &Extent, on_batch: &mut dyn FnMut(u64,
     Ok(places.damage)
 }
 
-/// The next whole batch after a bad place; `None` where there is none, or where the rest cannot be read.
+/// The next whole batch after a damaged place; `None` if there is none, or if the rest cannot be read.
 fn next_sound(scanner: &mut Scanner) -> io::Result<Option<(u64, Batch)>> {
     match scanner.find_next() {
         Ok(found) => Ok(found),
@@ -116,7 +116,7 @@ impl Places<'_> {
 pub(crate) struct IndexCheck {
     pub path: PathBuf,
     entries: Vec<IndexEntry>,
-    /// Entries that are there, whole or not.
+    /// The number of entries in the file, whole or not.
     stored: usize,
     next: usize,
     astray: usize,
@@ -140,8 +140,8 @@ impl IndexCheck {
         }
     }
 
-    /// How many entries cannot be used or point elsewhere, and how many there are. Entries beyond the last batch are not judged: they are
-    /// of the end of the segment, or of batches that no checkpoint covers yet.
+    /// The number of unusable or wrong entries, and the number of all entries. Entries beyond the last batch are not checked: they refer to
+    /// the end of the segment, or to batches that no checkpoint covers yet.
     pub fn outcome(&self) -> (usize, usize) {
         (self.stored - self.entries.len() + self.astray, self.stored)
     }

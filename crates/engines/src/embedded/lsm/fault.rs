@@ -1,4 +1,4 @@
-//! Failures of an LSM, by what can be done about them.
+//! Failures of an LSM, classified by the remedy.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use std::io;
 pub(crate) enum Fault<E> {
     /// The LSM failed.
     Lsm(fjall::Error),
-    /// The LSM works; the store answers with this error.
+    /// The LSM works; the store returns this error.
     Refused(E),
 }
 
@@ -29,10 +29,10 @@ pub(crate) trait StoreError {
     fn unavailable(reason: String) -> Self;
 }
 
-/// What a failure of the LSM says about the bytes on disk.
+/// The state of the bytes on disk after a failure of the LSM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FaultKind {
-    /// The disk is full or the LSM stopped: what is on disk is right, and opening again helps.
+    /// The disk is full or the LSM stopped: the bytes on disk are correct, and opening again helps.
     Passing,
     /// The device reports errors: opening again may help.
     Device,

@@ -1,9 +1,9 @@
 //! A store that is opened again after a failure, without a restart of the process.
 //!
-//! The LSM refuses every write after its first I/O error until it is opened again. [`StoreGuard`] closes it then, and opens it on a
-//! thread of its own with growing pauses; until that succeeds every call answers that the store is unavailable. A store whose bytes are
-//! damaged is set aside under another name and begins empty: only views of the log are guarded like this, and their owners
-//! fold the log again. The owners notice by the offset that every read of such a store reports.
+//! The LSM refuses every write after its first I/O error until it is opened again. [`StoreGuard`] then closes it, and opens it on a
+//! separate thread with growing pauses. Until that succeeds, every call returns that the store is unavailable. The guard renames the
+//! folder of a damaged store and starts with an empty one. So it may guard only views of the log, whose owners fold the log again. An owner
+//! detects the loss by the offset that every read of such a store reports.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -22,17 +22,17 @@ use crate::embedded::slices::small_keyspace;
 /// The pause before the store is opened again: it doubles with each attempt that fails.
 const REOPEN_PAUSE_MIN: Duration = Duration::from_millis(100);
 const REOPEN_PAUSE_MAX: Duration = Duration::from_secs(5);
-/// Errors of the device in a row after which a store is set aside.
+/// Consecutive device errors after which a store is set aside.
 const DEVICE_FAILURES_MAX: u32 = 3;
-/// Failures in a row after which all tables are read before the store is used again: the LSM stops without a reason where its own
-/// thread meets a damaged table.
+/// Consecutive failures after which the guard reads all tables before it uses the store again: the LSM stops without a reason when its
+/// own thread meets a damaged table.
 const VERIFIED_AT_FAILURE: u32 = 3;
-/// A store that worked for so long is healthy: failures are counted from zero again.
+/// A store that worked for this long is healthy: the failure counters restart at zero.
 const HEALTHY_AFTER: Duration = Duration::from_secs(60);
-/// How often it is looked whether the calls that use a failed store have ended.
+/// How often the guard checks whether the calls that use a failed store have ended.
 const USERS_POLL: Duration = Duration::from_millis(5);
-/// Bytes that are written and synced before a store that was opened again is used: more than a block of the disk, so that a full
-/// disk refuses them.
+/// Bytes that the guard writes and syncs before it uses a reopened store: more than a disk block, so that a full disk rejects
+/// them.
 const PROBE_BYTES: usize = 64 << 10;
 const PROBE: &str = "probe";
 /// The file that the LSM creates last in a new folder.
@@ -47,7 +47,7 @@ pub(crate) trait LsmStore: Send + Sync + 'static {
     fn keyspaces(&self) -> Vec<Keyspace>;
 }
 
-/// A number for an opening of a store. No other opening in this process has the same.
+/// A number that identifies one opening of a store, unique in this process.
 pub(crate) fn next_opening() -> u64 {
     static OPENINGS: AtomicU64 = AtomicU64::new(0);
     OPENINGS.fetch_add(1, Ordering::Relaxed)
@@ -55,13 +55,13 @@ pub(crate) fn next_opening() -> u64 {
 
 /// Opens the LSM in a folder, or creates it.
 pub(crate) type OpenStore<T> = Box<dyn Fn(&Path) -> fjall::Result<T> + Send + Sync>;
-/// Runs after each time that the store was opened.
+/// Runs after each opening of the store.
 pub(crate) type AfterOpen<T> = Box<dyn Fn(&Arc<T>) + Send + Sync>;
 
-/// A view of the log in an LSM. Dropping it closes the store for every handle.
+/// Guards a view of the log in an LSM. Dropping it closes the store for every handle.
 pub(crate) struct StoreGuard<T: LsmStore>(StoreHandle<T>);
 
-/// Works on a guarded store. Cloning shares it.
+/// A handle to a guarded store. Clones share the store.
 pub(crate) struct StoreHandle<T: LsmStore>(Arc<Shared<T>>);
 
 impl<T: LsmStore> Clone for StoreHandle<T> {
@@ -96,14 +96,14 @@ struct Shared<T> {
 struct State<T> {
     store: Option<Arc<T>>,
     opened_at: Instant,
-    /// Why there is no store.
+    /// Why the store is not open.
     reason: String,
-    /// Failures in a row, and how many of them were the device's.
+    /// Consecutive failures, and how many of them were device errors.
     failures: u32,
     device_failures: u32,
     /// The pause before the next attempt to open the store. It grows until the store is healthy.
     pause: Duration,
-    /// Whether a thread opens the store.
+    /// Whether a thread is opening the store.
     is_reopening: bool,
     is_closed: bool,
 }
@@ -125,7 +125,7 @@ enum OpenFailure {
 }
 
 impl<T: LsmStore> StoreGuard<T> {
-    /// Opens the store. One that is damaged is set aside; one that a full disk or its device keeps from opening is opened later.
+    /// Opens the store. Sets a damaged store aside. If a full disk or a device error prevents opening, the guard opens the store later.
     pub fn open(
         store: &'static str,
         path: &Path,
@@ -174,7 +174,7 @@ impl<T: LsmStore> StoreHandle<T> {
         self.0.state().store.is_some()
     }
 
-    /// Works on the store. A failure of the LSM closes it.
+    /// Runs a piece of work on the store. A failure of the LSM closes the store.
     pub fn run<R, E: StoreError>(&self, work: impl FnOnce(&T) -> Result<R, Fault<E>>) -> Result<R, E> {
         let (store, is_reopening, reason) = {
             let state = self.0.state();
@@ -222,7 +222,7 @@ impl<T: LsmStore> Shared<T> {
         }
     }
 
-    /// Whether it makes sense to start without the store: the folder is there and is ours.
+    /// Whether the process may start without the store: its folder exists.
     fn may_open_later(&self) -> bool {
         self.path.is_dir()
     }
@@ -254,7 +254,7 @@ impl<T: LsmStore> Shared<T> {
         self.reopen_apart(incident);
     }
 
-    /// Opens the store on a thread of its own; first sets it aside where it is damaged.
+    /// Opens the store on a separate thread. Sets a damaged store aside first.
     fn reopen_apart(self: &Arc<Self>, incident: Incident<T>) {
         if std::mem::replace(&mut self.state().is_reopening, true) {
             return;
@@ -267,7 +267,7 @@ impl<T: LsmStore> Shared<T> {
         }
     }
 
-    /// Waits for so long. Returns whether the store is closed for good.
+    /// Waits for the given time. Returns whether the store is closed for good.
     fn pauses(&self, pause: Duration) -> bool {
         let waiting = self.closing.wait_timeout_while(self.state(), pause, |state| !state.is_closed);
         waiting.unwrap_or_else(PoisonError::into_inner).0.is_closed
@@ -327,7 +327,7 @@ impl<T: LsmStore> Shared<T> {
         })
     }
 
-    /// Renames the folder, so that the store begins empty.
+    /// Renames the folder, so that the store starts empty.
     fn set_aside(&self, damage: &Damage) -> Result<(), String> {
         let kept_as = self.path.with_extension(SET_ASIDE);
         let failed =
@@ -345,7 +345,7 @@ impl<T: LsmStore> Shared<T> {
     }
 }
 
-/// Opens an LSM whose journals were checked, and reads all of its tables first where it failed again and again.
+/// Checks the journals of an LSM and opens it. After repeated failures, also reads all of its tables before it is used.
 fn open_checked<T: LsmStore>(
     path: &Path,
     open: impl Fn(&Path) -> fjall::Result<T>,
@@ -364,8 +364,8 @@ fn open_checked<T: LsmStore>(
     let opened = caught(|| {
         let store = open(path)?;
         let keyspaces = store.keyspaces();
-        // The LSM syncs its journal before it writes tables from it. Tables with writes that the journal misses mean that more
-        // than an unsynced end was lost.
+        // The LSM syncs its journal before it writes tables from it. If the tables have writes that the journal lacks, the journal
+        // lost more than an unsynced end.
         let in_tables = keyspaces.iter().filter_map(|keyspace| keyspace.tree.get_highest_persisted_seqno()).max();
         if is_verified {
             keyspaces.iter().try_for_each(verify::read)?;
@@ -380,7 +380,7 @@ fn open_checked<T: LsmStore>(
     Ok(store)
 }
 
-/// Removes a folder that the LSM began to create and did not finish: it never was a store, and the LSM does not open it.
+/// Removes a folder that the LSM did not finish creating: it was never a store, and the LSM cannot open it.
 pub(super) fn remove_unfinished(path: &Path) -> std::io::Result<()> {
     if path.is_dir() && !path.join(VERSION_FILE).exists() {
         tracing::warn!(folder = %path.display(), "removing a store whose creation was interrupted");
@@ -389,21 +389,21 @@ pub(super) fn remove_unfinished(path: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Writes and syncs something.
+/// Writes and syncs a test value.
 fn probe<T: LsmStore>(store: &T) -> fjall::Result<()> {
     let keyspace = store.database().keyspace(PROBE, small_keyspace)?;
     keyspace.insert(PROBE, vec![7; PROBE_BYTES])?;
     store.database().persist(PersistMode::SyncData)
 }
 
-/// Lets go of a store. The LSM may panic when the last reference to it is dropped after a failure.
+/// Drops a store. The LSM may panic when the last reference to it is dropped after a failure.
 pub(super) fn close<T>(store: T) {
     if let Err(panic) = caught(|| drop(store)) {
         tracing::warn!(panic, "the LSM panicked while it was closed");
     }
 }
 
-/// Runs it, and returns the text of a panic of the LSM.
+/// Runs the closure. If the LSM panics, returns the text of the panic.
 pub(super) fn caught<R>(work: impl FnOnce() -> R) -> Result<R, String> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| panic_text(&*panic))
 }

@@ -1,8 +1,8 @@
 //! Checks the journals of an LSM before the LSM opens them.
 //!
-//! The LSM cuts a journal at the first entry that it cannot decode and reports nothing, whether a crash tore the last batch or a
-//! bit flipped in the middle. It refuses to open where the checksum of a batch is wrong, also after a crash that lost an unsynced
-//! page. This module decides which of the two it is: a torn end is cut off, anything else is [`JournalDamage`] with file and position.
+//! The LSM truncates a journal at the first entry that it cannot decode and reports nothing, whether a crash tore the last batch or a
+//! bit flipped in the middle. It refuses to open a journal with a wrong checksum, even if a crash only lost an unsynced page. This
+//! module distinguishes the two cases: it cuts off a torn end, and reports anything else as [`JournalDamage`] with file and position.
 //!
 //! The layout is that of fjall 3: a batch is a start entry, its items and an end entry with the checksum of the items. A new journal is
 //! preallocated with zeros. `tests` writes journals with fjall, so a changed layout fails there.
@@ -19,7 +19,7 @@ const TAG_END: u8 = 3;
 const TAG_CLEAR: u8 = 4;
 /// Ends every batch.
 const TRAILER: &[u8] = b"FJL\x03";
-/// Greatest number of a kind of value that an item can have.
+/// Greatest value type that an item can have.
 const VALUE_KIND_MAX: u8 = 3;
 const EXTENSION: &str = "jnl";
 
@@ -52,7 +52,7 @@ pub(crate) struct JournalCheck {
 }
 
 impl JournalCheck {
-    /// Whether a write with this sequence number is missing from the journals: it is in the torn batch or behind it.
+    /// Whether the journals lack the write with this sequence number: it was in the torn batch or behind it.
     pub fn misses(&self, seqno: u64) -> bool {
         let first_missing = self.torn_seqno.or(self.last_seqno.map(|last| last + 1));
         self.is_torn && first_missing.is_some_and(|first| seqno >= first)
@@ -73,7 +73,7 @@ pub(crate) fn salvage(folder: &Path) -> Result<(), JournalError> {
     loop {
         match repair(folder) {
             Ok(_) => return Ok(()),
-            // A journal that was cut is not damaged any more, so this ends.
+            // A truncated journal is no longer damaged, so this loop ends.
             Err(JournalError::Damaged(damage)) => {
                 let failed = |source| JournalError::Io { path: damage.file.clone(), source };
                 let journal = OpenOptions::new().write(true).open(&damage.file).map_err(failed)?;
@@ -133,7 +133,7 @@ fn journals(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(journals.into_iter().map(|(_, path)| path).collect())
 }
 
-/// One journal as far as it can be read.
+/// The readable part of one journal.
 struct Journal {
     /// The end of the last whole batch.
     valid: usize,
@@ -163,9 +163,9 @@ impl Journal {
     }
 }
 
-/// Where the preallocated zeros begin. The last bytes of a batch are never zero.
+/// The position of the first preallocated zero. The last bytes of a batch are never zero.
 fn used(bytes: &[u8]) -> usize {
-    // Whole pieces of zeros are compared at once: most of a journal is zeros.
+    // Compares whole chunks of zeros at once: most of a journal is zeros.
     const ZEROS: [u8; 4096] = [0; 4096];
     let mut end = bytes.len();
     while end >= ZEROS.len() && bytes[end - ZEROS.len()..end] == ZEROS {
@@ -287,7 +287,7 @@ mod tests {
         rows.iter().count()
     }
 
-    /// Where each batch ends.
+    /// The end position of each batch.
     fn ends(bytes: &[u8]) -> Vec<usize> {
         let (mut ends, mut at, mut seqno) = (Vec::new(), 0, None);
         while at < used(bytes) {
@@ -313,7 +313,7 @@ mod tests {
         let bytes = std::fs::read(&journal).unwrap();
         let ends = ends(&bytes);
         for cut in (0..*ends.last().unwrap()).step_by(97) {
-            // A process that was killed leaves preallocated zeros behind its last write.
+            // A killed process leaves preallocated zeros behind its last write.
             let mut torn = bytes[..cut].to_vec();
             torn.resize(bytes.len(), 0);
             std::fs::write(&journal, &torn).unwrap();

@@ -1,9 +1,9 @@
-//! Two copies of an LSM for data that no log has.
+//! Two copies of an LSM for data that is not in a log.
 //!
-//! Every batch goes to both copies, with a number that counts batches. A copy that fails or is damaged is closed, and rebuilt from the
-//! other one while that serves. The numbers show at the next start whether a copy lost its last writes. Neither
-//! copy is trusted after both failed: a failed sync may have dropped pages that reading still returns, so one copy is rebuilt from
-//! the other as new files, and then the other one from it.
+//! The mirror writes every batch, with a sequence number, to both copies. It closes a copy that fails or is damaged, and rebuilds it from
+//! the other one while that serves. At the next start, the sequence numbers show whether a copy lost its last writes. The mirror trusts
+//! neither copy after both failed: a failed sync may have dropped pages that reads still return. It then rebuilds one copy from the other
+//! as new files, and the other one from the result.
 //!
 //! One thread owns a mirror ([`thread`]): no read overtakes a write.
 
@@ -35,15 +35,15 @@ const REBUILD: &str = "rebuild";
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MirrorSettings {
     pub store: &'static str,
-    /// The keyspaces; calls name them by their place in this list.
+    /// The keyspaces; calls refer to them by their index in this list.
     pub keyspaces: &'static [&'static str],
     /// Memory that each copy may use for blocks of its tables.
     pub cache_bytes: u64,
-    /// The journal of each copy, which a start reads again.
+    /// The maximum size of each copy's journal, which a start reads again.
     pub journal_bytes_max: u64,
 }
 
-/// Neither copy can serve, for this reason.
+/// The reason why neither copy can serve.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct MirrorFault(pub String);
@@ -66,7 +66,7 @@ pub(crate) struct Mirror {
     seq: u64,
     /// The number of the last batch that every open copy has synced.
     synced: u64,
-    /// Whether neither copy is trusted: each is rebuilt from the other.
+    /// Whether the mirror trusts neither copy, so that it must rebuild each from the other.
     is_suspect: bool,
     /// Whether the incident was reported.
     is_reported: bool,
@@ -77,12 +77,12 @@ pub(crate) struct Mirror {
 struct Side {
     path: PathBuf,
     db: Option<CopyDb>,
-    /// Why it is not open, and what is reported when it has been rebuilt.
+    /// Why the copy is not open, reported when it has been rebuilt.
     problem: Option<Damage>,
 }
 
 impl Mirror {
-    /// Opens both copies, or creates them. Where neither can be opened now, it is tried again later.
+    /// Opens both copies, or creates them. If neither can be opened now, [`Self::heal`] tries again later.
     pub fn open(path: &Path, settings: MirrorSettings, reports: StoreReports) -> Result<Self, MirrorFault> {
         let side = |path: PathBuf| Side { path, db: None, problem: None };
         let mut mirror = Self {
@@ -113,7 +113,7 @@ impl Mirror {
         self.read(|db| db.prefix(keyspace, prefix, limit))
     }
 
-    /// Writes a batch to every open copy. It survives the process; [`Self::sync`] makes it survive the machine.
+    /// Writes a batch to every open copy. The batch survives a crash of the process; after [`Self::sync`], also of the machine.
     pub fn commit(&mut self, batch: &Batch) -> Result<(), MirrorFault> {
         let (seq, synced) = (self.seq + 1, self.synced);
         self.on_each(|db| db.commit(batch, seq, synced))?;
@@ -134,7 +134,7 @@ impl Mirror {
         self.synced == self.seq && !self.is_closed()
     }
 
-    /// Brings everything into tables, so that the next start reads short journals.
+    /// Flushes everything into tables, so that the next start reads short journals.
     pub fn flush(&mut self) -> Result<(), MirrorFault> {
         self.on_each(CopyDb::flush)
     }
@@ -175,7 +175,7 @@ impl Mirror {
         Err(MirrorFault(self.reason()))
     }
 
-    /// Does it on every open copy. One that fails is closed; that is an error only where no copy is left.
+    /// Runs the work on every open copy, and closes a copy that fails. Returns an error only if no copy is left.
     fn on_each(&mut self, work: impl Fn(&CopyDb) -> Result<(), CopyFailure>) -> Result<(), MirrorFault> {
         for side in 0..self.copies.len() {
             let Some(db) = &self.copies[side].db else { continue };
@@ -194,13 +194,13 @@ impl Mirror {
             self.report.failed(&closed.path, &damage.reason);
         }
         closed.problem = Some(damage);
-        // After both failed, pages that a sync reported as lost may still be read.
+        // After both failed, reads may still return pages that a sync reported as lost.
         self.is_suspect |= self.is_closed();
         self.heal_pause = HEAL_PAUSE_MIN;
         self.plan();
     }
 
-    /// Plans the next attempt to heal, or reports that all is well.
+    /// Plans the next attempt to heal, or reports that the store has recovered.
     fn plan(&mut self) {
         let is_whole = self.copies.iter().all(|side| side.db.is_some()) && !self.is_suspect;
         if is_whole {
@@ -215,7 +215,7 @@ impl Mirror {
         self.heal_pause = (self.heal_pause * 2).min(HEAL_PAUSE_MAX);
     }
 
-    /// Opens what can be opened, and has the rest rebuilt.
+    /// Opens the copies that can be opened, and rebuilds the others.
     fn open_copies(&mut self) {
         let is_new = self.copies.iter().all(|side| !side.path.is_dir());
         for side in 0..self.copies.len() {
@@ -250,7 +250,7 @@ impl Mirror {
         }
     }
 
-    /// Prefers a damaged copy that has synced batches which the sound one never got: the sound one had failed before the process ended.
+    /// Prefers a damaged copy if it has synced batches that the sound one lacks: the sound one had failed before the process ended.
     fn prefer_newer(&mut self) {
         let Some(sound) = self.copies.iter().position(|side| side.db.is_some()) else { return };
         let other = 1 - sound;
@@ -270,7 +270,7 @@ impl Mirror {
         self.is_suspect = true;
     }
 
-    /// Of two open copies the one with more batches counts; the other one is rebuilt.
+    /// Of two open copies, uses the one with more batches and marks the other one for a rebuild.
     fn choose(&mut self) {
         let [first, second] = self.copies.each_ref().map(|side| side.db.as_ref().map(CopyDb::state));
         if let (Some(first), Some(second)) = (first, second)
@@ -314,7 +314,7 @@ impl Mirror {
         }
     }
 
-    /// Rebuilds each copy that is closed from the one that is open, and after a failure of both the other one too.
+    /// Rebuilds each closed copy from the open one. After a failure of both, also rebuilds the one that was open.
     fn rebuild_copies(&mut self) {
         let Some(source) = self.copies.iter().position(|side| side.db.is_some()) else { return };
         let target = 1 - source;

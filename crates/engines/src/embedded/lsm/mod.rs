@@ -1,9 +1,9 @@
-//! LSMs of the data folder, and what the LSM library leaves to its users.
+//! LSMs of the data folder, with the failure handling that the LSM library does not have.
 //!
-//! The library stops for good at its first I/O error, cuts a damaged journal without a word, and panics where it is not sure. The stores
-//! here go on: [`guard`] opens a view of the log again or begins it from nothing, [`mirror`] keeps two copies of data that
-//! no log has. [`journal`] finds damage before the library hides it, [`report`] reports it. [`thread`] keeps the disk's
-//! pauses away from the threads that serve requests.
+//! The library refuses writes after its first I/O error, truncates a damaged journal without a report, and panics on unexpected state. The
+//! stores here recover: [`guard`] opens a view of the log again or starts it empty, [`mirror`] keeps two copies of data that is not in
+//! a log. [`journal`] finds damage before the library hides it, [`report`] reports it. [`thread`] keeps disk stalls away from the
+//! threads that serve requests.
 
 pub(super) mod fault;
 pub(super) mod guard;

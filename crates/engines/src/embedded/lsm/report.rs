@@ -7,7 +7,7 @@ use whimbrel_model::{Event, EventSink, StoreHealth};
 
 use super::journal::JournalDamage;
 
-/// Where stores report to. Cloning shares it.
+/// The destination of the reports of all stores. Clones share it.
 #[derive(Clone)]
 pub struct StoreReports {
     pub events: EventSink,
@@ -15,7 +15,7 @@ pub struct StoreReports {
 }
 
 impl Default for StoreReports {
-    /// Reports that go nowhere.
+    /// Discards all reports.
     fn default() -> Self {
         Self { events: Arc::new(|_| {}), health: Arc::default() }
     }

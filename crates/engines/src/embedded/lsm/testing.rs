@@ -1,4 +1,4 @@
-//! Reports that tests can look at, and damage to files.
+//! Reports that tests can inspect, and damage to files.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};

@@ -1,8 +1,8 @@
-//! A thread that does one piece of work after the other, and something else while it has none.
+//! A thread that executes queued work in order, and background work while the queue is empty.
 //!
-//! One thread writes a store: the LSM lets one batch in at a time anyway, no check is overtaken by another write, and memory that a
-//! thread puts into the LSM returns to that thread's heap. Another thread reads: the LSM blocks readers while it syncs the list of
-//! its tables, which delays only the callers that need the store.
+//! One thread writes a store. The LSM accepts one batch at a time anyway, no write comes between a check and its own write, and memory
+//! that a thread puts into the LSM returns to that thread's heap. Another thread reads: the LSM blocks readers while it syncs the list
+//! of its tables, which then delays only the callers that need the store.
 
 use std::thread::JoinHandle;
 
@@ -13,7 +13,7 @@ use super::fault::StoreError;
 
 type Work<C> = Box<dyn FnOnce(&mut C) + Send>;
 
-/// The thread. It ends when this is dropped, after the work that was handed to it.
+/// The thread. When this is dropped, the thread completes the queued work and exits.
 pub(crate) struct WorkThread<C> {
     works: Option<mpsc::Sender<Work<C>>>,
     thread: Option<JoinHandle<()>>,
@@ -25,7 +25,7 @@ impl<C: Send + 'static> WorkThread<C> {
         Self::start_with_idle(name, waiting_max, context, |_| false)
     }
 
-    /// As [`Self::start`]. While no work waits, `idle` does a part of its own and returns whether there is more.
+    /// As [`Self::start`]. While no work waits, `idle` does one step of background work and returns whether there is more.
     pub fn start_with_idle(
         name: &str,
         waiting_max: usize,
@@ -51,7 +51,7 @@ impl<C: Send + 'static> WorkThread<C> {
         Ok(Self { works: Some(works), thread: Some(thread) })
     }
 
-    /// Does it after all work that was handed over before, also if the caller goes away.
+    /// Executes the work after all earlier work, even if the caller stops waiting.
     pub async fn write<R: Send + 'static, E: StoreError + Send + 'static>(
         &self,
         work: impl FnOnce(&mut C) -> Result<R, E> + Send + 'static,
@@ -59,7 +59,7 @@ impl<C: Send + 'static> WorkThread<C> {
         self.run(work, true).await
     }
 
-    /// As [`Self::write`], but not at all if the caller has gone away before its turn.
+    /// As [`Self::write`], but skips the work if the caller has stopped waiting before its turn.
     pub async fn read<R: Send + 'static, E: StoreError + Send + 'static>(
         &self,
         work: impl FnOnce(&mut C) -> Result<R, E> + Send + 'static,
@@ -79,7 +79,7 @@ impl<C: Send + 'static> WorkThread<C> {
             }
         });
         if let Some(works) = &self.works {
-            // If the thread is gone, the channel of the answer is closed too.
+            // If the thread has exited, the reply channel is closed too.
             let _ = works.send(work).await;
         }
         answered.await.unwrap_or_else(|_| Err(E::unavailable("the thread of the store has ended".to_owned())))

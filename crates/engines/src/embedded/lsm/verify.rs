@@ -1,7 +1,7 @@
-//! Reads every checksum of an LSM without changing it, also beside a running server.
+//! Reads every checksum of an LSM without changing it, even beside a running server.
 //!
-//! Opening an LSM can change it, so a copy is opened: tables, which never change, are linked into it, everything else is copied. The
-//! folder of the copy is beside the store and is removed afterwards.
+//! Opening an LSM can change it, so the check opens a copy. It links the tables, which never change, and copies everything else. The
+//! folder of the copy is beside the store; the check removes it afterwards.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use super::journal::{self, JournalError};
 
 /// The suffix of the folder of the copy.
 const COPY: &str = "check";
-/// Attempts to copy a store whose files come and go while a server works.
+/// Attempts to copy a store while a running server creates and removes files.
 const ATTEMPTS_MAX: usize = 5;
 const ATTEMPT_PAUSE: Duration = Duration::from_millis(50);
 /// The folders of files that never change.
@@ -23,7 +23,7 @@ const TABLES: &str = "tables";
 /// The outcome of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum StoreCheck {
-    /// Everything can be read, in so many files.
+    /// The check could read everything, in this many files.
     Sound {
         files: usize,
     },
@@ -44,14 +44,14 @@ pub(crate) fn verify(folder: &Path) -> StoreCheck {
     for _ in 0..ATTEMPTS_MAX {
         match journal::check(folder) {
             Ok(_) => {}
-            // A journal that is written meanwhile may be read half a batch behind a whole one.
+            // A running server may write the journal during the read, so the read may miss half a batch before a whole one.
             Err(JournalError::Damaged(damage)) => {
                 let (file, position, reason) = (damage.file, damage.position, damage.reason.to_owned());
                 damaged = Some(StoreCheck::Damaged { file, position, reason });
                 std::thread::sleep(ATTEMPT_PAUSE);
                 continue;
             }
-            // A journal that a running server has removed meanwhile.
+            // A running server may have removed the journal.
             Err(error) => {
                 last = error.to_string();
                 continue;
@@ -71,7 +71,7 @@ pub(crate) fn verify(folder: &Path) -> StoreCheck {
             Ok(Err(error)) => last = error,
             Err(panic) => last = panic,
         }
-        // Beside a running server the copy may be of two moments. A damage is there again at the next attempt.
+        // Beside a running server the copy may be inconsistent. Real damage shows again at the next attempt.
     }
     let reason = format!("{last} ({ATTEMPTS_MAX} attempts)");
     damaged.unwrap_or(StoreCheck::Damaged { file: folder.to_owned(), position: 0, reason })
@@ -93,7 +93,7 @@ pub(super) fn read(keyspace: &Keyspace) -> fjall::Result<()> {
     keyspace.iter().try_for_each(|entry| entry.into_inner().map(|_| ()))
 }
 
-/// Removes the copy that a check left when it was killed.
+/// Removes the copy that a killed check left behind.
 pub(super) fn remove_copy(folder: &Path) {
     Copy(folder.with_extension(COPY)).remove();
 }

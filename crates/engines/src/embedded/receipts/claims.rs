@@ -1,4 +1,4 @@
-//! The claims under way, and the store of answers behind them. One thread owns them: no check is overtaken by another claim.
+//! The claims in progress, and the store of answers. One thread owns both, so no claim can come between a check and its write.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,25 +18,25 @@ pub(super) struct Claims {
     settings: ReceiptSettings,
     store: StoreHandle<ReceiptStore>,
     under_way: HashMap<Vec<u8>, UnderWay>,
-    /// The offsets that were written last, so that a quiet partition is not written again.
+    /// The offsets that were written last, so that the store skips writes for idle partitions.
     noted: HashMap<PartitionId, u64>,
     /// How often the store was opened. It may have lost answers each time.
     opened: Arc<AtomicU64>,
-    /// The opening after which the store has followed the log to its end. Nothing is begun before: a repeat would not be recognised.
+    /// The opening after which the store has followed the log to its end. No claim begins before: the store would not recognise a repeat.
     followed: u64,
 }
 
 struct UnderWay {
     fingerprint: u64,
-    /// Where each try went: the partition, and its end when the try began, below which its record cannot be.
+    /// The partition of each attempt, and the partition's end when the attempt began. The record cannot be below that end.
     places: Vec<(PartitionId, u64)>,
-    /// When the first try began: the window is counted from there.
+    /// When the first attempt began. The window starts there.
     first_at: Timestamp,
-    /// When the last one did.
+    /// When the last attempt began.
     began_at: Timestamp,
-    /// The publisher went away without knowing the outcome. Before that a claim never lapses, however long its append takes.
+    /// The publish ended with an unknown outcome. Until then a claim never lapses, however long its append takes.
     left: bool,
-    /// The answer, where the store could not take it yet.
+    /// The answer, if the store could not save it yet.
     unsaved: Option<Receipt>,
 }
 
@@ -49,7 +49,7 @@ impl Claims {
     pub fn begin(&mut self, claim: &Claim, end: u64, now: Timestamp) -> Result<Begun, ReceiptsError> {
         let (key, place) = (claim_key(claim), (claim.partition, end));
         let not_before = now.saturating_sub(self.settings.window + self.settings.lease);
-        // A claim whose outcome was not found out in all that time does not count.
+        // Ignores a claim whose outcome is still unknown after the window and the lease.
         let is_known = |earlier: &&mut UnderWay| !earlier.left || earlier.first_at >= not_before;
         if let Some(earlier) = self.under_way.get_mut(&key).filter(is_known) {
             if earlier.fingerprint != claim.fingerprint {
@@ -81,7 +81,7 @@ impl Claims {
         Ok(Begun::New)
     }
 
-    /// Keeps the answer: in memory, where the store cannot take it now.
+    /// Saves the answer: in memory, if the store cannot save it now.
     pub fn finish(&mut self, claim: &Claim, answer: Answer) -> Result<(), ReceiptsError> {
         let (kind, text, key, fingerprint) = (claim.kind, claim.text.clone(), claim_key(claim), claim.fingerprint);
         let receipt = Receipt { kind, text, key: key.clone(), fingerprint, answer };
@@ -118,7 +118,7 @@ impl Claims {
         self.followed == self.opened.load(Ordering::Acquire)
     }
 
-    /// Which opening of the store follows the log now.
+    /// Starts following the log, and returns the current opening of the store.
     pub fn begin_following(&mut self) -> u64 {
         self.noted.clear();
         self.opened.load(Ordering::Acquire)
@@ -133,7 +133,7 @@ impl Claims {
         self.followed = opened;
     }
 
-    /// Fails where the store was opened again since the log is followed: it may have lost what it had.
+    /// Fails if the store was reopened since following began: it may have lost receipts.
     fn check_opening(&self, opened: u64) -> Result<(), ReceiptsError> {
         if self.opened.load(Ordering::Acquire) == opened {
             return Ok(());
@@ -141,13 +141,13 @@ impl Claims {
         Err(ReceiptsError::Unavailable("the store was opened again while the log was followed".to_owned()))
     }
 
-    /// Keeps receipts that were found in the log.
+    /// Saves receipts that were found in the log.
     pub fn keep_found(&self, receipts: &[Receipt], opened: u64) -> Result<(), ReceiptsError> {
         self.check_opening(opened)?;
         receipts.iter().try_for_each(|receipt| self.keep(receipt))
     }
 
-    /// Notes how far the log was followed.
+    /// Records the offset up to which the store has followed the log.
     pub fn note_followed(&mut self, partition: PartitionId, offset: u64, opened: u64) -> Result<(), ReceiptsError> {
         self.check_opening(opened)?;
         self.note(partition, offset)
@@ -166,11 +166,11 @@ impl Claims {
         Ok(())
     }
 
-    /// Notes how far the store is complete, given the ends of the partitions before this call, and drops old slices. A record below an
-    /// end has its claim here, or its answer in the store.
+    /// Records the offsets up to which the store is complete, given the ends of the partitions before this call, and drops old slices.
+    /// A record below an end has its claim here, or its answer in the store.
     pub fn note_all(&mut self, ends: &[(PartitionId, u64)], now: Timestamp) -> Result<(), ReceiptsError> {
         self.save_unsaved()?;
-        // After a failure the notes wait until the store has followed the log.
+        // After a failure, records no offsets until the store has followed the log.
         if !self.has_followed() {
             return Ok(());
         }
@@ -181,7 +181,7 @@ impl Claims {
         for (partition, end) in ends {
             self.note(*partition, oldest.get(partition).map_or(*end, |from| (*from).min(*end)))?;
         }
-        // A publisher that did not repeat while an answer would have been kept cannot count on it.
+        // The store would have dropped the answer by now, so a later repeat has no guarantee.
         let not_before = now.saturating_sub(self.settings.window + self.settings.lease);
         self.under_way.retain(|_, claim| !claim.left || claim.first_at >= not_before);
         self.store.run(|store| -> Result<_, Fault> { Ok(store.drop_before(now)?) })

@@ -1,4 +1,4 @@
-//! The LSM of the receipts: answers and ids in slices of time, and how far the store is complete.
+//! The LSM of the receipts: answers and ids in time slices, and the offsets up to which the store is complete.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub(super) struct ReceiptStore {
     database: Database,
     answers: Slices,
     ids: Slices,
-    /// By partition, the offset up to which every answer is in the store.
+    /// For each partition, the offset up to which every answer is in the store.
     applied: Keyspace,
 }
 

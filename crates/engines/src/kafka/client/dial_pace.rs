@@ -39,7 +39,7 @@ impl Default for DialPace {
 }
 
 impl DialPace {
-    /// The error of the last dial, while its back-off lasts. Nothing is dialled then.
+    /// The error of the last dial, while its back-off lasts. Callers must not dial during that time.
     pub fn backs_off(&self, now: Instant) -> Option<&str> {
         self.failed.as_ref().filter(|failed| now < failed.back_off_until).map(|failed| failed.why.as_str())
     }

@@ -13,7 +13,7 @@ use super::cluster::{ANSWER_MAX, Cluster};
 use super::connection::{CallError, Connection};
 use super::dial::{Dial, Dialer};
 
-/// How long a caller waits for a connection. It can look for another broker then.
+/// How long a caller waits for a connection. After that it can try another broker.
 const CONNECTION_WAIT_MAX: Duration = ANSWER_MAX;
 
 /// One connection to one broker.

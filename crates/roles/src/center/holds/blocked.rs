@@ -1,5 +1,5 @@
-//! Partitions that could not be written a moment ago, because they had no leader. The messages of a commit that go there are left out, so
-//! that one such partition delays no other hold of the shard. Pure: the time is passed in.
+//! Partitions without a leader, which the last attempt could not write to. Commits skip messages for these partitions, so that one such
+//! partition delays no other hold of the shard. Pure: the time is passed in.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ struct Blocked {
 }
 
 impl BlockedPartitions {
-    /// Whether nothing is to be written to the partition now.
+    /// Whether commits must skip the partition now.
     pub(super) fn contains(&self, partition: PartitionId, now: Instant) -> bool {
         self.0.get(&partition).is_some_and(|blocked| now < blocked.until)
     }

@@ -77,7 +77,7 @@ pub struct MemoryMembership {
 }
 
 impl MemoryMembership {
-    /// The node's own clock says that the session is over. Others still see the member.
+    /// The session has expired by the node's own clock. Other nodes still see the member.
     pub fn lose(&self) {
         self.lost.send_replace(true);
     }
@@ -141,11 +141,11 @@ impl Membership for MemoryMembership {
 /// The catalogue as one node sees it.
 pub struct NodeCatalogue {
     inner: Arc<MemoryCatalogue>,
-    /// The node learns of no change.
+    /// The node receives no changes.
     is_stale: watch::Sender<bool>,
-    /// The node reads nothing.
+    /// All reads of the node fail.
     is_away: AtomicBool,
-    /// The next write is made, and answered with an unknown outcome.
+    /// The next write succeeds, and its answer is an unknown outcome.
     loses_next_answer: AtomicBool,
 }
 

@@ -16,15 +16,15 @@ use crate::embedded::slices::{MEMTABLE_BYTES, small_keyspace};
 /// The keyspace of the copy's own state, and its only key.
 const STATE_KEYSPACE: &str = "mirror";
 const STATE_KEY: &[u8] = b"state";
-/// The format of the state; part of what is on disk.
+/// The format of the state, which is stored on disk.
 const FORMAT: u8 = 1;
 const STATE_BYTES: usize = 1 + 8 + 8;
-/// The suffix of a folder that is kept after a loss.
+/// The suffix of a folder that is kept after data was lost.
 const SET_ASIDE: &str = "damaged";
 /// Rows that are copied in one batch.
 const COPIED_AT_ONCE: usize = 1_000;
 
-/// How far a copy is.
+/// The sequence numbers of a copy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct CopyState {
     /// The number of its last batch.
@@ -102,7 +102,7 @@ pub(super) struct CopyDb {
 /// A copy that was made from another one.
 pub(super) struct Copied {
     pub db: CopyDb,
-    /// What could not be read of the other one.
+    /// The part of the other one that could not be read.
     pub lost: Option<String>,
 }
 
@@ -135,7 +135,7 @@ impl CopyDb {
         })
     }
 
-    /// How far it was when it was opened.
+    /// The state that the copy had when it was opened.
     pub fn state(&self) -> CopyState {
         self.opened_at
     }
@@ -177,10 +177,10 @@ impl CopyDb {
         Ok(flush(&all)?)
     }
 
-    /// Makes a copy in `folder`, synced, moves it to `path` in place of the one that is there, and opens it.
+    /// Makes a synced copy in `folder`, moves it to `path` in place of the existing copy, and opens it.
     ///
-    /// Where a table cannot be read, the entries that are missing are taken from the copy that is at `path`, as far as it has them, and
-    /// that copy is kept under another name.
+    /// If a table cannot be read, takes the missing entries from the existing copy at `path`, as far as it has them, and keeps that copy
+    /// under another name.
     pub fn copy_to(&self, folder: &Path, path: &Path, settings: &MirrorSettings) -> Result<Copied, CopyFailure> {
         remove_folder(folder)?;
         let copy = Self::open_unchecked(folder, settings)?;
@@ -236,8 +236,8 @@ impl CopyDb {
     }
 }
 
-/// Hands over all rows that can be read: from the first key on, and where that ends at a damaged table from the last key back.
-/// Returns whether these are all rows.
+/// Passes all readable rows to `take`: from the first key on, and, if a damaged table stops that, from the last key back. Returns
+/// whether these are all rows.
 fn copy_rows(
     keyspace: &Keyspace,
     mut take: impl FnMut(Vec<(Slice, Slice)>) -> Result<(), CopyFailure>,
@@ -251,7 +251,7 @@ fn copy_rows(
                 last = Some(key.clone());
                 rows.push((key, value));
             }
-            // Only bytes that are wrong are left out; an error of the device may pass.
+            // Skips only damaged bytes; a device error may be temporary.
             Err(error) if FaultKind::of(&error) != FaultKind::Damage => return Err(error.into()),
             Err(_) => {
                 is_whole = false;

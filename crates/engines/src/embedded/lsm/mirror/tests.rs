@@ -197,7 +197,7 @@ fn entries_that_the_only_good_copy_cannot_read_are_taken_from_the_failed_one() {
     drop(mirror);
     damage_tables(&scene.copies()[1]);
     let mut mirror = scene.open();
-    // A passing failure of the first copy makes the second one the source.
+    // A temporary failure of the first copy makes the second one the source.
     mirror.fail(0, CopyFailure::Lsm(fjall::Error::Poisoned));
     mirror.heal();
     assert_eq!(count(&mut mirror), COUNT);

@@ -1,4 +1,4 @@
-//! The thread that owns a mirror: it does the calls in their order, syncs, and heals copies that failed.
+//! The thread that owns a mirror: it executes the calls in order, syncs, and heals failed copies.
 
 use std::sync::Mutex;
 use std::thread::JoinHandle;
@@ -11,7 +11,7 @@ use super::super::fault::StoreError;
 use super::{Mirror, MirrorFault};
 use crate::embedded::background::yields;
 
-/// Calls that wait for their turn, and that are done under one sync; further callers wait until there is space.
+/// Bound on queued calls, and on calls that share one sync; further callers wait for space in the queue.
 const CALLS_WAITING_MAX: usize = 256;
 
 /// When the calls are synced to the disk.
@@ -19,15 +19,15 @@ const CALLS_WAITING_MAX: usize = 256;
 pub(crate) enum SyncRule {
     /// Before they are answered; calls that wait together share a sync.
     BeforeAnswer,
-    /// At the latest so long after they were answered.
+    /// At most this long after they were answered.
     Within(Duration),
 }
 
-/// Does its work, and returns the function that answers the caller once it is settled whether the work is on disk.
+/// Does its work, and returns a function that answers the caller. It runs once it is known whether the work is on disk.
 type Call = Box<dyn FnOnce(&mut Mirror) -> Answer + Send>;
 type Answer = Box<dyn FnOnce(Result<(), MirrorFault>)>;
 
-/// The thread. It ends when this is dropped, after the calls that were handed to it.
+/// The thread. When this is dropped, the thread completes the queued calls and exits.
 pub(crate) struct MirrorThread {
     calls: Option<mpsc::Sender<Call>>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -45,7 +45,7 @@ impl MirrorThread {
         Ok(Self { calls: Some(calls), thread: Mutex::new(Some(thread)) })
     }
 
-    /// Does it after all calls that were handed over before, also if the caller goes away.
+    /// Executes the call after all earlier calls, even if the caller stops waiting.
     pub async fn call<R: Send + 'static, E: StoreError + Send + 'static>(
         &self,
         work: impl FnOnce(&mut Mirror) -> Result<R, E> + Send + 'static,
@@ -59,7 +59,7 @@ impl MirrorThread {
             })
         });
         if let Some(calls) = &self.calls {
-            // If the thread is gone, the channel of the answer is closed too.
+            // If the thread has exited, the reply channel is closed too.
             let _ = calls.send(call).await;
         }
         answered.await.unwrap_or_else(|_| Err(E::unavailable("the thread of the store has ended".to_owned())))
@@ -106,7 +106,7 @@ async fn serve(mut mirror: Mirror, rule: SyncRule, mut calls: mpsc::Receiver<Cal
         answers.drain(..).for_each(|answer| answer(settled.clone()));
         if sync_at.is_some_and(|at| at <= now) {
             sync_at = None;
-            // A copy that cannot sync is closed and rebuilt; the mirror has reported it.
+            // The mirror has closed and reported a copy that cannot sync, and rebuilds it.
             let _ = mirror.sync();
         }
         if mirror.heal_at().is_some_and(|at| at <= std::time::Instant::now()) {

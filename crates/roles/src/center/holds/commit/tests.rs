@@ -14,7 +14,7 @@ fn partition(index: u32) -> PartitionId {
     PartitionId::new(TopicNumber(9), index)
 }
 
-/// A log that answers commits in turn, and the last answer for ever. It accepts commits when it has none.
+/// A log that answers commits with a list of answers in turn and then repeats the last one. With an empty list it accepts commits.
 #[derive(Default)]
 struct ScriptedLog {
     outcomes: Mutex<VecDeque<CommitOutcome>>,
