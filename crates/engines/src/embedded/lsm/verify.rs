@@ -39,42 +39,37 @@ pub(crate) enum StoreCheck {
 
 /// Checks the journals and all tables of a store.
 pub(crate) fn verify(folder: &Path) -> StoreCheck {
-    let copy = Copy(folder.with_extension(COPY));
-    let (mut last, mut damaged) = (String::new(), None);
+    let mut last = StoreCheck::NotChecked { reason: "no attempt was made".to_owned() };
     for _ in 0..ATTEMPTS_MAX {
-        match journal::check(folder) {
-            Ok(_) => {}
-            // A running server may write the journal during the read, so the read may miss half a batch before a whole one.
-            Err(JournalError::Damaged(damage)) => {
-                let (file, position, reason) = (damage.file, damage.position, damage.reason.to_owned());
-                damaged = Some(StoreCheck::Damaged { file, position, reason });
-                std::thread::sleep(ATTEMPT_PAUSE);
-                continue;
-            }
-            // A running server may have removed the journal.
-            Err(error) => {
-                last = error.to_string();
-                continue;
-            }
+        last = verify_once(folder);
+        // Beside a running server the copy may be of two moments, and a journal may be read while it is written. Real damage shows
+        // again at the next attempt.
+        if matches!(last, StoreCheck::Sound { .. }) {
+            break;
         }
-        damaged = None;
-        let files = match copy.make(folder) {
-            Ok(files) => files,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                last = "its files change too quickly".to_owned();
-                continue;
-            }
-            Err(error) => return StoreCheck::NotChecked { reason: format!("cannot copy it: {error}") },
-        };
-        match caught(|| read_all(&copy.0)) {
-            Ok(Ok(())) => return StoreCheck::Sound { files },
-            Ok(Err(error)) => last = error,
-            Err(panic) => last = panic,
-        }
-        // Beside a running server the copy may be inconsistent. Real damage shows again at the next attempt.
+        std::thread::sleep(ATTEMPT_PAUSE);
     }
-    let reason = format!("{last} ({ATTEMPTS_MAX} attempts)");
-    damaged.unwrap_or(StoreCheck::Damaged { file: folder.to_owned(), position: 0, reason })
+    last
+}
+
+fn verify_once(folder: &Path) -> StoreCheck {
+    match journal::check(folder) {
+        Ok(_) => {}
+        Err(JournalError::Damaged(damage)) => {
+            let (file, position, reason) = (damage.file, damage.position, damage.reason.to_owned());
+            return StoreCheck::Damaged { file, position, reason };
+        }
+        Err(error) => return StoreCheck::NotChecked { reason: error.to_string() },
+    }
+    let copy = Copy(folder.with_extension(COPY));
+    let files = match copy.make(folder) {
+        Ok(files) => files,
+        Err(error) => return StoreCheck::NotChecked { reason: format!("cannot copy it: {error}") },
+    };
+    match caught(|| read_all(&copy.0)).unwrap_or_else(Err) {
+        Ok(()) => StoreCheck::Sound { files },
+        Err(reason) => StoreCheck::Damaged { file: folder.to_owned(), position: 0, reason },
+    }
 }
 
 fn read_all(copy: &Path) -> Result<(), String> {
