@@ -193,8 +193,15 @@ async fn a_claim_that_could_not_be_given_up_is_given_up_when_redis_is_back() {
 #[tokio::test]
 async fn a_late_claim_that_is_given_up_leaves_earlier_tries_to_be_looked_for() {
     needs_redis!();
-    let redis = OwnRedis::start();
-    let (first, second) = two_nodes(&redis).await;
+    for is_repeated_here in [false, true] {
+        let redis = OwnRedis::start();
+        let (first, second) = two_nodes(&redis).await;
+        earlier_tries_stay(&redis, &first, &second, is_repeated_here).await;
+    }
+}
+
+/// The claim is given up by the first node, and repeated by it or by the other one.
+async fn earlier_tries_stay(redis: &OwnRedis, first: &RedisReceipts, second: &RedisReceipts, is_repeated_here: bool) {
     let now = SystemClock.now();
     assert_eq!(second.begin(&claim(), 5, now).await, Ok(Begun::New));
     second.leave(&claim()).await.unwrap();
@@ -204,5 +211,16 @@ async fn a_late_claim_that_is_given_up_leaves_earlier_tries_to_be_looked_for() {
     redis.freeze(false);
     assert!(stalled.is_err(), "{stalled:?}");
     let places = vec![(claim().partition, 5)];
-    assert_eq!(begin_until_known(&second, lapsed).await, Begun::Lapsed { places });
+    if is_repeated_here {
+        // The release of the late claim has arrived when the other node is told to look for the earlier try.
+        assert_eq!(begin_until_known(second, lapsed).await, Begun::Lapsed { places: places.clone() });
+        second.leave(&claim()).await.unwrap();
+        let lapsed_again = Timestamp::from_millis(lapsed.as_millis() + 61_000);
+        let Begun::Lapsed { places: found } = begin_until_known(first, lapsed_again).await else {
+            panic!("the earlier try is forgotten")
+        };
+        assert!(found.starts_with(&places), "{found:?}");
+    } else {
+        assert_eq!(begin_until_known(second, lapsed).await, Begun::Lapsed { places });
+    }
 }

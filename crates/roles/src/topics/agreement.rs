@@ -22,6 +22,8 @@ use whimbrel_model::ports::Picture;
 
 /// A growth that is not confirmed after this time is rolled back.
 pub const CONFIRMED_WITHIN_MS: u64 = 30_000;
+/// A growth that every member has confirmed and that the log has not carried out after this time is rolled back too.
+pub const FINISHED_WITHIN_MS: u64 = CONFIRMED_WITHIN_MS + 10_000;
 /// How long the next member in the order of node numbers waits for those before it, and for the node that began the growth.
 pub const TAKE_OVER_AFTER_MS: u64 = 2_000;
 
@@ -116,7 +118,7 @@ impl Participant {
         if !self.leads(age_ms, me, roll) {
             return Step::Wait;
         }
-        if is_drained && roll.is_complete_for(me) {
+        if is_drained && roll.is_complete_for(me) && age_ms < FINISHED_WITHIN_MS {
             return Step::Finish;
         }
         if age_ms >= CONFIRMED_WITHIN_MS { Step::RollBack } else { Step::Wait }
@@ -162,6 +164,13 @@ mod tests {
     fn the_growth_is_finished_when_every_member_has_confirmed_and_not_before() {
         assert_eq!(step(participant(true), 5, 1, true, &roll(&[1, 2], &[1])), Step::Wait);
         assert_eq!(step(participant(true), 5, 1, true, &roll(&[1, 2], &[1, 2])), Step::Finish);
+    }
+
+    #[test]
+    fn a_growth_that_the_log_does_not_carry_out_is_rolled_back() {
+        let complete = roll(&[1, 2], &[1, 2]);
+        assert_eq!(step(participant(true), FINISHED_WITHIN_MS - 1, 1, true, &complete), Step::Finish);
+        assert_eq!(step(participant(true), FINISHED_WITHIN_MS, 1, true, &complete), Step::RollBack);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_model::ports::{CatalogueError, Coordination, LogError, Membership, Picture};
 use whimbrel_model::{Event, NamedBounds, TopicNumber};
 
-use super::agreement::{CONFIRMED_WITHIN_MS, Growing, Participant, Roll, Sight, Step};
+use super::agreement::{CONFIRMED_WITHIN_MS, FINISHED_WITHIN_MS, Growing, Participant, Roll, Sight, Step};
 use super::gate::Closed;
 use super::growth::{Growth, ends_of};
 use super::registry::{PutOutcome, Registry, TopicError, encode};
@@ -29,9 +29,9 @@ const CONFIRM_PAUSE: Duration = Duration::from_millis(200);
 /// The timeout of one attempt to add partitions in the log and to read their ends.
 const FINISH_WITHIN: Duration = Duration::from_secs(10);
 /// How long the request that began a growth waits for its end.
-const REQUEST_WAITS_WITHIN: Duration = Duration::from_millis(CONFIRMED_WITHIN_MS + 10_000);
+const REQUEST_WAITS_WITHIN: Duration = Duration::from_millis(FINISHED_WITHIN_MS + 10_000);
 /// The pause after a growth began, before surplus partitions in the log begin another one.
-const SURPLUS_PAUSE: Duration = Duration::from_secs(30);
+const SURPLUS_PAUSE: Duration = Duration::from_secs(300);
 
 /// The sessions of this node, one after the other; `None` while it has none.
 pub type Memberships = watch::Receiver<Option<Arc<dyn Membership>>>;
@@ -102,7 +102,7 @@ impl Registry {
         if in_log > stored.partitions && stored.growing.is_none() && !is_system_name(name) {
             let begin = Instant::now();
             growths.surplus.entry(stored.number).or_insert((in_log, begin)).0 = in_log;
-        } else {
+        } else if in_log <= stored.partitions {
             growths.surplus.remove(&stored.number);
         }
     }
@@ -238,7 +238,14 @@ impl Registry {
                     let owned = membership.own(&name).await;
                     Ok(owned.inspect_err(|error| tracing::debug!(%error, name, "not confirmed yet")).ok().map(|_| name))
                 }
-                Step::Finish => self.finish_growth(*number, *growing).await.map(|()| None),
+                Step::Finish => match self.finish_growth(*number, *growing).await {
+                    // The log refuses for good.
+                    Err(error @ TopicError::Log(LogError::Unsupported(_) | LogError::UnknownPartition(_))) => {
+                        tracing::warn!(%error, topic = number.0, "the log refuses a growth; rolling it back");
+                        self.roll_back(*number, *growing, roll, picture).await.map(|()| None)
+                    }
+                    finished => finished.map(|()| None),
+                },
                 Step::RollBack => self.roll_back(*number, *growing, roll, picture).await.map(|()| None),
             }
         });

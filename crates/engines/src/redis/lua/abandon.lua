@@ -9,7 +9,8 @@ local earlier = string.sub(places, 1, #places - tonumber(ARGV[2]))
 if earlier == '' or ARGV[3] == 'all' then
   redis.call('DEL', KEYS[1])
 else
-  -- Earlier tries had lapsed when the holder took the claim over: whoever comes next looks for them at once.
-  redis.call('HSET', KEYS[1], 'places', earlier, 'held_at', '0')
+  -- Earlier tries had lapsed when the holder took the claim over: the next claim looks for them at once. Without a holder, neither a
+  -- repeat of this call nor a claim that knows the holder to be dead takes the place of an earlier try for the holder's.
+  redis.call('HSET', KEYS[1], 'places', earlier, 'held_at', '0', 'holder', '')
 end
 return 'done'
