@@ -11,6 +11,7 @@
 //! with Redis is the recognition of repeats, never a message.
 
 use std::collections::HashMap;
+use std::future::ready;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -190,8 +191,9 @@ impl Inner {
     async fn confirm_ends(&self) {
         let due = self.unconfirmed().due(Instant::now());
         let told: Vec<_> = due.into_iter().map(|end| self.confirm(end)).collect();
-        let failed = stream::iter(told).buffer_unordered(CONFIRMED_AT_ONCE).filter_map(async |done| done.err());
-        if let Some(error) = std::pin::pin!(failed).next().await {
+        let told = stream::iter(told).buffer_unordered(CONFIRMED_AT_ONCE);
+        let failed: Vec<_> = told.filter_map(|done| ready(done.err())).collect().await;
+        if let Some(error) = failed.first() {
             tracing::debug!(%error, "Redis could not be told how claims ended; it is tried again");
         }
     }
@@ -241,8 +243,9 @@ impl Inner {
             self.connection.run(&self.renew, call)
         });
         let renewals: Vec<_> = renewals.collect();
-        let failed = stream::iter(renewals).buffer_unordered(RENEWED_AT_ONCE).filter_map(async |done| done.err());
-        if let Some(error) = std::pin::pin!(failed).next().await {
+        let renewed = stream::iter(renewals).buffer_unordered(RENEWED_AT_ONCE);
+        let failed: Vec<_> = renewed.filter_map(|done| ready(done.err())).collect().await;
+        if let Some(error) = failed.first() {
             tracing::warn!(%error, "claims under way could not be renewed; it is tried again");
         }
     }
