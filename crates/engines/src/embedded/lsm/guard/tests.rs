@@ -1,3 +1,5 @@
+//! A guarded store after failures, damage and interrupted creations.
+
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use fjall::{Database, KeyspaceCreateOptions, PersistMode};

@@ -1,3 +1,5 @@
+//! Two copies of a store after damage and failures of one or both.
+
 use super::super::testing::{Seen, flip};
 use super::*;
 
