@@ -19,6 +19,8 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 
+use super::cluster::ANSWER_MAX;
+
 /// Requests that wait for the socket. Callers limit their own requests; this limit guards against bugs.
 const REQUESTS_WAITING_MAX: usize = 256;
 /// The largest answer that is read. Fetches request far less, so a larger length is invalid.
@@ -225,7 +227,7 @@ impl Connection {
             let idle_until = self.progress_at(sending).max(began) + limits.timeout;
             let now = Instant::now();
             if idle_until <= now {
-                return format!("the broker has not answered within {} ms", limits.timeout.as_millis());
+                return late_answer(limits.timeout);
             }
             if end <= now {
                 return format!("the answer is not complete after {} ms", limits.overall.as_millis());
@@ -269,6 +271,15 @@ impl Drop for Connection {
     fn drop(&mut self) {
         self.shared.close("the connection is no longer used");
     }
+}
+
+/// The reason of a call that has ended without an answer. A timeout below the usual one is the rest of the caller's own timeout: its length
+/// says nothing about the broker, and the caller names its setting.
+fn late_answer(timeout: Duration) -> String {
+    if timeout < ANSWER_MAX {
+        return "the broker has not answered before the timeout of the request".to_owned();
+    }
+    format!("the broker has not answered within {} ms", timeout.as_millis())
 }
 
 /// The time that a call has.

@@ -2,19 +2,22 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::describe_producers_request::TopicRequest;
 use kafka_protocol::messages::{DescribeProducersRequest, DescribeProducersResponse};
 use whimbrel_model::PartitionId;
 
-use super::transaction::{FencedProducer, MOVING_PAUSE, UNKNOWN_MAX, WriteError, not_now, refused};
+use super::transaction::{FencedProducer, MOVING_PAUSE, UNKNOWN_MAX, WriteError, blocked, not_now, refused};
 use crate::kafka::client::cluster::ANSWER_MAX;
 use crate::kafka::client::connection::CallError;
 use crate::kafka::known::KnownTopic;
 use crate::kafka::outcome;
 use crate::kafka::requests::group_by_topic;
+
+/// How long a commit waits for the leaders of some of its partitions while those of others answer.
+const BLOCKED_AFTER: Duration = Duration::from_millis(1500);
 
 /// A partition with its topic.
 pub(super) type TopicPartition = (Arc<KnownTopic>, PartitionId);
@@ -33,10 +36,14 @@ pub(super) struct LeaderAnswers {
 
 impl FencedProducer {
     /// The partitions in which this producer has a transaction open, each with its first offset. Asks again until every leader has
-    /// answered. A topic that was deleted has nothing open; writing to it reports that it does not exist.
+    /// answered; where the leaders of other partitions of the same commit have answered, for [`BLOCKED_AFTER`] only. A topic that was
+    /// deleted has nothing open; writing to it reports that it does not exist.
+    ///
+    /// `commit_size` is the number of partitions of the commit.
     pub(super) async fn open_transactions(
         &mut self,
         places: &[TopicPartition],
+        commit_size: usize,
         deadline: Instant,
     ) -> Result<HashMap<PartitionId, u64>, WriteError> {
         let began = Instant::now();
@@ -46,13 +53,17 @@ impl FencedProducer {
                 let index = places.iter().position(|each| each.1 == place.1).unwrap_or(0);
                 return Err(refused(place, index, *code, 0));
             }
-            let is_late = Instant::now() >= deadline;
+            let is_blocked = began.elapsed() >= BLOCKED_AFTER && asked.waiting.len() < commit_size;
+            let is_late = Instant::now() >= deadline || is_blocked;
             if is_late || began.elapsed() >= UNKNOWN_MAX {
                 let gone = self.are_gone(&asked.waiting).await;
                 let there = asked.waiting.into_iter().zip(gone).filter(|(_, is_gone)| !is_gone);
                 asked.waiting = there.map(|(place, _)| place).collect();
             }
             let Some((topic, _)) = asked.waiting.first() else { return Ok(asked.open) };
+            if is_late && asked.waiting.len() < commit_size {
+                return Err(blocked(&asked.waiting, asked.why));
+            }
             if is_late {
                 return Err(not_now(0, asked.why));
             }
@@ -66,8 +77,10 @@ impl FencedProducer {
 
     /// Whether the cluster reports that it has no such partition, for each of `places`.
     pub(super) async fn are_gone(&self, places: &[TopicPartition]) -> Vec<bool> {
-        let partitions = places.iter().map(|(topic, partition)| (topic.name(), partition.index));
-        self.context.queries.are_gone(partitions).await
+        let asked = places.iter().map(|(topic, partition)| self.context.queries.is_missing(topic, partition.index));
+        // A partition counts as existing where the brokers do not answer.
+        let answers = futures_util::future::join_all(asked).await;
+        answers.into_iter().map(|is_missing| is_missing.unwrap_or(false)).collect()
     }
 
     /// Asks the leaders once.

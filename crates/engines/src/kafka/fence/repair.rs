@@ -14,7 +14,7 @@ use whimbrel_model::ports::Entry;
 use whimbrel_model::{Event, PartitionId};
 
 use super::inspect::TopicPartition;
-use super::transaction::{FencedProducer, WriteError, not_now};
+use super::transaction::{FencedProducer, WriteError, blocked, not_now};
 use crate::kafka::coordinator::{self, Finding, TransactionOutcome};
 
 /// How long a partition must be stalled, or a commit unconfirmed, before a fence asks whether its own transaction is the cause.
@@ -23,6 +23,8 @@ const STALLED_FOR: Duration = Duration::from_secs(1);
 const CHECK_ANSWER_MAX: Duration = Duration::from_secs(1);
 /// How long a fence ignores a stalled partition in which it has no open transaction, or whose transaction it could not close.
 const EXAMINE_AGAIN_AFTER: Duration = Duration::from_secs(5);
+/// How long a transaction must stay open after it was found before the fence closes it: on a slow broker Kafka's own marker is only late.
+const MARKER_GRACE: Duration = Duration::from_millis(500);
 /// How often a transaction whose outcome is not in the coordinator's log is looked up and reported.
 const LOOK_UP_AGAIN_AFTER: Duration = Duration::from_secs(60);
 /// How long reading a decision and closing one transaction may take.
@@ -40,6 +42,8 @@ pub(super) struct Repairs {
     examined: HashMap<(PartitionId, u64), Instant>,
     /// Open transactions whose outcome is not in the coordinator's log, and when that was found.
     undecided: HashMap<(PartitionId, u64), Instant>,
+    /// Transactions that were found open in a partition, each with its first offset and when it was found.
+    found_open: HashMap<PartitionId, (u64, Instant)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,6 +76,16 @@ impl Repairs {
 
     fn closed(&mut self, partition: PartitionId) {
         self.last.insert(partition, Last::Closed);
+        self.found_open.remove(&partition);
+    }
+
+    /// Whether the transaction from `start` on, which is open now, was found open at least [`MARKER_GRACE`] ago.
+    fn has_stayed_open(&mut self, partition: PartitionId, start: u64, now: Instant) -> bool {
+        let found = self.found_open.entry(partition).or_insert((start, now));
+        if found.0 != start {
+            *found = (start, now);
+        }
+        now.saturating_duration_since(found.1) >= MARKER_GRACE
     }
 
     fn is_committed(&self, partition: PartitionId) -> bool {
@@ -101,6 +115,7 @@ impl FencedProducer {
     /// Begins a transaction in these partitions, after closing earlier transactions of this fence that are open there.
     pub(super) async fn begin(&mut self, places: &[TopicPartition], deadline: Instant) -> Result<(), WriteError> {
         let mut closed: HashMap<PartitionId, u64> = HashMap::new();
+        self.check_leaders(places).await?;
         loop {
             self.settle(deadline).await?;
             self.examine_unknown(places, deadline).await?;
@@ -124,9 +139,22 @@ impl FencedProducer {
                 return Err(not_now(0, format!("an earlier transaction is open: {}", asked.why)));
             }
             // Leaders that did not answer are waited for while no transaction is open.
-            let waited_for = self.open_transactions(&asked.waiting, deadline).await;
+            let waited_for = self.open_transactions(&asked.waiting, places.len(), deadline).await;
             waited_for.map_err(|error| error.blamed_in(&asked.waiting, places))?;
         }
+    }
+
+    /// Fails where the brokers report that some of the partitions have no leader. Where none of them has one, the commit waits.
+    async fn check_leaders(&mut self, places: &[TopicPartition]) -> Result<(), WriteError> {
+        let cluster = self.context.cluster.clone();
+        let is_leaderless = |(topic, partition): &&TopicPartition| cluster.is_leaderless(topic.name(), partition.index);
+        let Some((topic, _)) = places.iter().find(is_leaderless) else { return Ok(()) };
+        cluster.refresh(topic.name()).await;
+        let leaderless: Vec<TopicPartition> = places.iter().filter(is_leaderless).cloned().collect();
+        if leaderless.is_empty() || leaderless.len() == places.len() {
+            return Ok(());
+        }
+        Err(blocked(&leaderless, "the partition has no leader"))
     }
 
     /// Closes the fence's open transactions in partitions whose last outcome it does not know.
@@ -136,7 +164,7 @@ impl FencedProducer {
         if unknown.is_empty() {
             return Ok(());
         }
-        let open = self.open_transactions(&unknown, deadline).await;
+        let open = self.open_transactions(&unknown, places.len(), deadline).await;
         let open = open.map_err(|error| error.blamed_in(&unknown, places))?;
         for place in &unknown {
             match open.get(&place.1) {
@@ -165,10 +193,14 @@ impl FencedProducer {
         for place in &places {
             let (_, partition) = place;
             if let Some(start) = asked.open.get(partition) {
+                if !self.repairs.has_stayed_open(*partition, *start, Instant::now()) {
+                    // The next check asks again. Commits do not wait for it.
+                    continue;
+                }
                 match self.repair(place, *start, Instant::now() + REPAIR_MAX).await {
                     Ok(()) => continue,
                     Err(WriteError::Fenced) => return Err(WriteError::Fenced),
-                    Err(WriteError::Entry { error, .. }) => {
+                    Err(WriteError::Entry { error, .. } | WriteError::Blocked { error, .. }) => {
                         tracing::debug!(id = self.context.transactional_id, %partition, %error, "a stalled partition cannot be repaired yet");
                     }
                 }
@@ -198,16 +230,23 @@ impl FencedProducer {
                 }
                 Finding::UnderWay => tokio::time::sleep(FINISHING_PAUSE).await,
             }
-            if self.open_transactions(std::slice::from_ref(place), deadline).await?.is_empty() {
+            if self.open_transactions(std::slice::from_ref(place), 1, deadline).await?.is_empty() {
                 self.repairs.closed(*partition);
                 return Ok(());
             }
         };
+        while !self.repairs.has_stayed_open(*partition, start, Instant::now()) {
+            tokio::time::sleep(FINISHING_PAUSE).await;
+            if self.open_transactions(std::slice::from_ref(place), 1, deadline).await?.is_empty() {
+                self.repairs.closed(*partition);
+                return Ok(());
+            }
+        }
         let closed = self.close(outcome, place, start, deadline).await;
         // The index of the error is not that of an entry of the waiting commit.
         closed.map_err(|error| match error {
             WriteError::Fenced => WriteError::Fenced,
-            WriteError::Entry { error, .. } => not_now(0, error),
+            WriteError::Entry { error, .. } | WriteError::Blocked { error, .. } => not_now(0, error),
         })
     }
 
@@ -246,11 +285,14 @@ impl FencedProducer {
         let places = std::slice::from_ref(place);
         self.settle(deadline).await?;
         self.add_partitions(places, outcome, deadline).await?;
+        // The coordinator has finished every earlier transaction by now. Asks once only, as `begin` does.
+        let asked = self.ask_leaders(places, Instant::now() + CHECK_ANSWER_MAX).await;
+        let was_late = asked.waiting.is_empty() && asked.open.is_empty();
         self.end_open(deadline).await?;
         // The coordinator may not have written this marker either.
         self.repairs.forget(places);
         loop {
-            if self.open_transactions(places, deadline).await?.is_empty() {
+            if self.open_transactions(places, 1, deadline).await?.is_empty() {
                 break;
             }
             if Instant::now() >= deadline {
@@ -259,7 +301,11 @@ impl FencedProducer {
             tokio::time::sleep(FINISHING_PAUSE).await;
         }
         self.repairs.closed(*partition);
-        self.report_closed(topic.name(), *partition, start, outcome);
+        if was_late {
+            tracing::debug!(id = self.context.transactional_id, %partition, "Kafka has written a late transaction marker");
+        } else {
+            self.report_closed(topic.name(), *partition, start, outcome);
+        }
         Ok(())
     }
 
@@ -285,6 +331,18 @@ impl FencedProducer {
 mod tests {
     use super::*;
     use whimbrel_model::TopicNumber;
+
+    #[test]
+    fn a_transaction_has_stayed_open_when_it_was_found_again_after_the_grace() {
+        let (partition, now) = (PartitionId::new(TopicNumber(1), 0), Instant::now());
+        let mut repairs = Repairs::default();
+        assert!(!repairs.has_stayed_open(partition, 5, now));
+        assert!(!repairs.has_stayed_open(partition, 5, now + MARKER_GRACE / 2));
+        assert!(repairs.has_stayed_open(partition, 5, now + MARKER_GRACE));
+        assert!(!repairs.has_stayed_open(partition, 9, now + MARKER_GRACE), "another transaction");
+        repairs.closed(partition);
+        assert!(!repairs.has_stayed_open(partition, 9, now + MARKER_GRACE * 2), "the one before was closed");
+    }
 
     #[test]
     fn only_a_transaction_that_began_before_the_last_commit_is_a_committed_one() {

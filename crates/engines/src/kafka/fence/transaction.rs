@@ -24,8 +24,9 @@ use super::inspect::TopicPartition;
 use super::part::Part;
 use super::repair::Repairs;
 use crate::kafka::client::batch::{BatchIdentity, next_sequence};
-use crate::kafka::client::cluster::{ANSWER_MAX, Links};
+use crate::kafka::client::cluster::ANSWER_MAX;
 use crate::kafka::client::connection::CallError;
+use crate::kafka::client::link::Links;
 use crate::kafka::coordinator::TransactionOutcome;
 use crate::kafka::known::KnownTopic;
 use crate::kafka::outcome;
@@ -64,6 +65,11 @@ pub(super) enum WriteError {
         index: usize,
         error: LogError,
     },
+    /// These partitions cannot be written now, others of the commit can.
+    Blocked {
+        partitions: Vec<PartitionId>,
+        error: LogError,
+    },
 }
 
 impl WriteError {
@@ -75,7 +81,7 @@ impl WriteError {
                 let index = places.iter().position(|(_, partition)| Some(*partition) == blamed).unwrap_or(0);
                 Self::Entry { index, error }
             }
-            Self::Fenced => Self::Fenced,
+            other => other,
         }
     }
 }
@@ -158,7 +164,7 @@ impl FencedProducer {
         let places: Vec<TopicPartition> = parts.iter().map(|part| (part.topic.clone(), part.partition)).collect();
         self.begin(&places, deadline).await.map_err(|error| match error {
             WriteError::Entry { index, error } => WriteError::Entry { index: parts[index].first, error },
-            fenced => fenced,
+            other => other,
         })?;
         self.open = Some(Open::WithRecords);
         self.repairs.forget(&places);
@@ -315,7 +321,7 @@ impl FencedProducer {
             let Some((at, why)) = failed else { continue };
             if Instant::now() >= deadline {
                 let part = &parts[at];
-                let is_gone = self.context.queries.is_gone(part.topic.name(), part.partition.index).await;
+                let is_gone = self.context.queries.is_missing(&part.topic, part.partition.index).await;
                 return Err(match is_gone {
                     Ok(true) => part.refused(part.first_index(), Code::UnknownTopicOrPartition),
                     _ => not_now(part.first_index(), why),
@@ -381,7 +387,7 @@ impl FencedProducer {
         self.needs_new_epoch |= outcome::may_be_written(code);
         if outcome::is_unknown_partition(code) {
             if part.unknown_since.get_or_insert_with(Instant::now).elapsed() >= UNKNOWN_MAX
-                && self.context.queries.is_gone(part.topic.name(), part.partition.index).await.unwrap_or(false)
+                && self.context.queries.is_missing(&part.topic, part.partition.index).await.unwrap_or(false)
             {
                 return Err(part.refused(part.first_index(), code));
             }
@@ -408,7 +414,7 @@ impl FencedProducer {
             Ok(()) => CommitOutcome::Done(offsets),
             Err(Refusal::Code { code: Code::TransactionAbortable, is_certain: true }) => {
                 match self.end_open(deadline).await {
-                    Ok(()) | Err(WriteError::Entry { .. }) => {
+                    Ok(()) | Err(WriteError::Entry { .. } | WriteError::Blocked { .. }) => {
                         CommitOutcome::NotNow(LogError::Unavailable("Kafka aborted the transaction".to_owned()))
                     }
                     Err(WriteError::Fenced) => CommitOutcome::Fenced,
@@ -574,6 +580,11 @@ fn culprit_of(answer: &AddPartitionsToTxnResponse) -> Option<(&str, i32, i16)> {
 
 pub(super) fn not_now(index: usize, why: impl std::fmt::Display) -> WriteError {
     WriteError::Entry { index, error: LogError::Unavailable(format!("Kafka did not accept the records: {why}")) }
+}
+
+pub(super) fn blocked(places: &[TopicPartition], why: impl std::fmt::Display) -> WriteError {
+    let error = LogError::Unavailable(format!("Kafka did not accept the records: {why}"));
+    WriteError::Blocked { partitions: places.iter().map(|(_, partition)| *partition).collect(), error }
 }
 
 /// The refusal of the entry at `index`, of `size` bytes.
