@@ -9,15 +9,17 @@ use std::time::Duration;
 use bytes::{Buf as _, Bytes, BytesMut};
 use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::api_versions_response::ApiVersion;
+use kafka_protocol::messages::describe_transactions_response::TransactionState;
 use kafka_protocol::messages::metadata_response::{
     MetadataResponseBroker, MetadataResponsePartition, MetadataResponseTopic,
 };
 use kafka_protocol::messages::{
     AddPartitionsToTxnRequest, AddPartitionsToTxnResponse, ApiVersionsRequest, ApiVersionsResponse, BrokerId,
     DescribeConfigsRequest, DescribeConfigsResponse, DescribeProducersRequest, DescribeProducersResponse,
-    EndTxnRequest, EndTxnResponse, FetchRequest, FetchResponse, FindCoordinatorRequest, FindCoordinatorResponse,
-    InitProducerIdRequest, InitProducerIdResponse, MetadataRequest, MetadataResponse, ProduceRequest, ProduceResponse,
-    RequestHeader, ResponseHeader, TopicName,
+    DescribeTransactionsRequest, DescribeTransactionsResponse, EndTxnRequest, EndTxnResponse, FetchRequest,
+    FetchResponse, FindCoordinatorRequest, FindCoordinatorResponse, InitProducerIdRequest, InitProducerIdResponse,
+    MetadataRequest, MetadataResponse, ProduceRequest, ProduceResponse, RequestHeader, ResponseHeader, TopicName,
+    WriteTxnMarkersRequest, WriteTxnMarkersResponse,
 };
 use kafka_protocol::protocol::{Decodable as _, Encodable as _, HeaderVersion as _, Request, StrBytes};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -55,6 +57,16 @@ pub(super) trait Respond: Send + Sync {
     }
 
     fn describe_producers(&self, _request: DescribeProducersRequest) -> Option<DescribeProducersResponse> {
+        None
+    }
+
+    /// The coordinator has finished every transaction.
+    fn describe_transactions(&self) -> Option<DescribeTransactionsResponse> {
+        let finished = TransactionState::default().with_transaction_state(StrBytes::from_static_str("CompleteCommit"));
+        Some(DescribeTransactionsResponse::default().with_transaction_states(vec![finished]))
+    }
+
+    fn write_txn_markers(&self, _request: WriteTxnMarkersRequest) -> Option<WriteTxnMarkersResponse> {
         None
     }
 
@@ -259,6 +271,10 @@ impl Shared {
             }
             EndTxnRequest::KEY => answer(frame, version, |request| self.respond.end_txn(request)),
             DescribeProducersRequest::KEY => answer(frame, version, |request| self.respond.describe_producers(request)),
+            DescribeTransactionsRequest::KEY => {
+                answer::<DescribeTransactionsRequest>(frame, version, |_| self.respond.describe_transactions())
+            }
+            WriteTxnMarkersRequest::KEY => answer(frame, version, |request| self.respond.write_txn_markers(request)),
             DescribeConfigsRequest::KEY => answer(frame, version, |request| self.respond.describe_configs(request)),
             _ => Answer::Close,
         }
@@ -305,6 +321,8 @@ fn versions() -> ApiVersionsResponse {
         (AddPartitionsToTxnRequest::KEY, 3),
         (EndTxnRequest::KEY, 4),
         (DescribeProducersRequest::KEY, 0),
+        (DescribeTransactionsRequest::KEY, 0),
+        (WriteTxnMarkersRequest::KEY, 1),
         (DescribeConfigsRequest::KEY, 4),
     ];
     ApiVersionsResponse::default().with_api_keys(versions.map(version).to_vec())

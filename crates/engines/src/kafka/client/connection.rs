@@ -42,11 +42,13 @@ const API_VERSION_MAX: &[(i16, i16)] = &[
     (22, 4), // InitProducerId
     (24, 3), // AddPartitionsToTxn
     (26, 4), // EndTxn
+    (27, 1), // WriteTxnMarkers
     (32, 4), // DescribeConfigs
     (36, 2), // SaslAuthenticate
     (37, 3), // CreatePartitions
     (44, 1), // IncrementalAlterConfigs
     (61, 0), // DescribeProducers
+    (65, 0), // DescribeTransactions
 ];
 
 /// Why a call has no answer.
@@ -166,6 +168,11 @@ impl Connection {
     ) -> Result<R::Response, CallError> {
         let version = self.version_of(R::KEY)?;
         self.call_version(request, version, CallLimits { timeout, overall: overall.max(timeout) }).await
+    }
+
+    /// Whether both sides support the request.
+    pub fn supports(&self, key: i16) -> bool {
+        self.version_of(key).is_ok()
     }
 
     fn version_of(&self, key: i16) -> Result<i16, CallError> {

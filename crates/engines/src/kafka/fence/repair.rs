@@ -2,10 +2,13 @@
 //! transaction without writing the transaction marker there (KAFKA-20734), and the last stable offset of that partition no longer
 //! advances.
 //!
-//! A later marker of the same producer closes the earlier transaction too. The fence therefore ends an empty transaction in that
-//! partition as the coordinator has ended the hanging one. **The coordinator's decision must be followed**: aborting what was
-//! committed loses records, committing what was aborted exposes them. For the same reason a fence writes nothing to a partition until
-//! its leader has confirmed that no earlier transaction of the fence is open there.
+//! The next marker of the same producer closes the earlier transaction too, with its own outcome. Two rules follow:
+//! - **The coordinator's decision must be followed**: aborting what was committed loses records, committing what was aborted exposes them.
+//! - **A fence begins no transaction in a partition until its leader has confirmed that no earlier one of the fence is open there.** If
+//!   the broker or this process failed, Kafka would abort the new transaction, and its marker would void a commit whose own is missing.
+//!
+//! A fence therefore writes the missing marker itself (`WriteTxnMarkers`). Where it may not, it ends an empty transaction in that
+//! partition as the hanging one was ended; during the two requests for that, the second rule does not hold.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -13,8 +16,8 @@ use std::time::{Duration, Instant};
 use whimbrel_model::ports::Entry;
 use whimbrel_model::{Event, PartitionId};
 
-use super::inspect::TopicPartition;
-use super::transaction::{FencedProducer, WriteError, blocked, not_now};
+use super::inspect::{OpenTransaction, TopicPartition};
+use super::transaction::{FencedProducer, MarkerError, WriteError, blocked, not_now, pause_after};
 use crate::kafka::coordinator::{self, Finding, TransactionOutcome};
 
 /// How long a partition must be stalled, or a commit unconfirmed, before a fence asks whether its own transaction is the cause.
@@ -23,13 +26,13 @@ const STALLED_FOR: Duration = Duration::from_secs(1);
 const CHECK_ANSWER_MAX: Duration = Duration::from_secs(1);
 /// How long a fence ignores a stalled partition in which it has no open transaction, or whose transaction it could not close.
 const EXAMINE_AGAIN_AFTER: Duration = Duration::from_secs(5);
-/// How long a transaction must stay open after it was found before the fence closes it: on a slow broker Kafka's own marker is only late.
-const MARKER_GRACE: Duration = Duration::from_millis(500);
+/// How long a commit waits for the marker of the transaction before it, before the fence asks the coordinator whether the marker is lost.
+const MARKER_GRACE: Duration = Duration::from_millis(100);
 /// How often a transaction whose outcome is not in the coordinator's log is looked up and reported.
 const LOOK_UP_AGAIN_AFTER: Duration = Duration::from_secs(60);
 /// How long reading a decision and closing one transaction may take.
 const REPAIR_MAX: Duration = Duration::from_secs(10);
-/// How long a commit waits for a coordinator that is still finishing the transaction before it.
+/// How long a repair waits for a coordinator that is still finishing the fence's last transaction.
 const FINISHING_MAX: Duration = Duration::from_secs(1);
 const FINISHING_PAUSE: Duration = Duration::from_millis(50);
 
@@ -42,8 +45,6 @@ pub(super) struct Repairs {
     examined: HashMap<(PartitionId, u64), Instant>,
     /// Open transactions whose outcome is not in the coordinator's log, and when that was found.
     undecided: HashMap<(PartitionId, u64), Instant>,
-    /// Transactions that were found open in a partition, each with its first offset and when it was found.
-    found_open: HashMap<PartitionId, (u64, Instant)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,20 +77,11 @@ impl Repairs {
 
     fn closed(&mut self, partition: PartitionId) {
         self.last.insert(partition, Last::Closed);
-        self.found_open.remove(&partition);
     }
 
-    /// Whether the transaction from `start` on, which is open now, was found open at least [`MARKER_GRACE`] ago.
-    fn has_stayed_open(&mut self, partition: PartitionId, start: u64, now: Instant) -> bool {
-        let found = self.found_open.entry(partition).or_insert((start, now));
-        if found.0 != start {
-            *found = (start, now);
-        }
-        now.saturating_duration_since(found.1) >= MARKER_GRACE
-    }
-
-    fn is_committed(&self, partition: PartitionId) -> bool {
-        matches!(self.last.get(&partition), Some(Last::Committed { .. }))
+    /// Whether the leader has confirmed that nothing is open.
+    fn is_closed(&self, partition: PartitionId) -> bool {
+        self.last.get(&partition) == Some(&Last::Closed)
     }
 
     /// Whether the fence has committed the transaction that is open from `start` on.
@@ -112,36 +104,40 @@ impl FencedProducer {
         }
     }
 
-    /// Begins a transaction in these partitions, after closing earlier transactions of this fence that are open there.
+    /// Begins a transaction in these partitions, once no earlier transaction of this fence is open there.
     pub(super) async fn begin(&mut self, places: &[TopicPartition], deadline: Instant) -> Result<(), WriteError> {
-        let mut closed: HashMap<PartitionId, u64> = HashMap::new();
         self.check_leaders(places).await?;
-        loop {
-            self.settle(deadline).await?;
-            self.examine_unknown(places, deadline).await?;
-            self.add_partitions(places, TransactionOutcome::Committed, deadline).await?;
-            let committed = places.iter().filter(|(_, partition)| self.repairs.is_committed(*partition));
-            let committed: Vec<TopicPartition> = committed.cloned().collect();
-            // Asks once only: if this process ended now, Kafka would abort the transaction, and with it a commit whose marker is missing.
-            let asked = self.ask_leaders(&committed, Instant::now() + CHECK_ANSWER_MAX).await;
-            if asked.waiting.is_empty() && asked.open.is_empty() {
-                for (topic, partition) in &committed {
-                    if let Some(at) = closed.get(partition) {
-                        self.report_closed(topic.name(), *partition, *at, TransactionOutcome::Committed);
-                    }
+        self.settle(deadline).await?;
+        self.close_earlier(places, deadline).await?;
+        // A repair may have left a request without an answer.
+        self.settle(deadline).await?;
+        self.add_partitions(places, TransactionOutcome::Committed, deadline).await
+    }
+
+    /// Waits until the leaders report no open transaction of this fence in the partitions, and closes those that hang.
+    async fn close_earlier(&mut self, places: &[TopicPartition], deadline: Instant) -> Result<(), WriteError> {
+        let unconfirmed = places.iter().filter(|(_, partition)| !self.repairs.is_closed(*partition));
+        let mut unconfirmed: Vec<TopicPartition> = unconfirmed.cloned().collect();
+        let began = Instant::now();
+        while !unconfirmed.is_empty() {
+            let open = self.open_transactions(&unconfirmed, places.len(), deadline).await;
+            let open = open.map_err(|error| error.blamed_in(&unconfirmed, places))?;
+            for (_, partition) in unconfirmed.iter().filter(|(_, partition)| !open.contains_key(partition)) {
+                self.repairs.closed(*partition);
+            }
+            unconfirmed.retain(|(_, partition)| open.contains_key(partition));
+            if began.elapsed() < MARKER_GRACE {
+                if !unconfirmed.is_empty() {
+                    tokio::time::sleep(pause_after(began.elapsed())).await;
                 }
-                return Ok(());
+                continue;
             }
-            closed.extend(asked.open);
-            // The marker of this empty transaction also closes the hanging one. The next round asks whether it was written.
-            self.end_open(deadline).await?;
-            if Instant::now() >= deadline {
-                return Err(not_now(0, format!("an earlier transaction is open: {}", asked.why)));
+            for place in std::mem::take(&mut unconfirmed) {
+                let repaired = self.repair(&place, deadline).await;
+                repaired.map_err(|error| error.blamed_in(std::slice::from_ref(&place), places))?;
             }
-            // Leaders that did not answer are waited for while no transaction is open.
-            let waited_for = self.open_transactions(&asked.waiting, places.len(), deadline).await;
-            waited_for.map_err(|error| error.blamed_in(&asked.waiting, places))?;
         }
+        Ok(())
     }
 
     /// Fails where the brokers report that some of the partitions have no leader. Where none of them has one, the commit waits.
@@ -155,24 +151,6 @@ impl FencedProducer {
             return Ok(());
         }
         Err(blocked(&leaderless, "the partition has no leader"))
-    }
-
-    /// Closes the fence's open transactions in partitions whose last outcome it does not know.
-    async fn examine_unknown(&mut self, places: &[TopicPartition], deadline: Instant) -> Result<(), WriteError> {
-        let unknown = places.iter().filter(|(_, partition)| !self.repairs.last.contains_key(partition));
-        let unknown: Vec<TopicPartition> = unknown.cloned().collect();
-        if unknown.is_empty() {
-            return Ok(());
-        }
-        let open = self.open_transactions(&unknown, places.len(), deadline).await;
-        let open = open.map_err(|error| error.blamed_in(&unknown, places))?;
-        for place in &unknown {
-            match open.get(&place.1) {
-                Some(start) => self.repair(place, *start, deadline).await?,
-                None => self.repairs.closed(place.1),
-            }
-        }
-        Ok(())
     }
 
     /// Confirms commits whose partitions were not written since, and closes transactions of this fence behind which readers have found
@@ -192,12 +170,8 @@ impl FencedProducer {
         let asked = self.ask_leaders(&places, Instant::now() + CHECK_ANSWER_MAX).await;
         for place in &places {
             let (_, partition) = place;
-            if let Some(start) = asked.open.get(partition) {
-                if !self.repairs.has_stayed_open(*partition, *start, Instant::now()) {
-                    // The next check asks again. Commits do not wait for it.
-                    continue;
-                }
-                match self.repair(place, *start, Instant::now() + REPAIR_MAX).await {
+            if asked.open.contains_key(partition) {
+                match self.repair(place, Instant::now() + REPAIR_MAX).await {
                     Ok(()) => continue,
                     Err(WriteError::Fenced) => return Err(WriteError::Fenced),
                     Err(WriteError::Entry { error, .. } | WriteError::Blocked { error, .. }) => {
@@ -213,41 +187,40 @@ impl FencedProducer {
         Ok(())
     }
 
-    /// Closes the transaction that is open in the partition from `start` on, with the outcome that the coordinator has decided. It does
-    /// not touch other partitions of that transaction: another one may be open there.
-    async fn repair(&mut self, place: &TopicPartition, start: u64, deadline: Instant) -> Result<(), WriteError> {
-        let began = Instant::now();
-        let (_, partition) = place;
-        let outcome = loop {
-            match self.decision(place, start, deadline).await? {
-                Finding::Finished(outcome) => break outcome,
-                Finding::Nothing => {
-                    let why = "a transaction of this fence hangs, and its outcome is not in `__transaction_state`";
-                    return Err(not_now(0, why));
-                }
-                Finding::UnderWay if began.elapsed() >= FINISHING_MAX => {
-                    return Err(not_now(0, "the coordinator has not finished the previous transaction"));
-                }
-                Finding::UnderWay => tokio::time::sleep(FINISHING_PAUSE).await,
-            }
-            if self.open_transactions(std::slice::from_ref(place), 1, deadline).await?.is_empty() {
-                self.repairs.closed(*partition);
-                return Ok(());
-            }
+    /// Closes the transaction that is open in the partition, with the outcome that the coordinator has decided. It does not touch other
+    /// partitions of that transaction: another one may be open there.
+    async fn repair(&mut self, place: &TopicPartition, deadline: Instant) -> Result<(), WriteError> {
+        let (topic, partition) = place;
+        let places = std::slice::from_ref(place);
+        self.settle(deadline).await?;
+        self.wait_until_finished(deadline.min(Instant::now() + FINISHING_MAX)).await?;
+        // Kafka's own marker is there by now, or lost.
+        let Some(open) = self.open_transactions(places, 1, deadline).await?.remove(partition) else {
+            self.repairs.closed(*partition);
+            return Ok(());
         };
-        while !self.repairs.has_stayed_open(*partition, start, Instant::now()) {
-            tokio::time::sleep(FINISHING_PAUSE).await;
-            if self.open_transactions(std::slice::from_ref(place), 1, deadline).await?.is_empty() {
-                self.repairs.closed(*partition);
-                return Ok(());
+        let outcome = match self.decision(place, open.start, deadline).await? {
+            Finding::Finished(outcome) => outcome,
+            Finding::Nothing => {
+                return Err(not_now(
+                    0,
+                    "a transaction of this fence hangs, and its outcome is not in `__transaction_state`",
+                ));
             }
+            Finding::UnderWay => return Err(not_now(0, "the coordinator has not finished the previous transaction")),
+        };
+        self.close(outcome, place, open, deadline).await?;
+        // The marker may be lost as well.
+        self.repairs.forget(places);
+        while !self.open_transactions(places, 1, deadline).await?.is_empty() {
+            if Instant::now() >= deadline {
+                return Err(not_now(0, "a hanging transaction is still open"));
+            }
+            tokio::time::sleep(FINISHING_PAUSE).await;
         }
-        let closed = self.close(outcome, place, start, deadline).await;
-        // The index of the error is not that of an entry of the waiting commit.
-        closed.map_err(|error| match error {
-            WriteError::Fenced => WriteError::Fenced,
-            WriteError::Entry { error, .. } | WriteError::Blocked { error, .. } => not_now(0, error),
-        })
+        self.repairs.closed(*partition);
+        self.report_closed(topic.name(), *partition, open.start, outcome);
+        Ok(())
     }
 
     async fn decision(&mut self, place: &TopicPartition, start: u64, deadline: Instant) -> Result<Finding, WriteError> {
@@ -273,40 +246,31 @@ impl FencedProducer {
         Ok(found)
     }
 
-    /// Ends an empty transaction in the partition, and asks the leader whether that has closed the one that was open.
+    /// Writes the missing marker, or ends an empty transaction in the partition with that outcome where the fence may not write markers.
     async fn close(
         &mut self,
         outcome: TransactionOutcome,
         place: &TopicPartition,
-        start: u64,
+        open: OpenTransaction,
         deadline: Instant,
     ) -> Result<(), WriteError> {
-        let (topic, partition) = place;
-        let places = std::slice::from_ref(place);
-        self.settle(deadline).await?;
-        self.add_partitions(places, outcome, deadline).await?;
-        // The coordinator has finished every earlier transaction by now. Asks once only, as `begin` does.
-        let asked = self.ask_leaders(places, Instant::now() + CHECK_ANSWER_MAX).await;
-        let was_late = asked.waiting.is_empty() && asked.open.is_empty();
-        self.end_open(deadline).await?;
-        // The coordinator may not have written this marker either.
-        self.repairs.forget(places);
-        loop {
-            if self.open_transactions(places, 1, deadline).await?.is_empty() {
-                break;
+        match self.write_marker(place, outcome, open.coordinator_epoch, deadline).await {
+            Ok(()) => return Ok(()),
+            Err(MarkerError::Fenced) => return Err(WriteError::Fenced),
+            Err(MarkerError::NotNow(why)) => return Err(not_now(0, format!("a missing transaction marker: {why}"))),
+            Err(MarkerError::NotAllowed(why)) => {
+                tracing::debug!(id = self.context.transactional_id, why, "the fence ends an empty transaction instead");
             }
-            if Instant::now() >= deadline {
-                return Err(not_now(0, "a hanging transaction is still open"));
-            }
-            tokio::time::sleep(FINISHING_PAUSE).await;
         }
-        self.repairs.closed(*partition);
-        if was_late {
-            tracing::debug!(id = self.context.transactional_id, %partition, "Kafka has written a late transaction marker");
-        } else {
-            self.report_closed(topic.name(), *partition, start, outcome);
-        }
-        Ok(())
+        let empty = async {
+            self.add_partitions(std::slice::from_ref(place), outcome, deadline).await?;
+            self.end_open(deadline).await
+        };
+        // The index of the error is not that of an entry of the waiting commit.
+        empty.await.map_err(|error| match error {
+            WriteError::Fenced => WriteError::Fenced,
+            WriteError::Entry { error, .. } | WriteError::Blocked { error, .. } => not_now(0, error),
+        })
     }
 
     fn report_closed(&self, topic: &str, partition: PartitionId, at: u64, outcome: TransactionOutcome) {
@@ -333,18 +297,6 @@ mod tests {
     use whimbrel_model::TopicNumber;
 
     #[test]
-    fn a_transaction_has_stayed_open_when_it_was_found_again_after_the_grace() {
-        let (partition, now) = (PartitionId::new(TopicNumber(1), 0), Instant::now());
-        let mut repairs = Repairs::default();
-        assert!(!repairs.has_stayed_open(partition, 5, now));
-        assert!(!repairs.has_stayed_open(partition, 5, now + MARKER_GRACE / 2));
-        assert!(repairs.has_stayed_open(partition, 5, now + MARKER_GRACE));
-        assert!(!repairs.has_stayed_open(partition, 9, now + MARKER_GRACE), "another transaction");
-        repairs.closed(partition);
-        assert!(!repairs.has_stayed_open(partition, 9, now + MARKER_GRACE * 2), "the one before was closed");
-    }
-
-    #[test]
     fn only_a_transaction_that_began_before_the_last_commit_is_a_committed_one() {
         let partition = PartitionId::new(TopicNumber(1), 0);
         let mut repairs = Repairs::default();
@@ -356,7 +308,7 @@ mod tests {
         assert!(repairs.unconfirmed(now).is_empty());
         assert_eq!(repairs.unconfirmed(now + STALLED_FOR), [partition]);
         repairs.closed(partition);
-        assert!(!repairs.has_committed(partition, 9) && !repairs.is_committed(partition));
+        assert!(!repairs.has_committed(partition, 9) && repairs.is_closed(partition));
         assert!(repairs.unconfirmed(now + STALLED_FOR).is_empty());
     }
 }

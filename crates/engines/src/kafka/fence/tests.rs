@@ -9,9 +9,13 @@ use kafka_protocol::messages::add_partitions_to_txn_response::{
 };
 use kafka_protocol::messages::describe_producers_response::{PartitionResponse, ProducerState, TopicResponse};
 use kafka_protocol::messages::produce_response::{PartitionProduceResponse, TopicProduceResponse};
+use kafka_protocol::messages::write_txn_markers_response::{
+    WritableTxnMarkerPartitionResult, WritableTxnMarkerResult, WritableTxnMarkerTopicResult,
+};
 use kafka_protocol::messages::{
     AddPartitionsToTxnRequest, AddPartitionsToTxnResponse, DescribeProducersRequest, DescribeProducersResponse,
     EndTxnRequest, EndTxnResponse, InitProducerIdResponse, ProduceRequest, ProduceResponse, ProducerId,
+    WriteTxnMarkersRequest, WriteTxnMarkersResponse,
 };
 use std::sync::Mutex;
 use whimbrel_model::{Headers, PartitionId, Record, Timestamp, TopicNumber};
@@ -110,6 +114,19 @@ struct Transactions {
     /// How often the leader reports the first transaction as open after it was ended.
     reported_open: usize,
     reported_open_max: usize,
+    /// The code with which the leader answers a request to write a marker.
+    marker_code: Option<Code>,
+    /// The outcomes of the markers that the client wrote: whether each was a commit.
+    markers: Vec<bool>,
+    /// Transactions that were begun while the first one was open.
+    begun_behind_open: usize,
+}
+
+impl Transactions {
+    /// Whether the marker of the first transaction is missing.
+    fn is_open(&self) -> bool {
+        self.ended == 1 && self.markers.is_empty() && self.reported_open < self.reported_open_max
+    }
 }
 
 impl LateMarker {
@@ -128,6 +145,7 @@ impl Respond for LateMarker {
     }
 
     fn add_partitions_to_txn(&self, _: AddPartitionsToTxnRequest) -> Option<AddPartitionsToTxnResponse> {
+        self.get(|transactions| transactions.begun_behind_open += usize::from(transactions.is_open()));
         Some(AddPartitionsToTxnResponse::default())
     }
 
@@ -147,7 +165,7 @@ impl Respond for LateMarker {
 
     fn describe_producers(&self, request: DescribeProducersRequest) -> Option<DescribeProducersResponse> {
         let is_open = self.get(|transactions| {
-            let is_open = transactions.ended == 1 && transactions.reported_open < transactions.reported_open_max;
+            let is_open = transactions.is_open();
             transactions.reported_open += usize::from(is_open);
             is_open
         });
@@ -161,6 +179,20 @@ impl Respond for LateMarker {
             TopicResponse::default().with_name(topic.name.clone()).with_partitions(parts)
         });
         Some(DescribeProducersResponse::default().with_topics(topics.collect()))
+    }
+
+    fn write_txn_markers(&self, request: WriteTxnMarkersRequest) -> Option<WriteTxnMarkersResponse> {
+        let marker = &request.markers[0];
+        let code = self.get(|transactions| {
+            if transactions.marker_code.is_none() {
+                transactions.markers.push(marker.transaction_result);
+            }
+            transactions.marker_code.map_or(0, |code| code.code())
+        });
+        let part = WritableTxnMarkerPartitionResult::default().with_error_code(code);
+        let topic = WritableTxnMarkerTopicResult::default().with_partitions(vec![part]);
+        let result = WritableTxnMarkerResult::default().with_topics(vec![topic]);
+        Some(WriteTxnMarkersResponse::default().with_markers(vec![result]))
     }
 }
 
@@ -188,13 +220,48 @@ async fn a_marker_that_kafka_writes_late_is_not_written_a_second_time() {
     let brokers = LateMarker::after_reports(1);
     let events = commit_and_wait(&brokers, |transactions| transactions.reported_open == 1).await;
     assert_eq!(events, [] as [&str; 0]);
-    assert_eq!(brokers.get(|transactions| transactions.ended), 2, "one for each commit");
+    brokers.get(|transactions| {
+        assert_eq!(transactions.ended, 2, "one for each commit");
+        assert_eq!(transactions.markers, [] as [bool; 0]);
+    });
+}
+
+#[tokio::test]
+async fn no_transaction_is_begun_in_a_partition_where_an_earlier_one_is_open() {
+    let brokers = LateMarker::after_reports(3);
+    let events = commit_and_wait(&brokers, |_| true).await;
+    assert_eq!(events, [] as [&str; 0]);
+    brokers.get(|transactions| {
+        assert_eq!(transactions.reported_open, 3, "the second commit comes while the first transaction is open");
+        assert_eq!(transactions.begun_behind_open, 0);
+        assert_eq!(transactions.ended, 2, "one for each commit");
+    });
 }
 
 #[tokio::test]
 async fn a_marker_that_kafka_does_not_write_is_written_by_the_fence() {
     let brokers = LateMarker::after_reports(usize::MAX);
-    let events = commit_and_wait(&brokers, |transactions| transactions.ended == 2).await;
+    let events = commit_and_wait(&brokers, |_| true).await;
+    assert_eq!(events, ["hanging_transaction_ended"]);
+    brokers.get(|transactions| {
+        assert_eq!(transactions.markers, [true], "as the transaction was decided");
+        assert_eq!(transactions.begun_behind_open, 0);
+        assert_eq!(transactions.ended, 2, "one for each commit");
+    });
+}
+
+#[tokio::test]
+async fn a_commit_that_is_the_last_gets_its_missing_marker_too() {
+    let brokers = LateMarker::after_reports(usize::MAX);
+    let events = commit_and_wait(&brokers, |transactions| transactions.markers == [true]).await;
+    assert_eq!(events, ["hanging_transaction_ended"]);
+}
+
+#[tokio::test]
+async fn a_fence_that_may_not_write_markers_ends_an_empty_transaction() {
+    let brokers = LateMarker::after_reports(usize::MAX);
+    brokers.get(|transactions| transactions.marker_code = Some(Code::ClusterAuthorizationFailed));
+    let events = commit_and_wait(&brokers, |_| true).await;
     assert_eq!(events, ["hanging_transaction_ended"]);
     assert_eq!(brokers.get(|transactions| transactions.ended), 3, "one for each commit and one for the repair");
 }
