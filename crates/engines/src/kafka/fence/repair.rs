@@ -55,6 +55,13 @@ enum Last {
     Closed,
 }
 
+/// What closed a hanging transaction.
+#[derive(Clone, Copy)]
+enum ClosedBy {
+    Marker,
+    EmptyTransaction,
+}
+
 impl Repairs {
     /// Forgets the last outcome in partitions that get records now, since the outcome of those is not known yet.
     pub(super) fn forget(&mut self, places: &[TopicPartition]) {
@@ -209,7 +216,7 @@ impl FencedProducer {
             }
             Finding::UnderWay => return Err(not_now(0, "the coordinator has not finished the previous transaction")),
         };
-        self.close(outcome, place, open, deadline).await?;
+        let closed_by = self.close(outcome, place, open, deadline).await?;
         // The marker may be lost as well.
         self.repairs.forget(places);
         while !self.open_transactions(places, 1, deadline).await?.is_empty() {
@@ -219,7 +226,7 @@ impl FencedProducer {
             tokio::time::sleep(FINISHING_PAUSE).await;
         }
         self.repairs.closed(*partition);
-        self.report_closed(topic.name(), *partition, open.start, outcome);
+        self.report_closed(topic.name(), *partition, open.start, outcome, closed_by);
         Ok(())
     }
 
@@ -253,9 +260,9 @@ impl FencedProducer {
         place: &TopicPartition,
         open: OpenTransaction,
         deadline: Instant,
-    ) -> Result<(), WriteError> {
+    ) -> Result<ClosedBy, WriteError> {
         match self.write_marker(place, outcome, open.coordinator_epoch, deadline).await {
-            Ok(()) => return Ok(()),
+            Ok(()) => return Ok(ClosedBy::Marker),
             Err(MarkerError::Fenced) => return Err(WriteError::Fenced),
             Err(MarkerError::NotNow(why)) => return Err(not_now(0, format!("a missing transaction marker: {why}"))),
             Err(MarkerError::NotAllowed(why)) => {
@@ -264,7 +271,8 @@ impl FencedProducer {
         }
         let empty = async {
             self.add_partitions(std::slice::from_ref(place), outcome, deadline).await?;
-            self.end_open(deadline).await
+            self.end_open(deadline).await?;
+            Ok(ClosedBy::EmptyTransaction)
         };
         // The index of the error is not that of an entry of the waiting commit.
         empty.await.map_err(|error| match error {
@@ -273,20 +281,31 @@ impl FencedProducer {
         })
     }
 
-    fn report_closed(&self, topic: &str, partition: PartitionId, at: u64, outcome: TransactionOutcome) {
+    fn report_closed(
+        &self,
+        topic: &str,
+        partition: PartitionId,
+        at: u64,
+        outcome: TransactionOutcome,
+        closed_by: ClosedBy,
+    ) {
         let index = partition.index;
         let outcome = match outcome {
             TransactionOutcome::Committed => "committed",
             TransactionOutcome::Aborted => "aborted",
         };
+        let (by, how) = match closed_by {
+            ClosedBy::Marker => ("marker", "wrote the marker"),
+            ClosedBy::EmptyTransaction => ("empty_transaction", "ended an empty transaction there"),
+        };
         let detail = format!(
             "partition {index} of `{topic}`: Kafka had {outcome} the transaction at offset {at} without writing its marker; \
-             Whimbrel wrote the marker as {outcome}"
+             Whimbrel {how} as {outcome}"
         );
         tracing::warn!(id = self.context.transactional_id, "{detail}");
         let event = Event::warning("hanging_transaction_ended", detail);
         (self.context.events)(
-            event.with("topic", topic).with("partition", index).with("offset", at).with("as", outcome),
+            event.with("topic", topic).with("partition", index).with("offset", at).with("as", outcome).with("by", by),
         );
     }
 }
