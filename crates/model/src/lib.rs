@@ -31,4 +31,4 @@ pub use record::{Headers, HeadersBuilder, Record, StoredRecord};
 pub use store_health::StoreHealth;
 pub use subscription::{StoredSubscription, SubscriptionNumber, SubscriptionSpec};
 pub use time::{DurationError, TimeError, Timestamp, format_duration, parse_duration};
-pub use topic::{PartitionId, Retention, TopicNumber, TopicSpec};
+pub use topic::{FoundTopic, NamedBounds, PartitionId, Retention, TopicNumber, TopicSpec};

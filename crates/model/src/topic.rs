@@ -35,6 +35,26 @@ pub struct Retention {
     pub bytes: Option<u64>,
 }
 
+/// The bounds of a retention that a change names. The engine keeps the others as they are, also where they differ from the catalogue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct NamedBounds {
+    pub time: bool,
+    pub bytes: bool,
+}
+
+impl NamedBounds {
+    pub const NONE: Self = Self { time: false, bytes: false };
+    pub const ALL: Self = Self { time: true, bytes: true };
+}
+
+/// A topic that exists in the engine under its name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundTopic {
+    pub name: String,
+    pub partitions: u32,
+    pub retention: Retention,
+}
+
 /// What an engine is told about a topic when it is made or changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TopicSpec {

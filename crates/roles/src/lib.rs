@@ -14,6 +14,7 @@ pub mod figures;
 pub mod gateway;
 pub(crate) mod header_rules;
 pub mod horn;
+pub(crate) mod line_limit;
 pub mod lingering;
 pub mod links;
 pub(crate) mod log_walk;

@@ -153,19 +153,22 @@ impl Inner {
 
     /// Follows one partition from where the store is complete to its end.
     async fn follow(&self, partition: PartitionId, now: Timestamp, opened: u64) -> Result<(), ReceiptsError> {
-        let failed = |error: LogError| ReceiptsError::Unavailable(error.to_string());
         let noted = self.claims.write(move |claims| claims.applied(partition, opened)).await?;
         let bounds = match self.log.bounds(partition).await {
             // The topic was deleted, and nothing can be published to it.
             Err(LogError::UnknownPartition(_)) => return Ok(()),
-            bounds => bounds.map_err(failed)?,
+            bounds => bounds.map_err(ReceiptsError::Log)?,
         };
         if bounds.first == bounds.next || noted == Some(bounds.next) {
             return self.note(partition, bounds.next, opened).await;
         }
         let mut from = match noted {
             Some(offset) => offset,
-            None => self.log.offset_at(partition, now.saturating_sub(self.settings.window)).await.map_err(failed)?,
+            None => self
+                .log
+                .offset_at(partition, now.saturating_sub(self.settings.window))
+                .await
+                .map_err(ReceiptsError::Log)?,
         };
         let limits = ReadLimits { max_records: FOLLOW_RECORDS, max_bytes: FOLLOW_BYTES, wait: Duration::ZERO };
         let waiting = ReadLimits { wait: FOLLOW_WAIT_STEP, ..limits };
@@ -194,7 +197,7 @@ impl Inner {
                 Err(LogError::Damaged { resume_at, .. }) if resume_at > from => from = resume_at,
                 // The log lost its end, which only a folder put together from two does; begin again at its end.
                 Err(LogError::BeyondEnd { next, .. }) => from = next,
-                Err(error) => return Err(failed(error)),
+                Err(error) => return Err(ReceiptsError::Log(error)),
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::io;
 
 use whimbrel_model::ports::{LogError, LogTopics, PartitionStatus, PortFuture, TopicStatus};
-use whimbrel_model::{PartitionId, Retention, TopicNumber, TopicSpec};
+use whimbrel_model::{FoundTopic, NamedBounds, PartitionId, Retention, TopicNumber, TopicSpec};
 use whimbrel_storage::{PartitionKey, TopicRetention};
 
 use super::EmbeddedLog;
@@ -19,7 +19,7 @@ impl LogTopics for EmbeddedLog {
         })
     }
 
-    fn alter<'a>(&'a self, spec: &'a TopicSpec) -> PortFuture<'a, Result<(), LogError>> {
+    fn alter<'a>(&'a self, spec: &'a TopicSpec, _: NamedBounds) -> PortFuture<'a, Result<(), LogError>> {
         Box::pin(self.make_partitions(spec))
     }
 
@@ -46,7 +46,7 @@ impl LogTopics for EmbeddedLog {
         })
     }
 
-    fn found(&self) -> PortFuture<'_, Result<Vec<(String, u32)>, LogError>> {
+    fn found<'a>(&'a self, _: &'a (dyn Fn(&str) -> bool + Sync)) -> PortFuture<'a, Result<Vec<FoundTopic>, LogError>> {
         Box::pin(async { Ok(Vec::new()) })
     }
 }

@@ -13,7 +13,8 @@ use whimbrel_model::StoredRecord;
 
 use super::client::batch::{self, AbortedTransaction, DECODED_BYTES_MAX, Malformed};
 use super::client::cluster::{ANSWER_MAX, Cluster};
-use super::client::connection::{CallError, Connection};
+use super::client::connection::CallError;
+use super::client::link::Link;
 use super::outcome::{self, KafkaError};
 use super::queries::End;
 
@@ -137,7 +138,23 @@ pub(super) struct Fetcher {
 
 struct FetchPool {
     permits: Semaphore,
-    idle: Mutex<Vec<Connection>>,
+    idle: Mutex<Vec<Arc<Link>>>,
+}
+
+/// A link that one fetch has taken from its pool. It goes back unless the fetch ends while its request is under way: the connection is
+/// closed then.
+struct TakenLink<'a> {
+    pool: &'a FetchPool,
+    link: Arc<Link>,
+    has_request_under_way: bool,
+}
+
+impl Drop for TakenLink<'_> {
+    fn drop(&mut self) {
+        if !self.has_request_under_way {
+            self.pool.idle.lock().unwrap_or_else(PoisonError::into_inner).push(self.link.clone());
+        }
+    }
 }
 
 impl Fetcher {
@@ -202,14 +219,13 @@ impl Fetcher {
         deadline: Instant,
     ) -> Result<Fetched, FetchError> {
         let left = || deadline.saturating_duration_since(Instant::now());
-        let connection = match pool.take_idle() {
-            Some(connection) => connection,
-            None => self.cluster.connect(leader).await.map_err(CallError::NotSent)?,
-        };
+        let mut taken = pool.take();
+        let connection = self.cluster.connection(&taken.link, leader).await?;
         let request = request(std::slice::from_ref(query), end, Duration::ZERO);
+        taken.has_request_under_way = true;
         let answer = connection.call_within(&request, left().min(ANSWER_MAX), left()).await?;
         wait_for_quota(&answer, left()).await;
-        pool.put_idle(connection);
+        taken.has_request_under_way = false;
         part_of(&answer, query, DECODED_BYTES_MAX)
     }
 
@@ -221,14 +237,12 @@ impl Fetcher {
 }
 
 impl FetchPool {
-    fn take_idle(&self) -> Option<Connection> {
+    /// A link whose connection is open, another one if there is none, or a new one.
+    fn take(&self) -> TakenLink<'_> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        idle.retain(|connection| !connection.is_closed());
-        idle.pop()
-    }
-
-    fn put_idle(&self, connection: Connection) {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
+        let at = idle.iter().rposition(|link| link.is_open()).or(idle.len().checked_sub(1));
+        let link = at.map(|at| idle.swap_remove(at)).unwrap_or_default();
+        TakenLink { pool: self, link, has_request_under_way: false }
     }
 }
 

@@ -11,6 +11,8 @@ use kafka_protocol::protocol::StrBytes;
 use whimbrel_model::ports::LogError;
 use whimbrel_model::{PartitionId, TopicNumber};
 
+use super::missing::MissingPartitions;
+
 /// How often a topic is looked up again because a request named a partition that it does not seem to have.
 const GROWTH_LOOKUP_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -28,12 +30,14 @@ pub(super) struct KnownTopic {
     looked_up_at: Mutex<Option<Instant>>,
     /// First kept offsets of the partitions that this process has trimmed.
     trims: Mutex<HashMap<u32, u64>>,
+    pub missing: Arc<MissingPartitions>,
 }
 
 impl KnownTopic {
     pub fn new(number: TopicNumber, name: String, partitions: u32, record_bytes_max: usize) -> Self {
         let (name, partitions) = (TopicName(StrBytes::from_string(name)), AtomicU32::new(partitions));
-        Self { number, name, record_bytes_max, partitions, looked_up_at: Mutex::new(None), trims: Mutex::default() }
+        let (looked_up_at, trims, missing) = (Mutex::new(None), Mutex::default(), Arc::default());
+        Self { number, name, record_bytes_max, partitions, looked_up_at, trims, missing }
     }
 
     pub fn name(&self) -> &str {

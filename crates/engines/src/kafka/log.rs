@@ -11,7 +11,7 @@ use whimbrel_model::ports::{
     AppendOutcome, Bounds, CommitOutcome, Entry, Fence, Log, LogError, LogTopics, PortFuture, ReadBatch, ReadLimits,
     TopicStatus,
 };
-use whimbrel_model::{EventSink, PartitionId, Timestamp, TopicNumber, TopicSpec};
+use whimbrel_model::{EventSink, FoundTopic, NamedBounds, PartitionId, Timestamp, TopicNumber, TopicSpec};
 
 use super::append::Appender;
 use super::client::cluster::Cluster;
@@ -138,7 +138,7 @@ impl Parts {
     fn start(settings: KafkaSettings, cluster: Arc<Cluster>, events: EventSink, runtime: ClientRuntime) -> Self {
         let staying_current = cluster.clone();
         tokio::spawn(async move { staying_current.stay_current().await });
-        let queries = Arc::new(Queries::new(cluster.clone(), settings.request_timeout));
+        let queries = Arc::new(Queries::new(cluster.clone(), settings.request_timeout, events.clone()));
         let known = Arc::new(KnownTopics::default());
         let appender = Arc::new(Appender::start(&settings, cluster.clone(), queries.clone()));
         let fetcher = Arc::new(Fetcher::new(cluster.clone(), settings.fetches_at_once_max));
@@ -167,20 +167,25 @@ impl Parts {
     /// Waits until a broker returns the metadata of the cluster.
     async fn reach(&self) -> Result<(), KafkaStartError> {
         let (began, timeout) = (Instant::now(), self.settings.request_timeout);
-        let mut reason = "no broker answered".to_owned();
+        let mut reason: Option<String> = None;
         loop {
             let left = timeout.saturating_sub(began.elapsed());
             match self.cluster.metadata(Some(&[]), left).await {
                 Ok(answer) if !answer.brokers.is_empty() => return Ok(()),
-                Ok(_) => reason = "the broker returned no cluster metadata; it may still be starting".to_owned(),
+                Ok(_) => {
+                    reason = Some("the broker returned no cluster metadata; it may still be starting".to_owned());
+                }
                 // The error of a short attempt is only its timeout: the one before names the cause.
-                Err(_) if left < ATTEMPT_MIN && left < timeout => {}
+                Err(_) if left < ATTEMPT_MIN && reason.is_some() => {}
                 // A listener that wants SASL closes the connection at the first request.
-                Err(error @ CallError::NoAnswer(_)) => reason = format!("{error}; {}", self.cluster.listener_hint()),
-                Err(error) => reason = error.to_string(),
+                Err(error @ CallError::NoAnswer(_)) => {
+                    reason = Some(format!("{error}; {}", self.cluster.listener_hint()));
+                }
+                Err(error) => reason = Some(error.to_string()),
             }
             if began.elapsed() + START_PAUSE >= timeout {
                 let bootstrap = self.settings.bootstrap.clone();
+                let reason = reason.unwrap_or_else(|| "no broker answered".to_owned());
                 return Err(KafkaStartError::Unreachable { bootstrap, timeout, reason });
             }
             tokio::time::sleep(START_PAUSE).await;
@@ -305,19 +310,42 @@ impl LogTopics for KafkaLog {
         Box::pin(self.parts.topics.create(spec))
     }
 
-    fn alter<'a>(&'a self, spec: &'a TopicSpec) -> PortFuture<'a, Result<(), LogError>> {
-        Box::pin(self.parts.topics.alter(spec))
+    fn alter<'a>(&'a self, spec: &'a TopicSpec, named: NamedBounds) -> PortFuture<'a, Result<(), LogError>> {
+        Box::pin(self.parts.topics.alter(spec, named))
     }
 
     fn delete(&self, topic: TopicNumber) -> PortFuture<'_, Result<(), LogError>> {
         Box::pin(self.parts.topics.delete(topic))
     }
 
+    fn expect_deletion(&self, topic: TopicNumber) {
+        if let Some(topic) = self.parts.known.get(topic) {
+            topic.missing.expect();
+        }
+    }
+
     fn describe(&self, topic: TopicNumber) -> PortFuture<'_, Result<TopicStatus, LogError>> {
         Box::pin(self.parts.topics.describe(topic))
     }
 
-    fn found(&self) -> PortFuture<'_, Result<Vec<(String, u32)>, LogError>> {
-        Box::pin(self.parts.topics.found())
+    fn found<'a>(
+        &'a self,
+        is_skipped: &'a (dyn Fn(&str) -> bool + Sync),
+    ) -> PortFuture<'a, Result<Vec<FoundTopic>, LogError>> {
+        Box::pin(self.parts.topics.found(is_skipped))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_start_with_a_short_timeout_names_the_reason_of_its_attempts() {
+        let unused = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+        let request_timeout = Duration::from_millis(300);
+        let settings = KafkaSettings { request_timeout, ..KafkaSettings::new(unused.to_string()) };
+        let error = KafkaLog::connect(settings, Arc::new(|_| {})).await.err().expect("nothing listens").to_string();
+        assert!(error.contains("refused") && error.contains("300ms (`kafka.request_timeout`)"), "{error}");
     }
 }

@@ -1,7 +1,7 @@
 //! The Kafka engine: the `Log` and `LogTopics` ports on Apache Kafka, with a client of its own.
 //!
 //! In reading order: [`settings`], `log` (the engine and its ports), `client` (connections, leaders, record batches), `known` (topics by
-//! number), `topics` (creating and changing topics), `append` (the idempotent producer), `fence` (transactions, and the repair of those
+//! number) with `missing`, `topics` (creating and changing topics), `append` (the idempotent producer), `fence` (transactions, and the repair of those
 //! that Kafka has left open, with `hanging` and `coordinator`), `queries` (bounds and times), `requests` (shared requests), `read` with
 //! `fetch`, `tail`, `window` and `marker_record` (reading), `outcome` (mapping of errors).
 //!
@@ -16,6 +16,7 @@ mod hanging;
 mod known;
 mod log;
 mod marker_record;
+mod missing;
 mod outcome;
 mod queries;
 mod read;

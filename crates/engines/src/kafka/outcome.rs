@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::MetadataResponse;
-use whimbrel_model::PartitionId;
 use whimbrel_model::ports::LogError;
+use whimbrel_model::{PartitionId, format_duration};
 
 use super::client::connection::CallError;
 
@@ -141,6 +141,12 @@ pub(super) fn is_passing(code: Code) -> bool {
             | Code::ThrottlingQuotaExceeded
             | Code::ConcurrentTransactions
     ) || is_coordinator_moving(code)
+}
+
+/// The error of a request that was repeated until `kafka.request_timeout` was over.
+pub(super) fn timed_out(error: &impl std::fmt::Display, request_timeout: Duration) -> LogError {
+    let timeout = format_duration(request_timeout);
+    LogError::Unavailable(format!("Kafka: {error}; tried for {timeout} (`kafka.request_timeout`)"))
 }
 
 pub(super) fn unavailable(error: &impl std::fmt::Display) -> LogError {

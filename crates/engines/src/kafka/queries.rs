@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::future::{BoxFuture, join_all};
+use futures_util::future::BoxFuture;
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::{BrokerId, ListOffsetsRequest, MetadataResponse, TopicName};
 use kafka_protocol::protocol::StrBytes;
 use whimbrel_model::ports::{Bounds, LogError};
-use whimbrel_model::{PartitionId, Timestamp};
+use whimbrel_model::{Event, EventSink, PartitionId, Timestamp};
 
 use super::client::cluster::{ANSWER_MAX, Cluster};
 use super::known::KnownTopic;
@@ -18,6 +18,11 @@ use super::outcome::{self, KafkaError};
 pub(super) const PAUSE_BEFORE_ASKING_AGAIN: Duration = Duration::from_millis(20);
 /// How long a partition that is known here may be unknown to a broker: it may have been created a moment ago.
 const METADATA_PROPAGATION_MAX: Duration = Duration::from_secs(1);
+
+/// How long a partition that the brokers do not have counts as missing before they are asked again.
+const MISSING_FOR: Duration = Duration::from_secs(1);
+/// How long a topic is missing before it is reported. A node learns within this time that another one deletes the topic.
+const REPORT_MISSING_AFTER: Duration = Duration::from_secs(5);
 
 /// The special times of `ListOffsets`.
 const LATEST: i64 = -1;
@@ -47,11 +52,13 @@ pub(super) type Attempt<'a, T> = BoxFuture<'a, Result<T, KafkaError>>;
 pub(super) struct Queries {
     cluster: Arc<Cluster>,
     timeout: Duration,
+    events: EventSink,
+    pub(super) report_missing_after: Duration,
 }
 
 impl Queries {
-    pub fn new(cluster: Arc<Cluster>, timeout: Duration) -> Self {
-        Self { cluster, timeout }
+    pub fn new(cluster: Arc<Cluster>, timeout: Duration, events: EventSink) -> Self {
+        Self { cluster, timeout, events, report_missing_after: REPORT_MISSING_AFTER }
     }
 
     /// The first kept offset, and the end.
@@ -108,8 +115,7 @@ impl Queries {
             .with_replica_id(BrokerId(-1))
             .with_isolation_level(end.isolation())
             .with_topics(vec![asked]);
-        let connection =
-            self.cluster.metadata_connection(leader).await.map_err(super::client::connection::CallError::NotSent)?;
+        let connection = self.cluster.metadata_connection(leader).await?;
         let answer = connection.call(&request, limit.min(ANSWER_MAX)).await?;
         let answer = answer.topics.iter().flat_map(|topic| &topic.partitions).next();
         let answer = answer.ok_or_else(|| KafkaError::Malformed("the answer names no partition".to_owned()))?;
@@ -129,7 +135,7 @@ impl Queries {
     /// The metadata of one topic or of all. A topic that is not there is in it with an error.
     pub async fn metadata(&self, topic: Option<&str>) -> Result<MetadataResponse, LogError> {
         let topics = topic.as_ref().map(std::slice::from_ref);
-        self.cluster.metadata(topics, self.timeout).await.map_err(|error| outcome::unavailable(&error))
+        self.cluster.metadata(topics, self.timeout).await.map_err(|error| outcome::timed_out(&error, self.timeout))
     }
 
     /// Whether the cluster reports that it has no such partition. One broker may not have learned of it yet: every broker that
@@ -139,10 +145,48 @@ impl Queries {
         Ok(answers.iter().all(|answer| outcome::is_without(answer, topic, index)))
     }
 
-    /// The same for several partitions, asked at the same time. A partition counts as existing where the brokers do not answer.
-    pub async fn are_gone(&self, partitions: impl Iterator<Item = (&str, u32)>) -> Vec<bool> {
-        let asked = partitions.map(|(topic, index)| self.is_gone(topic, index));
-        join_all(asked).await.into_iter().map(|gone| gone.unwrap_or(false)).collect()
+    /// The same for a partition of a topic that the catalogue has. Reports a topic that another application has deleted.
+    pub async fn is_missing(&self, topic: &KnownTopic, index: u32) -> Result<bool, LogError> {
+        let answers = self.metadata_of_each(topic.name()).await?;
+        let is_without = |index| answers.iter().all(|answer| outcome::is_without(answer, topic.name(), index));
+        let is_missing = is_without(index);
+        if topic.has(index) {
+            topic.missing.learn(index, is_missing, Instant::now());
+        }
+        if is_missing && is_without(0) && topic.missing.begin_report() {
+            self.report_missing(topic);
+        }
+        Ok(is_missing)
+    }
+
+    /// Reports the topic after a while, if every broker that answers still lacks it.
+    fn report_missing(&self, topic: &KnownTopic) {
+        let (name, missing) = (topic.name().to_owned(), topic.missing.clone());
+        let (cluster, events, timeout) = (self.cluster.clone(), self.events.clone(), self.timeout.min(ANSWER_MAX));
+        let wait = self.report_missing_after;
+        tokio::spawn(async move {
+            tokio::time::sleep(wait).await;
+            // Brokers that do not answer may have it.
+            let answers = cluster.metadata_of_each(&name, timeout).await;
+            let is_missing =
+                answers.is_ok_and(|answers| answers.iter().all(|answer| outcome::is_without(answer, &name, 0)));
+            if missing.finish_report(is_missing) {
+                let detail = format!(
+                    "topic `{name}` does not exist in Kafka any more: another application deleted it. Its messages are lost, and \
+                     holds for it become dead letters. Delete it in Whimbrel too: `whimbrel topic delete {name}`"
+                );
+                events(Event::warning("topic_missing", detail).with("topic", name));
+            }
+        });
+    }
+
+    /// Whether a partition does not exist that was missing before. Asks the brokers again after [`MISSING_FOR`].
+    pub async fn is_still_missing(&self, topic: &KnownTopic, index: u32) -> Result<bool, LogError> {
+        match topic.missing.at(index) {
+            None => Ok(false),
+            Some(at) if at.elapsed() < MISSING_FOR => Ok(true),
+            Some(_) => self.is_missing(topic, index).await,
+        }
     }
 
     /// The largest number of partitions that a broker reports for the topic. A broker that has not learned of a growth reports fewer.
@@ -189,8 +233,8 @@ impl Queries {
     ) -> Result<T, LogError> {
         let began = Instant::now();
         let mut check_at = began + METADATA_PROPAGATION_MAX.min(self.timeout);
+        let mut left = self.timeout;
         loop {
-            let left = self.timeout.saturating_sub(began.elapsed());
             let error = match attempt(left).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
@@ -198,17 +242,26 @@ impl Queries {
             // A partition whose broker failed or has just started is unknown to all brokers for a moment, although it exists.
             let may_be_gone = error == KafkaError::NoLeader || error.code().is_some_and(outcome::is_unknown_partition);
             if may_be_gone && Instant::now() >= check_at {
-                if self.is_gone(topic.name(), partition.index).await? {
+                if self.is_missing(topic, partition.index).await? {
                     return Err(LogError::UnknownPartition(partition));
                 }
                 check_at = Instant::now() + METADATA_PROPAGATION_MAX;
             }
-            let is_over = began.elapsed() + PAUSE_BEFORE_ASKING_AGAIN >= self.timeout;
-            if is_over || !(error.is_passing() || may_be_gone) {
+            if !(error.is_passing() || may_be_gone) {
                 return Err(outcome::unavailable(&error));
             }
-            tokio::time::sleep(PAUSE_BEFORE_ASKING_AGAIN).await;
-            self.cluster.refresh(topic.name()).await;
+            if began.elapsed() + PAUSE_BEFORE_ASKING_AGAIN < self.timeout {
+                tokio::time::sleep(PAUSE_BEFORE_ASKING_AGAIN).await;
+                self.cluster.refresh(topic.name()).await;
+            }
+            // An attempt without time would only hide the error of this one, and close a connection that others use.
+            left = self.timeout.saturating_sub(began.elapsed());
+            if left <= PAUSE_BEFORE_ASKING_AGAIN {
+                return Err(outcome::timed_out(&error, self.timeout));
+            }
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use whimbrel_model::{format_duration, limits};
 
+use super::client::dial::check_tls_files;
+
 /// Bytes that Kafka's own format adds to a record, at most: the header of its batch, and lengths as varints. `Record::size` counts six
 /// bytes of lengths per header, which is more than Kafka needs for any header that the API accepts.
 const BATCH_OVERHEAD_BYTES: usize = 4096;
@@ -132,6 +134,11 @@ impl KafkaSettings {
     /// The largest record of a topic whose `max.message.bytes` is `batch_bytes_max`.
     pub(super) fn record_bytes_max_under(&self, batch_bytes_max: usize) -> usize {
         self.record_bytes_max.min(batch_bytes_max.saturating_sub(BATCH_OVERHEAD_BYTES))
+    }
+
+    /// Reads the certificates and the key, as a start does. Blocks on files.
+    pub fn check_files(&self) -> Result<(), KafkaStartError> {
+        self.tls.as_ref().map_or(Ok(()), check_tls_files)
     }
 
     pub(super) fn check(&self) -> Result<(), KafkaStartError> {

@@ -2,24 +2,30 @@
 //! requests as the test's [`Respond`] decides; at a request that they do not know they close the connection. They know one topic, all of
 //! whose partitions have the same leader. The last broker is the transaction coordinator.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::{Buf as _, Bytes, BytesMut};
+use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::api_versions_response::ApiVersion;
+use kafka_protocol::messages::describe_transactions_response::TransactionState;
 use kafka_protocol::messages::metadata_response::{
     MetadataResponseBroker, MetadataResponsePartition, MetadataResponseTopic,
 };
 use kafka_protocol::messages::{
-    AddPartitionsToTxnRequest, ApiVersionsRequest, ApiVersionsResponse, BrokerId, DescribeProducersRequest,
-    FetchRequest, FetchResponse, FindCoordinatorRequest, FindCoordinatorResponse, InitProducerIdRequest,
-    InitProducerIdResponse, MetadataRequest, MetadataResponse, ProduceRequest, ProduceResponse, RequestHeader,
-    ResponseHeader, TopicName,
+    AddPartitionsToTxnRequest, AddPartitionsToTxnResponse, ApiVersionsRequest, ApiVersionsResponse, BrokerId,
+    DescribeConfigsRequest, DescribeConfigsResponse, DescribeProducersRequest, DescribeProducersResponse,
+    DescribeTransactionsRequest, DescribeTransactionsResponse, EndTxnRequest, EndTxnResponse, FetchRequest,
+    FetchResponse, FindCoordinatorRequest, FindCoordinatorResponse, InitProducerIdRequest, InitProducerIdResponse,
+    MetadataRequest, MetadataResponse, ProduceRequest, ProduceResponse, RequestHeader, ResponseHeader, TopicName,
+    WriteTxnMarkersRequest, WriteTxnMarkersResponse,
 };
 use kafka_protocol::protocol::{Decodable as _, Encodable as _, HeaderVersion as _, Request, StrBytes};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
+use tokio::sync::Mutex as AsyncMutex;
 
 use super::client::cluster::Cluster;
 use super::client::dial::Dialer;
@@ -42,9 +48,40 @@ pub(super) trait Respond: Send + Sync {
         None
     }
 
+    fn add_partitions_to_txn(&self, _request: AddPartitionsToTxnRequest) -> Option<AddPartitionsToTxnResponse> {
+        None
+    }
+
+    fn end_txn(&self, _request: EndTxnRequest) -> Option<EndTxnResponse> {
+        None
+    }
+
+    fn describe_producers(&self, _request: DescribeProducersRequest) -> Option<DescribeProducersResponse> {
+        None
+    }
+
+    /// The coordinator has finished every transaction.
+    fn describe_transactions(&self) -> Option<DescribeTransactionsResponse> {
+        let finished = TransactionState::default().with_transaction_state(StrBytes::from_static_str("CompleteCommit"));
+        Some(DescribeTransactionsResponse::default().with_transaction_states(vec![finished]))
+    }
+
+    fn write_txn_markers(&self, _request: WriteTxnMarkersRequest) -> Option<WriteTxnMarkersResponse> {
+        None
+    }
+
+    fn describe_configs(&self, _request: DescribeConfigsRequest) -> Option<DescribeConfigsResponse> {
+        None
+    }
+
     /// How long a broker delays the first answer of a connection.
     fn opening_delay(&self, _broker: i32) -> Duration {
         Duration::ZERO
+    }
+
+    /// Whether the brokers work on one handshake after the other, also on those that the client has given up.
+    fn is_starved(&self) -> bool {
+        false
     }
 }
 
@@ -66,7 +103,22 @@ struct Shared {
     ports: Vec<u16>,
     /// The topic as each broker knows it.
     topics: Mutex<Vec<TopicView>>,
+    /// Partitions that have no leader now.
+    leaderless: Mutex<BTreeSet<i32>>,
     respond: Box<dyn Respond>,
+    /// Held while a starved broker works on a handshake.
+    cpu: AsyncMutex<()>,
+    handshakes: Mutex<HandshakeCounts>,
+}
+
+/// Connections whose first request is not answered yet.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct HandshakeCounts {
+    /// How many there have been.
+    pub begun: usize,
+    pub under_way: usize,
+    /// The most at the same time.
+    pub at_once: usize,
 }
 
 /// The topic as one broker knows it.
@@ -96,7 +148,9 @@ impl StubCluster {
         }
         let topic = TopicView { partitions: PARTITIONS, leader: 0, leader_epoch: 0 };
         let topics = Mutex::new(vec![topic; brokers]);
-        let shared = Arc::new(Shared { ports, topics, respond: Box::new(respond) });
+        let (cpu, handshakes) = (AsyncMutex::default(), Mutex::default());
+        let (respond, leaderless) = (Box::new(respond), Mutex::default());
+        let shared = Arc::new(Shared { ports, topics, leaderless, respond, cpu, handshakes });
         for (broker, listener) in (0..).zip(listeners) {
             let shared = shared.clone();
             tokio::spawn(async move {
@@ -118,9 +172,28 @@ impl StubCluster {
         self.shared.topics()[broker] = topic;
     }
 
+    /// Takes the leaders of these partitions away, and gives all others one.
+    pub fn set_leaderless(&self, partitions: &[i32]) {
+        *self.shared.leaderless() = partitions.iter().copied().collect();
+    }
+
+    /// Deletes the topic on all brokers.
+    pub fn delete_topic(&self) {
+        self.shared.topics().iter_mut().for_each(|topic| topic.partitions = 0);
+    }
+
+    /// The addresses of all brokers, with commas.
+    pub fn bootstrap(&self) -> String {
+        let addresses: Vec<String> = self.shared.ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        addresses.join(",")
+    }
+
+    pub fn handshakes(&self) -> HandshakeCounts {
+        *self.shared.handshakes()
+    }
+
     pub fn connect(&self) -> Arc<Cluster> {
-        let bootstrap: Vec<String> = self.shared.ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
-        let bootstrap = bootstrap.join(",");
+        let bootstrap = self.bootstrap();
         let dialer = Dialer::new(&KafkaSettings::new(&bootstrap), Handle::current()).expect("no files are read");
         Arc::new(Cluster::new(dialer, &bootstrap))
     }
@@ -138,7 +211,10 @@ async fn serve(mut socket: TcpStream, broker: i32, shared: Arc<Shared>) {
         }
         let frame = frame.freeze();
         if frame.clone().get_i16() == ApiVersionsRequest::KEY {
+            shared.handshakes().begin();
+            let _cpu = if shared.respond.is_starved() { Some(shared.cpu.lock().await) } else { None };
             tokio::time::sleep(shared.respond.opening_delay(broker)).await;
+            shared.handshakes().under_way -= 1;
         }
         match shared.answer(broker, frame) {
             Answer::Bytes(answer) if socket.write_all(&answer).await.is_ok() => {}
@@ -154,7 +230,22 @@ enum Answer {
     Close,
 }
 
+impl HandshakeCounts {
+    fn begin(&mut self) {
+        (self.begun, self.under_way) = (self.begun + 1, self.under_way + 1);
+        self.at_once = self.at_once.max(self.under_way);
+    }
+}
+
 impl Shared {
+    fn handshakes(&self) -> MutexGuard<'_, HandshakeCounts> {
+        self.handshakes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn leaderless(&self) -> MutexGuard<'_, BTreeSet<i32>> {
+        self.leaderless.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn topics(&self) -> MutexGuard<'_, Vec<TopicView>> {
         self.topics.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -175,6 +266,16 @@ impl Shared {
             InitProducerIdRequest::KEY => {
                 answer::<InitProducerIdRequest>(frame, version, |_| self.respond.init_producer_id(broker))
             }
+            AddPartitionsToTxnRequest::KEY => {
+                answer(frame, version, |request| self.respond.add_partitions_to_txn(request))
+            }
+            EndTxnRequest::KEY => answer(frame, version, |request| self.respond.end_txn(request)),
+            DescribeProducersRequest::KEY => answer(frame, version, |request| self.respond.describe_producers(request)),
+            DescribeTransactionsRequest::KEY => {
+                answer::<DescribeTransactionsRequest>(frame, version, |_| self.respond.describe_transactions())
+            }
+            WriteTxnMarkersRequest::KEY => answer(frame, version, |request| self.respond.write_txn_markers(request)),
+            DescribeConfigsRequest::KEY => answer(frame, version, |request| self.respond.describe_configs(request)),
             _ => Answer::Close,
         }
     }
@@ -193,14 +294,17 @@ impl Shared {
             let host = StrBytes::from_static_str("127.0.0.1");
             MetadataResponseBroker::default().with_node_id(BrokerId(number)).with_host(host).with_port(i32::from(*port))
         };
+        let leaderless = self.leaderless().clone();
         let partition = |index| {
+            let leader = if leaderless.contains(&index) { -1 } else { view.leader };
             MetadataResponsePartition::default()
                 .with_partition_index(index)
-                .with_leader_id(BrokerId(view.leader))
+                .with_leader_id(BrokerId(leader))
                 .with_leader_epoch(view.leader_epoch)
         };
         let topic = MetadataResponseTopic::default()
             .with_name(Some(topic_name()))
+            .with_error_code(if view.partitions == 0 { Code::UnknownTopicOrPartition.code() } else { 0 })
             .with_partitions((0..view.partitions).map(partition).collect());
         MetadataResponse::default().with_brokers((0..).zip(&self.ports).map(broker).collect()).with_topics(vec![topic])
     }
@@ -215,7 +319,11 @@ fn versions() -> ApiVersionsResponse {
         (FindCoordinatorRequest::KEY, 3),
         (InitProducerIdRequest::KEY, 4),
         (AddPartitionsToTxnRequest::KEY, 3),
+        (EndTxnRequest::KEY, 4),
         (DescribeProducersRequest::KEY, 0),
+        (DescribeTransactionsRequest::KEY, 0),
+        (WriteTxnMarkersRequest::KEY, 1),
+        (DescribeConfigsRequest::KEY, 4),
     ];
     ApiVersionsResponse::default().with_api_keys(versions.map(version).to_vec())
 }

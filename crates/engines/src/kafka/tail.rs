@@ -21,8 +21,9 @@ use whimbrel_model::ports::{ReadBatch, ReadLimits};
 use whimbrel_model::{PartitionId, StoredRecord, TopicNumber};
 
 use super::client::batch::DECODED_BYTES_MAX;
-use super::client::cluster::{ANSWER_MAX, Cluster, Links};
+use super::client::cluster::{ANSWER_MAX, Cluster};
 use super::client::connection::CallError;
+use super::client::link::Links;
 use super::fetch::{self, FetchError, FetchQuery};
 use super::hanging::Hanging;
 use super::known::KnownTopic;

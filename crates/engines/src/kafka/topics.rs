@@ -10,6 +10,7 @@ use kafka_protocol::messages::create_topics_request::{CreatableTopic, CreatableT
 use kafka_protocol::messages::delete_records_request::{DeleteRecordsPartition, DeleteRecordsTopic};
 use kafka_protocol::messages::delete_topics_request::DeleteTopicState;
 use kafka_protocol::messages::describe_configs_request::DescribeConfigsResource;
+use kafka_protocol::messages::describe_configs_response::DescribeConfigsResourceResult;
 use kafka_protocol::messages::incremental_alter_configs_request::{AlterConfigsResource, AlterableConfig};
 use kafka_protocol::messages::metadata_response::MetadataResponseTopic;
 use kafka_protocol::messages::{
@@ -18,17 +19,22 @@ use kafka_protocol::messages::{
 };
 use kafka_protocol::protocol::{Request, StrBytes};
 use whimbrel_model::ports::{LogError, PartitionStatus, TopicStatus};
-use whimbrel_model::{Event, EventSink, PartitionId, TopicNumber, TopicSpec};
+use whimbrel_model::{Event, EventSink, FoundTopic, NamedBounds, PartitionId, Retention, TopicNumber, TopicSpec};
 
 use super::append::Appender;
 use super::client::cluster::Cluster;
-use super::client::connection::CallError;
 use super::known::{KnownTopic, KnownTopics};
 use super::outcome::{self, KafkaError};
 use super::queries::{Attempt, Queries};
 use super::read::Reader;
 use super::settings::KafkaSettings;
 
+const RETENTION_MS: &str = "retention.ms";
+const RETENTION_BYTES: &str = "retention.bytes";
+/// The value of a retention without that bound.
+const WITHOUT_BOUND: &str = "-1";
+/// Topics whose settings one request asks for.
+const TOPICS_PER_REQUEST: usize = 500;
 /// How often the brokers are asked whether they have learned of a change.
 const METADATA_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Kafka's own topics, which Whimbrel does not expose.
@@ -88,7 +94,7 @@ impl Topics {
     async fn make_known(
         &self,
         spec: &TopicSpec,
-        found: &FoundTopic,
+        found: &ReportedTopic,
         just_set: Vec<(&str, String)>,
     ) -> Result<u32, LogError> {
         let effective = EffectiveConfigs::of(&self.configs(&spec.name).await?, &just_set);
@@ -104,11 +110,11 @@ impl Topics {
         self.retire(&displaced);
     }
 
-    pub async fn alter(&self, spec: &TopicSpec) -> Result<(), LogError> {
+    pub async fn alter(&self, spec: &TopicSpec, named: NamedBounds) -> Result<(), LogError> {
         let known = self.known.get(spec.number).ok_or(unknown(spec.number))?;
         let found = self.look(known.name(), |_| true).await?.ok_or(unknown(spec.number))?;
         let batch_bytes_max = self.settings.batch_bytes_max();
-        self.change_configs(known.name(), changeable_configs(spec), batch_bytes_max).await?;
+        self.change_configs(known.name(), retention_configs(spec.retention, named), batch_bytes_max).await?;
         let mut partitions = found.partitions.len() as u32;
         if spec.partitions > partitions {
             partitions = self.grow(known.name(), spec.partitions).await?;
@@ -131,7 +137,7 @@ impl Topics {
             Ok(_) | Err(KafkaError::Code(Code::InvalidPartitions)) => {}
             Err(error) => return Err(refused(&error, name)),
         }
-        let has_grown = |found: &FoundTopic| {
+        let has_grown = |found: &ReportedTopic| {
             found.partitions.len() as u32 >= partitions && found.partitions.iter().all(|each| each.leader.is_some())
         };
         let found = self.wait_for(name, has_grown).await?;
@@ -140,6 +146,7 @@ impl Topics {
 
     pub async fn delete(&self, number: TopicNumber) -> Result<(), LogError> {
         let Some(topic) = self.known.get(number) else { return Ok(()) };
+        topic.missing.expect();
         // By id: a request that a broker executes late must not delete a topic that has the name by then.
         match self.look(topic.name(), |_| true).await? {
             Some(found) => self.delete_by_id(found.by_id, topic.name()).await?,
@@ -195,7 +202,7 @@ impl Topics {
         let attempt = |left| -> Attempt<'_, ()> {
             Box::pin(async move {
                 let leader = self.queries.leader(topic.name(), partition.index).await?;
-                let connection = self.cluster.admin_connection(leader).await.map_err(CallError::NotSent)?;
+                let connection = self.cluster.admin_connection(leader).await?;
                 let answer = connection.call(request, left).await?;
                 let answer = answer.topics.iter().flat_map(|topic| &topic.partitions).next();
                 let code = answer.map_or(UNKNOWN_ERROR, |partition| partition.error_code);
@@ -219,11 +226,51 @@ impl Topics {
         Ok(TopicStatus { partitions: found.partitions })
     }
 
-    pub async fn found(&self) -> Result<Vec<(String, u32)>, LogError> {
+    pub async fn found(&self, is_skipped: &(dyn Fn(&str) -> bool + Sync)) -> Result<Vec<FoundTopic>, LogError> {
         let metadata = self.queries.metadata(None).await?;
         let named = metadata.topics.iter().filter_map(|topic| Some((topic.name.as_ref()?.as_str(), topic)));
-        let topics = named.filter(|(name, topic)| !name.starts_with(KAFKAS_OWN_PREFIX) && !topic.is_internal);
-        Ok(topics.map(|(name, topic)| (name.to_owned(), topic.partitions.len() as u32)).collect())
+        let topics = named
+            .filter(|(name, topic)| !name.starts_with(KAFKAS_OWN_PREFIX) && !topic.is_internal && !is_skipped(name));
+        let topics: Vec<(&str, u32)> = topics.map(|(name, topic)| (name, topic.partitions.len() as u32)).collect();
+        let mut found = Vec::with_capacity(topics.len());
+        for some in topics.chunks(TOPICS_PER_REQUEST) {
+            let retentions = self.retentions(some.iter().map(|(name, _)| *name)).await?;
+            found.extend(some.iter().filter_map(|(name, partitions)| {
+                let retention = *retentions.get(*name)?;
+                Some(FoundTopic { name: (*name).to_owned(), partitions: *partitions, retention })
+            }));
+        }
+        Ok(found)
+    }
+
+    /// The retention of each topic. A topic whose settings cannot be read is left out, with a warning.
+    async fn retentions(&self, names: impl Iterator<Item = &str>) -> Result<BTreeMap<String, Retention>, LogError> {
+        let resource = |name| {
+            DescribeConfigsResource::default()
+                .with_resource_type(TOPIC_RESOURCE)
+                .with_resource_name(text(name))
+                .with_configuration_keys(Some([RETENTION_MS, RETENTION_BYTES].map(StrBytes::from_static_str).to_vec()))
+        };
+        let request = DescribeConfigsRequest::default().with_resources(names.map(resource).collect());
+        let answer = self.administer(&request, |_| 0).await.map_err(|error| outcome::unavailable(&error))?;
+        let mut retentions = BTreeMap::new();
+        for result in answer.results {
+            let name = result.resource_name.to_string();
+            match outcome::check(result.error_code) {
+                Ok(()) => {
+                    let value = |config: &DescribeConfigsResourceResult| {
+                        Some((config.name.to_string(), config.value.as_ref()?.to_string()))
+                    };
+                    retentions.insert(name, retention_of(&result.configs.iter().filter_map(value).collect()));
+                }
+                // Deleted since it was listed.
+                Err(code) if outcome::is_unknown_partition(code) => {}
+                Err(code) => {
+                    tracing::warn!(topic = name, %code, "cannot read the settings of a Kafka topic; it is not adopted")
+                }
+            }
+        }
+        Ok(retentions)
     }
 
     /// Asks whether a topic has grown, unless that was asked a moment ago.
@@ -236,7 +283,7 @@ impl Topics {
     }
 
     /// The topic with all its partitions. A broker that has not learned of a growth yet reports fewer than another one.
-    async fn look_at_each(&self, spec: &TopicSpec, found: FoundTopic) -> Result<FoundTopic, LogError> {
+    async fn look_at_each(&self, spec: &TopicSpec, found: ReportedTopic) -> Result<ReportedTopic, LogError> {
         let count = found.partitions.len() as u32;
         if count >= spec.partitions {
             return Ok(found);
@@ -249,7 +296,11 @@ impl Topics {
     }
 
     /// The topic as the brokers report it now; `None` if it does not exist or `accepts` returns false.
-    async fn look(&self, name: &str, accepts: impl Fn(&FoundTopic) -> bool) -> Result<Option<FoundTopic>, LogError> {
+    async fn look(
+        &self,
+        name: &str,
+        accepts: impl Fn(&ReportedTopic) -> bool,
+    ) -> Result<Option<ReportedTopic>, LogError> {
         let metadata = self.queries.metadata(Some(name)).await?;
         if metadata.brokers.is_empty() {
             // A broker that has just started knows no topic: that is not the cluster's answer.
@@ -264,12 +315,12 @@ impl Topics {
             Some(code) if outcome::is_unknown_partition(code) => return Ok(None),
             Some(code) => return Err(refused(&KafkaError::Code(code), name)),
         }
-        let found = FoundTopic::new(topic);
+        let found = ReportedTopic::new(topic);
         Ok((!found.partitions.is_empty() && accepts(&found)).then_some(found))
     }
 
     /// Waits until the brokers report the topic and `accepts` returns true.
-    async fn wait_for(&self, name: &str, accepts: impl Fn(&FoundTopic) -> bool) -> Result<FoundTopic, LogError> {
+    async fn wait_for(&self, name: &str, accepts: impl Fn(&ReportedTopic) -> bool) -> Result<ReportedTopic, LogError> {
         let began = Instant::now();
         loop {
             if let Some(found) = self.look(name, &accepts).await? {
@@ -378,7 +429,7 @@ impl Topics {
         }
     }
 
-    fn warn_if_not_durable(&self, name: &str, found: &FoundTopic, min_insync: u32) {
+    fn warn_if_not_durable(&self, name: &str, found: &ReportedTopic, min_insync: u32) {
         let replicas = found.partitions.iter().map(|partition| partition.replicas.len()).max().unwrap_or(0);
         if is_weaker_than_it_looks(replicas, min_insync) {
             let detail = format!(
@@ -401,13 +452,13 @@ fn text(text: &str) -> StrBytes {
 }
 
 /// A topic as the brokers report it.
-struct FoundTopic {
+struct ReportedTopic {
     /// The request that deletes this very topic.
     by_id: DeleteTopicState,
     partitions: Vec<PartitionStatus>,
 }
 
-impl FoundTopic {
+impl ReportedTopic {
     fn new(topic: &MetadataResponseTopic) -> Self {
         let numbers = |brokers: &[BrokerId]| brokers.iter().map(|broker| broker.0).collect();
         let mut partitions: Vec<PartitionStatus> = topic
@@ -455,25 +506,32 @@ fn is_weaker_than_it_looks(replicas: usize, min_insync: u32) -> bool {
 
 /// The settings of a new topic.
 fn new_configs(spec: &TopicSpec, batch_bytes_max: usize) -> Vec<(&'static str, String)> {
-    let mut configs = changeable_configs(spec);
+    let mut configs = retention_configs(spec.retention, NamedBounds::ALL);
+    if let Some(min_insync) = spec.min_insync {
+        configs.push(("min.insync.replicas", min_insync.to_string()));
+    }
     configs.push(("max.message.bytes", batch_bytes_max.to_string()));
     configs.push(("message.timestamp.type", "CreateTime".to_owned()));
     configs
 }
 
-/// The settings of a topic that can be changed later.
-fn changeable_configs(spec: &TopicSpec) -> Vec<(&'static str, String)> {
-    const WITHOUT_BOUND: &str = "-1";
-    let time = spec.retention.time.map(|time| time.as_millis().to_string());
-    let bytes = spec.retention.bytes.map(|bytes| bytes.to_string());
-    let mut configs = vec![
-        ("retention.ms", time.unwrap_or_else(|| WITHOUT_BOUND.to_owned())),
-        ("retention.bytes", bytes.unwrap_or_else(|| WITHOUT_BOUND.to_owned())),
-    ];
-    if let Some(min_insync) = spec.min_insync {
-        configs.push(("min.insync.replicas", min_insync.to_string()));
+/// The settings for the bounds of a retention that are named.
+fn retention_configs(retention: Retention, named: NamedBounds) -> Vec<(&'static str, String)> {
+    let bound = |bound: Option<String>| bound.unwrap_or_else(|| WITHOUT_BOUND.to_owned());
+    let mut configs = Vec::new();
+    if named.time {
+        configs.push((RETENTION_MS, bound(retention.time.map(|time| time.as_millis().to_string()))));
+    }
+    if named.bytes {
+        configs.push((RETENTION_BYTES, bound(retention.bytes.map(|bytes| bytes.to_string()))));
     }
     configs
+}
+
+/// The retention that a topic's settings mean. A negative value is no bound.
+fn retention_of(configs: &BTreeMap<String, String>) -> Retention {
+    let bound = |key| configs.get(key).and_then(|value| value.parse::<u64>().ok());
+    Retention { time: bound(RETENTION_MS).map(Duration::from_millis), bytes: bound(RETENTION_BYTES) }
 }
 
 fn refused(error: &KafkaError, name: &str) -> LogError {
@@ -500,40 +558,4 @@ fn unknown(number: TopicNumber) -> LogError {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use whimbrel_model::Retention;
-
-    #[test]
-    fn a_replicated_topic_that_acknowledges_with_one_copy_is_weaker_than_it_looks() {
-        assert!(is_weaker_than_it_looks(3, 1));
-        assert!(!is_weaker_than_it_looks(3, 2));
-        assert!(!is_weaker_than_it_looks(1, 1));
-    }
-
-    #[test]
-    fn a_new_setting_applies_before_every_broker_reports_it() {
-        let defaults = [("max.message.bytes", "1048588"), ("min.insync.replicas", "1")];
-        let asked = defaults.map(|(key, value)| (key.to_owned(), value.to_owned())).into_iter().collect();
-        let set = [("max.message.bytes", "2000000".to_owned()), ("min.insync.replicas", "2".to_owned())];
-        assert_eq!(EffectiveConfigs::of(&asked, &set), EffectiveConfigs { batch_bytes_max: 2_000_000, min_insync: 2 });
-        assert_eq!(EffectiveConfigs::of(&asked, &[]), EffectiveConfigs { batch_bytes_max: 1_048_588, min_insync: 1 });
-    }
-
-    #[test]
-    fn a_topic_without_bounds_is_kept_for_good() {
-        let spec = TopicSpec {
-            number: TopicNumber(1),
-            name: "t".to_owned(),
-            partitions: 1,
-            retention: Retention::default(),
-            replicas: None,
-            min_insync: Some(2),
-        };
-        let configs: BTreeMap<_, _> = new_configs(&spec, 5000).into_iter().collect();
-        assert_eq!(configs["retention.ms"], "-1");
-        assert_eq!(configs["retention.bytes"], "-1");
-        assert_eq!(configs["max.message.bytes"], "5000");
-        assert_eq!(configs["min.insync.replicas"], "2");
-    }
-}
+mod tests;

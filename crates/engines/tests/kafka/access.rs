@@ -6,9 +6,10 @@ use std::time::Duration;
 use whimbrel_engines::kafka::settings::{Sasl, SaslMechanism};
 use whimbrel_engines::kafka::{KafkaLog, KafkaSettings};
 use whimbrel_model::ports::{CommitOutcome, Entry, Log as _, LogError, LogTopics as _, ReadLimits};
-use whimbrel_model::{Clock as _, Headers, PartitionId, Record, Retention, SystemClock, TopicSpec};
+use whimbrel_model::{Clock as _, Headers, NamedBounds, PartitionId, Record, Retention, SystemClock, TopicSpec};
 
 use crate::broker::{Extras, Listener, OwnBroker, free_address, new_spec};
+use crate::hanging::ended;
 use crate::programs::Peer;
 use crate::{kept_events, needs_kafka};
 
@@ -48,8 +49,7 @@ async fn the_documented_rights_suffice_for_every_operation() {
     let fence = log.fence(&spec.name, 1).await.expect("a fence can be opened");
     let committed = log.commit(&fence, vec![entry(partition, "committed")]).await;
     let CommitOutcome::Done(offsets) = committed else { panic!("{committed:?}") };
-    let ended: Vec<_> = kept.lock().unwrap().iter().map(|event| event.kind).collect();
-    assert_eq!(ended, ["hanging_transaction_ended"]);
+    assert_eq!(ended(&kept.lock().unwrap()), ["aborted by empty_transaction"], "the rights do not include markers");
     let appended = log.append(vec![entry(partition, "appended")]).await;
     assert!(appended[0].is_ok(), "{appended:?}");
     let limits = ReadLimits { max_records: 1, max_bytes: 1 << 20, wait: Duration::from_secs(10) };
@@ -58,9 +58,9 @@ async fn the_documented_rights_suffice_for_every_operation() {
     log.trim(partition, offsets[0]).await.expect("records can be deleted");
     let retention = Retention { time: Some(Duration::from_secs(3600)), ..Retention::default() };
     let changed = TopicSpec { partitions: 2, retention, ..spec.clone() };
-    log.alter(&changed).await.expect("a topic can be changed");
+    log.alter(&changed, NamedBounds::ALL).await.expect("a topic can be changed");
     assert_eq!(log.describe(spec.number).await.expect("a topic can be described").partitions.len(), 2);
-    assert!(log.found().await.expect("topics can be listed").iter().any(|(name, _)| *name == spec.name));
+    assert!(log.found(&|_| false).await.expect("topics can be listed").iter().any(|topic| topic.name == spec.name));
     log.delete(spec.number).await.expect("a topic can be deleted");
 }
 

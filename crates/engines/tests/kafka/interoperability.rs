@@ -176,7 +176,7 @@ async fn a_commit_that_was_under_way_when_its_fence_was_taken_over_is_read_whole
         match commit.await.expect("the commit is answered") {
             CommitOutcome::Done(_) => done.push(text),
             CommitOutcome::Unknown(_) => unknown.push(text),
-            CommitOutcome::Fenced | CommitOutcome::NotNow(_) => {}
+            CommitOutcome::Fenced | CommitOutcome::NotNow(_) | CommitOutcome::Blocked { .. } => {}
             refused @ CommitOutcome::Refused { .. } => panic!("{refused:?}"),
         }
         let marker = format!("takeover {takeover}");

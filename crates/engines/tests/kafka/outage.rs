@@ -78,7 +78,10 @@ async fn commits_across_a_crash_of_the_broker_are_whole_or_absent() {
         match outcome {
             CommitOutcome::Done(_) => done.push(n.to_string()),
             CommitOutcome::Refused { index, error } => panic!("entry {index} is refused: {error}"),
-            CommitOutcome::NotNow(_) | CommitOutcome::Unknown(_) | CommitOutcome::Fenced => undone += 1,
+            CommitOutcome::NotNow(_)
+            | CommitOutcome::Blocked { .. }
+            | CommitOutcome::Unknown(_)
+            | CommitOutcome::Fenced => undone += 1,
         }
     }
     // Commits that were prepared on top of a commit of unknown outcome must not be written after it.

@@ -7,11 +7,15 @@ use futures_util::FutureExt as _;
 use whimbrel_engines::kafka::settings::Tls;
 use whimbrel_engines::kafka::{KafkaLog, KafkaSettings, KafkaStartError};
 use whimbrel_model::ports::{Entry, Log, LogError, LogTopics};
-use whimbrel_model::{Headers, PartitionId, Record, Retention, Timestamp, TopicSpec};
+use whimbrel_model::{FoundTopic, Headers, NamedBounds, PartitionId, Record, Retention, Timestamp, TopicSpec};
 
 use crate::broker::{free_port, new_spec};
 use crate::programs::Peer;
 use crate::{connect, needs_kafka, settings};
+
+/// How often and how long a changed setting is waited for.
+const SETTING_POLL: Duration = Duration::from_millis(50);
+const SETTING_POLLS_MAX: usize = 600;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_without_a_broker_fails_in_time_and_names_the_address() {
@@ -83,7 +87,7 @@ async fn an_altered_topic_takes_our_largest_record_and_keeps_the_settings_of_oth
     let log = connect(settings()).await;
     log.create(&spec).await.expect("the topic is there");
     let retention = Retention { time: Some(Duration::from_secs(3600)), bytes: Some(12_345_678) };
-    log.alter(&TopicSpec { retention, ..spec.clone() }).await.expect("the topic can be altered");
+    log.alter(&TopicSpec { retention, ..spec.clone() }, NamedBounds::ALL).await.expect("the topic can be altered");
     let set = operator.configs(&spec.name);
     assert_eq!(set["retention.ms"], "3600000");
     assert_eq!(set["retention.bytes"], "12345678");
@@ -109,11 +113,44 @@ async fn more_replicas_than_brokers_are_refused_for_good() {
 async fn topics_of_the_engine_are_found_by_name() {
     needs_kafka!();
     let log = connect(settings()).await;
-    let spec = new_spec(3);
+    let retention = Retention { time: Some(Duration::from_secs(7200)), bytes: Some(1 << 30) };
+    let spec = TopicSpec { retention, ..new_spec(3) };
     log.create(&spec).await.expect("the topic can be made");
-    let found = log.found().await.expect("topics can be listed");
-    assert!(found.contains(&(spec.name, 3)));
-    assert!(found.iter().all(|(name, _)| !name.starts_with("__")), "Kafka's own topics are not listed");
+    let found = log.found(&|_| false).await.expect("topics can be listed");
+    assert!(found.contains(&FoundTopic { name: spec.name.clone(), partitions: 3, retention }));
+    assert!(found.iter().all(|topic| !topic.name.starts_with("__")), "Kafka's own topics are not listed");
+    let others = log.found(&|name| name == spec.name).await.expect("topics can be listed");
+    assert!(others.iter().all(|topic| topic.name != spec.name), "a skipped topic is not listed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_that_does_not_name_the_retention_leaves_it_as_the_brokers_have_it() {
+    needs_kafka!();
+    let log = connect(settings()).await;
+    let spec = new_spec(1);
+    log.create(&spec).await.expect("the topic can be made");
+    let mut operator = Peer::start(&crate::bootstrap());
+    operator.set_config(&spec.name, "retention.ms", "7200000");
+    operator.set_config(&spec.name, "retention.bytes", "1000000");
+    let grown = TopicSpec { partitions: 2, retention: Retention::default(), ..spec.clone() };
+    log.alter(&grown, NamedBounds::NONE).await.expect("the topic can grow");
+    wait_for_retention(&mut operator, &spec.name, ["7200000", "1000000"]).await;
+    log.alter(&grown, NamedBounds { time: true, bytes: false }).await.expect("the topic can be altered");
+    wait_for_retention(&mut operator, &spec.name, ["-1", "1000000"]).await;
+}
+
+/// A broker shows a changed setting when it has learned of it from the controllers.
+async fn wait_for_retention(operator: &mut Peer, topic: &str, wanted: [&str; 2]) {
+    let mut shown = [String::new(), String::new()];
+    for _ in 0..SETTING_POLLS_MAX {
+        let set = operator.configs(topic);
+        shown = ["retention.ms", "retention.bytes"].map(|name| set[name].as_str().unwrap_or_default().to_owned());
+        if shown == wanted {
+            return;
+        }
+        tokio::time::sleep(SETTING_POLL).await;
+    }
+    panic!("the retention is {shown:?} instead of {wanted:?}");
 }
 
 /// An entry for the topic's first partition whose record has that size.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::PortFuture;
-use crate::{PartitionId, Record, StoredRecord, Timestamp, TopicNumber, TopicSpec};
+use crate::{FoundTopic, NamedBounds, PartitionId, Record, StoredRecord, Timestamp, TopicNumber, TopicSpec};
 
 /// A record on its way to its partition.
 #[derive(Debug, Clone)]
@@ -84,18 +84,29 @@ pub trait LogTopics: Send + Sync {
     /// that has more partitions than `spec` says keeps them; the answer says how many it has. Durable when it answers.
     fn create<'a>(&'a self, spec: &'a TopicSpec) -> PortFuture<'a, Result<u32, LogError>>;
 
-    /// Changes retention and grows the number of partitions; it never shrinks. New partitions begin at offset zero.
-    fn alter<'a>(&'a self, spec: &'a TopicSpec) -> PortFuture<'a, Result<(), LogError>>;
+    /// Changes the bounds of the retention that are named and grows the number of partitions; it never shrinks. New partitions begin at
+    /// offset zero. Other applications may have changed the bounds that are not named: those must stay as the engine has them.
+    fn alter<'a>(&'a self, spec: &'a TopicSpec, named: NamedBounds) -> PortFuture<'a, Result<(), LogError>>;
 
     /// Drops the topic and all its records. Deleting what is not there is no error.
     fn delete(&self, topic: TopicNumber) -> PortFuture<'_, Result<(), LogError>>;
 
+    /// The topic is being deleted, by this process or another one. An engine that reports topics which other applications deleted does
+    /// not report this one.
+    fn expect_deletion(&self, topic: TopicNumber) {
+        let _ = topic;
+    }
+
     /// What the engine knows of the topic: leaders, copies, sizes.
     fn describe(&self, topic: TopicNumber) -> PortFuture<'_, Result<TopicStatus, LogError>>;
 
-    /// Topics that exist in the engine under names, made by others or by an earlier start, with their number of partitions. The
-    /// embedded log has only topics that the catalogue made, and answers with none.
-    fn found(&self) -> PortFuture<'_, Result<Vec<(String, u32)>, LogError>>;
+    /// Topics that exist in the engine under names, made by others or by an earlier start, with the retention that they have there.
+    /// Names that `is_skipped` are left out: the engine need not look up their retention. The embedded log has only topics that the
+    /// catalogue made, and answers with none.
+    fn found<'a>(
+        &'a self,
+        is_skipped: &'a (dyn Fn(&str) -> bool + Sync),
+    ) -> PortFuture<'a, Result<Vec<FoundTopic>, LogError>>;
 }
 
 /// An open fence. Cloning shares it.
@@ -122,6 +133,9 @@ pub enum CommitOutcome {
     Fenced,
     /// The entry of that index can never be written (its topic is gone, it is too large). Nothing was written.
     Refused { index: usize, error: LogError },
+    /// Nothing was written and the fence still stands: these partitions cannot be written now, others of the commit can. Try again
+    /// without them; try them again later.
+    Blocked { partitions: Vec<PartitionId>, error: LogError },
     /// Nothing was written and the fence still stands: there is no room, or too much is under way. Try again later.
     NotNow(LogError),
     /// It may have been written.

@@ -3,7 +3,7 @@
 //! Within (key owner, topic), the first answer stays for the window with a fingerprint of the body. The record in the log
 //! carries the key too, so an engine that keeps its store beside the log can rebuild what a crash took from it.
 
-use super::PortFuture;
+use super::{LogError, PortFuture};
 use crate::{PartitionId, Timestamp, TopicNumber};
 
 /// What a publisher brought.
@@ -60,6 +60,9 @@ pub enum Begun {
 pub enum ReceiptsError {
     #[error("the receipts are not available: {0}")]
     Unavailable(String),
+    /// The receipts follow the log, which failed.
+    #[error("cannot read the log to complete the receipts: {0}")]
+    Log(LogError),
 }
 
 /// Who published what under which key.

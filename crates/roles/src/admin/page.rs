@@ -21,7 +21,7 @@ use crate::receive::keys::Caller;
 use crate::receive::settings::PageInfo;
 use crate::receive::subscription_calls::{is_seen, status};
 use crate::receive::subscriptions::require_looking;
-use crate::receive::topics::count_messages;
+use crate::receive::topics::{count_messages, counts_deadline};
 use crate::topics::Topic;
 
 /// Topics that the page lists at most; `/v1/topics` has them all.
@@ -47,12 +47,13 @@ pub(crate) async fn page(State(door): State<Arc<Door>>, request: Request) -> Res
     // What people made comes before what the system did.
     all.sort_by_key(|topic| topic.is_system());
     let now = door.ports.clock.now();
+    let deadline = counts_deadline();
     let mut rows = Vec::new();
     for topic in all.iter().take(TOPICS_SHOWN_MAX) {
         rows.push(Row {
             name: topic.name.to_string(),
             partitions: topic.partitions(),
-            messages: count_messages(&door, topic).await,
+            messages: count_messages(&door, topic, deadline).await,
             per_second: topic.running.published.per_second(now, 10),
             retention: topic.stored.retention().time.map(format_duration),
         });

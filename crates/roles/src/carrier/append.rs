@@ -6,6 +6,7 @@ use whimbrel_model::{Event, PartitionId, Record, Timestamp};
 use super::owner::Tools;
 use super::partition::Letter;
 use super::settings::RETRY_AFTER;
+use crate::line_limit::LineLimit;
 
 /// Appends until everything is durable: what was not is tried again. Ids are made from what it is about, so that a repeat folds away.
 pub(super) async fn append(tools: &Tools, number: u32, partition: PartitionId, letters: Vec<Letter>) {
@@ -39,7 +40,15 @@ pub(super) async fn append(tools: &Tools, number: u32, partition: PartitionId, l
         });
         if !waiting.is_empty() {
             let (partition, letters) = (number, waiting.len());
-            tracing::warn!(partition, letters, "letters of a carrier are not durable yet; they are tried again");
+            static LINES: LineLimit = LineLimit::new();
+            if let Some(left_out) = LINES.admit("") {
+                tracing::warn!(
+                    partition,
+                    letters,
+                    left_out,
+                    "letters of a carrier are not durable yet; they are tried again"
+                );
+            }
             tokio::time::sleep(RETRY_AFTER).await;
         }
     }

@@ -23,6 +23,7 @@ use super::pace::Pace;
 use super::partition::{AskId, Effect, Input, Partition, Trouble};
 use super::settings::{CarrierSettings, READ_BYTES, READ_RECORDS, RECLAIM_USERS, RETRY_AFTER, SYNC_EVERY};
 use super::user_box::PlatformRules;
+use crate::line_limit::LineLimit;
 
 /// How long a read waits at the tail before it is begun anew.
 const READ_WAIT: Duration = Duration::from_secs(10);
@@ -256,7 +257,10 @@ impl Owner {
                         LogError::Trimmed { .. } | LogError::BeyondEnd { .. } | LogError::Damaged { .. }
                     )
                 {
-                    tracing::warn!(%partition, %error, "the log of pushes cannot be read; it is tried again");
+                    static LINES: LineLimit = LineLimit::new();
+                    if let Some(left_out) = LINES.admit(&error.to_string()) {
+                        tracing::warn!(%partition, %error, left_out, "the log of pushes cannot be read; it is tried again");
+                    }
                     tokio::time::sleep(RETRY_AFTER).await;
                 }
                 Done::Input(Input::Read(read))
@@ -378,7 +382,10 @@ impl Owner {
                 tools.log.trim(partition, cut).await
             };
             if let Err(error) = trimmed.await {
-                tracing::warn!(%partition, %error, "the log of pushes could not be trimmed");
+                static LINES: LineLimit = LineLimit::new();
+                if let Some(left_out) = LINES.admit(&error.to_string()) {
+                    tracing::warn!(%partition, %error, left_out, "the log of pushes could not be trimmed");
+                }
             }
             Done::Trimmed
         }));
@@ -428,11 +435,15 @@ async fn find_start(tools: &Tools, post: &Post) -> Result<(u64, u64, u64), Strin
             Ok((Some(applied), bounds)) => return Ok((applied, bounds.first, bounds.next)),
             Ok((None, _)) => return Err("another node has the partition".to_owned()),
             Err(why) => {
-                tracing::warn!(
-                    partition = post.number,
-                    why,
-                    "the partition of pushes cannot be taken yet; it is tried again"
-                );
+                static LINES: LineLimit = LineLimit::new();
+                if let Some(left_out) = LINES.admit(&why) {
+                    tracing::warn!(
+                        partition = post.number,
+                        why,
+                        left_out,
+                        "the partition of pushes cannot be taken yet; it is tried again"
+                    );
+                }
                 tokio::time::sleep(RETRY_AFTER).await;
             }
         }

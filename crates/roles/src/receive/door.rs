@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 use whimbrel_model::hold::shard_of;
-use whimbrel_model::ports::LogError;
+use whimbrel_model::ports::{LogError, ReceiptsError};
 use whimbrel_model::{EVENTS_TOPIC, HOLDS_TOPIC, IdMint, PartitionId};
 
 use super::keys::KeyRing;
@@ -16,6 +16,7 @@ use super::{Ports, StartError};
 use crate::figures::DoorFigures;
 use crate::stats::TopicStats;
 use crate::subscriptions::Subscriptions;
+use crate::topics::system::patiently;
 use crate::topics::{Registry, Topic, TopicError};
 
 /// How long `/readyz` waits for the log.
@@ -50,7 +51,8 @@ impl Door {
         let holds = registry.get(HOLDS_TOPIC).ok_or_else(|| TopicError::Unknown(HOLDS_TOPIC.to_owned()))?;
         // The log knows its topics now, and nothing is accepted yet: what a crash cut off from the receipts is made good from it.
         let partitions: Vec<_> = registry.all().iter().flat_map(|topic| topic.all_partitions()).collect();
-        ports.receipts.recover(&partitions).await?;
+        let is_log_away = |error: &ReceiptsError| matches!(error, ReceiptsError::Log(LogError::Unavailable(_)));
+        patiently("receipts", is_log_away, async || ports.receipts.recover(&partitions).await).await?;
         // A hasher's random seed is as good a beginning for the counter of ids as any, and costs no dependency.
         let start = RandomState::new().hash_one(ports.clock.now()) as u32;
         Ok(Self {

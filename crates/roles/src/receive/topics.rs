@@ -8,6 +8,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
 use http::StatusCode;
 use serde::{Deserialize, Deserializer, Serialize};
+use tokio::time::Instant;
 use utoipa::ToSchema;
 use whimbrel_model::ports::{Bounds, LogError, PartitionStatus};
 use whimbrel_model::{PartitionId, Timestamp, TopicNumber, format_duration, parse_duration};
@@ -32,6 +33,8 @@ const TOPIC_BODY_BYTES_MAX: usize = 64 << 10;
 /// Topics, and partitions of each, whose ends are asked for at one time: a broker is asked over the network.
 const TOPICS_AT_ONCE: usize = 8;
 const PARTITIONS_AT_ONCE: usize = 16;
+/// How long a list of topics waits for message counts. Topics whose log has not answered by then are listed without one.
+const COUNTS_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// What a topic shall be. What is left out stays as it is, or takes the server's default.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -200,12 +203,13 @@ pub(super) async fn list_topics(State(door): State<Arc<Door>>, request: Request)
     let caller = door.keys.caller(request.headers())?;
     Query::parse(request.uri().query())?.end()?;
     let now = door.ports.clock.now();
+    let deadline = counts_deadline();
     let visible = door.registry.all().into_iter().filter(|topic| caller.sees(&topic.name));
     let documents = visible.map(|topic| {
         let door = Arc::clone(&door);
         async move {
             let mut document = document_of(&topic, now);
-            document.messages = count_messages(&door, &topic).await;
+            document.messages = count_messages(&door, &topic, deadline).await;
             document
         }
     });
@@ -435,10 +439,19 @@ async fn describe(door: &Door, topic: &Topic) -> Result<TopicDocument, Problem> 
     Ok(document)
 }
 
-/// How many messages are kept, where the log can say so now.
-pub(crate) async fn count_messages(door: &Door, topic: &Topic) -> Option<u64> {
+/// When a list of topics that begins now stops waiting for message counts.
+pub(crate) fn counts_deadline() -> Instant {
+    Instant::now() + COUNTS_WAIT_MAX
+}
+
+/// How many messages are kept; `None` where the log does not answer before the deadline.
+pub(crate) async fn count_messages(door: &Door, topic: &Topic, deadline: Instant) -> Option<u64> {
+    // Topics behind one that has used up the time are not asked for: the answer would come too late.
+    if Instant::now() >= deadline {
+        return None;
+    }
     let mut messages = 0;
-    for (_, bounds) in bounds_of(door, topic).await {
+    for (_, bounds) in tokio::time::timeout_at(deadline, bounds_of(door, topic)).await.ok()? {
         let bounds = bounds.ok()?;
         messages += bounds.next.saturating_sub(bounds.first);
     }

@@ -1,6 +1,7 @@
-//! The registry follows the catalogue: takes over what changed, finishes what a crash left half done, adopts topics of others.
+//! The registry follows the catalogue: it applies changes, finishes deletions and growths that a crash interrupted, and adopts topics
+//! that other applications created.
 //!
-//! A mapping that the catalogue has replaced is left before anything else is done about its topic.
+//! When the catalogue has replaced a mapping, the registry stops using it before it does anything else for the topic.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -9,6 +10,7 @@ use tokio::sync::MutexGuard;
 use tokio_util::sync::CancellationToken;
 use whimbrel_model::limits::{PARTITIONS_MAX, TOPIC_NUMBER_MAX};
 use whimbrel_model::ports::{CatalogueError, LogError, Versioned};
+use whimbrel_model::{FoundTopic, Retention};
 
 use super::conflicts::Conflicts;
 use super::gate::Closed;
@@ -18,13 +20,13 @@ use super::registry::{Registry, TopicChange, TopicError, encode};
 use super::stored::{StoredTopic, TOPIC_PREFIX, key_of};
 use super::topic::{Topic, is_system_name};
 
-/// Between two looks at a catalogue that keeps changing or cannot be reached.
+/// The pause between two reads of a catalogue that keeps changing.
 const RELOAD_PAUSE: Duration = Duration::from_millis(100);
 const WATCH_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 impl Registry {
-    /// Follows the catalogue until the shutdown. Where several nodes share the topics, also does this node's part in growths, under
-    /// its present session.
+    /// Follows the catalogue until the shutdown. If several nodes share the topics, also does this node's part in growths, under its
+    /// current session.
     pub async fn watch(&self, memberships: Memberships, shutdown: CancellationToken) {
         let Some(coordination) = &self.ports.coordination else { return self.follow_catalogue(&shutdown).await };
         tokio::select! {
@@ -70,7 +72,7 @@ impl Registry {
         }
     }
 
-    /// Takes over what the catalogue has now.
+    /// Applies the current entries of the catalogue.
     pub(super) async fn reload(&self, changing: &MutexGuard<'_, i64>) -> Result<(), TopicError> {
         let entries = self.ports.catalogue.list(TOPIC_PREFIX).await?;
         let map = self.map.load_full();
@@ -97,7 +99,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Takes in an entry that other nodes may change meanwhile.
+    /// Applies an entry that other nodes may change at the same time.
     async fn take_in_changing(
         &self,
         key: &str,
@@ -115,7 +117,7 @@ impl Registry {
         }
     }
 
-    /// The topic as the catalogue has it now. `None` where there is no entry, or where its deletion was finished.
+    /// The topic as the catalogue has it now. `None` if there is no entry, or if its deletion was finished.
     pub(super) async fn read_entry(
         &self,
         name: &str,
@@ -128,7 +130,7 @@ impl Registry {
         }
     }
 
-    /// Brings one entry of the catalogue to life, or finishes its deletion.
+    /// Applies one entry of the catalogue, or finishes the deletion of its topic.
     async fn take_in(
         &self,
         key: &str,
@@ -137,7 +139,7 @@ impl Registry {
     ) -> Result<Option<Arc<Topic>>, TopicError> {
         let name = key.strip_prefix(TOPIC_PREFIX).unwrap_or(key);
         let malformed = |why: String| {
-            // Its mapping is not known: nothing may be published by the one that was.
+            // The current mapping is unknown: publishes must not use the old one.
             self.hide(name);
             TopicError::Malformed { key: key.to_owned(), why }
         };
@@ -147,14 +149,14 @@ impl Registry {
             return Err(malformed("its number or its partitions are out of range".to_owned()));
         }
         if !stored.deleting {
-            // A process that is alone has no other node to agree with: it does not carry on a growth of an installation of several nodes.
+            // A single process has no other nodes to agree with: it does not continue a growth that a cluster began.
             stored.growing = stored.growing.filter(|_| self.lease.is_shared());
             self.leave_old_mapping(name, &stored);
             return self.bring_up(name, stored, found.version, changing).await.map(Some);
         }
         // An engine that has only names learns here which topic the number means.
         self.hide(name);
-        // The node that deletes it may be done by now, and the name may be another topic's: this list of entries may be old.
+        // This list of entries may be old: the deleting node may have finished, and the name may belong to a new topic.
         let current = self.ports.catalogue.get(key).await?;
         if current.is_none_or(|current| current.version != found.version) {
             return Ok(None);
@@ -164,8 +166,8 @@ impl Registry {
         Ok(None)
     }
 
-    /// Closes the gates of a mapping that the entry has replaced or is about to, before the log is asked for anything, which may
-    /// fail: a growth counts on it.
+    /// Closes the gates of a mapping that the entry has replaced or is about to replace. A growth relies on this, so it happens before any
+    /// call to the log, which may fail.
     fn leave_old_mapping(&self, name: &str, stored: &StoredTopic) {
         let Some(known) = self.get(name) else { return };
         if known.number() != stored.number {
@@ -177,21 +179,25 @@ impl Registry {
         }
     }
 
-    /// Takes in topics that others made in the engine. The system's names are never taken from there.
+    /// Adopts topics that other applications created in the engine. Never adopts system names.
     pub(super) async fn adopt_found(&self, changing: &mut MutexGuard<'_, i64>) -> Result<(), TopicError> {
         **changing = self.ports.clock.now().as_millis();
-        for (name, partitions) in self.ports.log_topics.found().await? {
-            let takes = whimbrel_model::check_topic_name(&name).is_ok()
-                && (1..=PARTITIONS_MAX).contains(&partitions)
-                && self.get(&name).is_none();
-            if !takes {
+        let is_skipped = |name: &str| {
+            whimbrel_model::check_topic_name(name).is_err()
+                || self.get(name).is_some_and(|topic| !topic.stored.has_unknown_retention())
+        };
+        for FoundTopic { name, partitions, retention } in self.ports.log_topics.found(&is_skipped).await? {
+            if let Some(topic) = self.get(&name) {
+                self.learn_retention(&topic, retention, changing).await?;
                 continue;
             }
-            // Its retention is whatever its makers gave it.
+            if !(1..=PARTITIONS_MAX).contains(&partitions) {
+                continue;
+            }
             let as_it_is = TopicChange {
                 partitions: Some(partitions),
-                retention: Some(None),
-                retention_bytes: Some(None),
+                retention: Some(retention.time),
+                retention_bytes: Some(retention.bytes),
                 ..TopicChange::default()
             };
             match self.adopt(&name, as_it_is, changing).await {
@@ -205,7 +211,27 @@ impl Registry {
         Ok(())
     }
 
-    /// Takes in one topic, unless another node has done so.
+    /// Stores the retention of a topic that was adopted by a version which did not read it.
+    async fn learn_retention(
+        &self,
+        topic: &Topic,
+        retention: Retention,
+        _changing: &MutexGuard<'_, i64>,
+    ) -> Result<(), TopicError> {
+        if retention == topic.stored.retention() {
+            return Ok(());
+        }
+        let stored = topic.stored.clone().with_retention(retention);
+        match self.ports.catalogue.put(&key_of(&topic.name), encode(&stored), Some(topic.version)).await {
+            Ok(version) => drop(self.show(topic.succeeded_by(stored, version))),
+            // Another node has changed the entry.
+            Err(CatalogueError::Conflict { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    /// Adopts one topic, unless another node has already adopted it.
     async fn adopt(&self, name: &str, as_it_is: TopicChange, changing: &MutexGuard<'_, i64>) -> Result<(), TopicError> {
         let mut conflicts = Conflicts::default();
         loop {
@@ -220,7 +246,7 @@ impl Registry {
         }
     }
 
-    /// Makes the topic known to the log, finishes a growth that the entry does not know of, and puts it on the map.
+    /// Creates the topic in the log, records a growth that the entry does not have yet, and makes the topic visible.
     pub(super) async fn bring_up(
         &self,
         name: &str,
@@ -230,8 +256,8 @@ impl Registry {
     ) -> Result<Arc<Topic>, TopicError> {
         let actual = self.ports.log_topics.create(&stored.spec(name)).await?;
         self.note_in_log(name, &stored, actual);
-        // The partitions of `_holds` are its shards, those of `_push` places of users, and so on: what others added in the engine
-        // is not used. Nodes that share a topic grow it by agreement.
+        // The partitions of system topics have fixed meanings: those of `_holds` are its shards, those of `_push` hold users. Whimbrel
+        // does not use partitions that other applications added to them. Nodes that share a topic grow it by agreement.
         if actual > stored.partitions && !is_system_name(name) && !self.lease.is_shared() {
             let ends = ends_of(&*self.ports.log, stored.number, stored.partitions).await?;
             let growth =
@@ -250,7 +276,7 @@ impl Registry {
         Ok(self.show(topic))
     }
 
-    /// Keeps gates closed until the catalogue was read again: which mapping is in force is not known.
+    /// Keeps gates closed until the catalogue has been read again: the current mapping is unknown.
     pub(super) fn keep_closed(&self, gates: impl IntoIterator<Item = Closed>) {
         self.unsettled.lock().unwrap_or_else(PoisonError::into_inner).extend(gates);
         self.changes.send_modify(|count| *count += 1);
@@ -260,7 +286,7 @@ impl Registry {
         !self.unsettled.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// Returns a while after a write had an unknown outcome that is still not settled.
+    /// Returns [`WATCH_RETRY_AFTER`] after a write had an unknown outcome.
     async fn unsettled_for_long(&self) {
         let mut changes = self.changes.subscribe();
         while !self.is_unsettled() {

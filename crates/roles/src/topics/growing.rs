@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use whimbrel_model::ports::{CatalogueError, Coordination, LogError, Membership, Picture};
-use whimbrel_model::{Event, TopicNumber};
+use whimbrel_model::{Event, NamedBounds, TopicNumber};
 
 use super::agreement::{CONFIRMED_WITHIN_MS, FINISHED_WITHIN_MS, Growing, Participant, Roll, Sight, Step};
 use super::gate::Closed;
@@ -270,7 +270,7 @@ impl Registry {
         let from = topic.partitions();
         let mut stored = StoredTopic { growing: None, partitions: growing.to, ..topic.stored.clone() };
         let in_time = timeout(FINISH_WITHIN, async {
-            self.ports.log_topics.alter(&stored.spec(&topic.name)).await?;
+            self.ports.log_topics.alter(&stored.spec(&topic.name), NamedBounds::NONE).await?;
             ends_of(&*self.ports.log, number, from).await
         });
         let late = |_| LogError::Unavailable(format!("the log did not add partitions within {FINISH_WITHIN:?}"));

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use whimbrel_model::limits::{PARTITIONS_DEFAULT, PARTITIONS_MAX, RETENTION_DEFAULT_MS};
 use whimbrel_model::name::check_any_topic_name;
 use whimbrel_model::ports::{Catalogue, CatalogueError, Coordination, Log, LogError, LogTopics};
-use whimbrel_model::{Clock, Event, EventSink, Retention, TopicNumber};
+use whimbrel_model::{Clock, Event, EventSink, NamedBounds, Retention, TopicNumber};
 
 use super::agreement::Growing;
 use super::conflicts::Conflicts;
@@ -115,6 +115,13 @@ pub enum TopicError {
     Catalogue(#[from] CatalogueError),
 }
 
+impl TopicError {
+    /// Whether the log does not answer now.
+    pub(crate) fn is_log_away(&self) -> bool {
+        matches!(self, Self::Log(LogError::Unavailable(_)))
+    }
+}
+
 /// What the registry works with.
 pub struct RegistryPorts {
     pub log: Arc<dyn Log>,
@@ -162,7 +169,7 @@ impl Registry {
             unsettled: std::sync::Mutex::default(),
             started: Instant::now(),
         };
-        patiently("topics", async || {
+        patiently("topics", TopicError::is_log_away, async || {
             let mut changing = registry.changing.lock().await;
             registry.reload(&changing).await?;
             registry.adopt_found(&mut changing).await
@@ -318,14 +325,17 @@ impl Registry {
             return Err(TopicError::TooMany(count));
         }
         let defaults = &self.defaults;
-        let retention = change.retention.unwrap_or(defaults.retention.time);
+        let retention = Retention {
+            time: change.retention.unwrap_or(defaults.retention.time),
+            bytes: change.retention_bytes.unwrap_or(defaults.retention.bytes),
+        };
         let stored = StoredTopic {
             number: self.unused_number().await?,
             partitions: change.partitions.unwrap_or(defaults.partitions),
-            retention_ms: retention.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
-            retention_bytes: change.retention_bytes.unwrap_or(defaults.retention.bytes),
-            replicas: change.replicas.or(defaults.replicas),
-            min_insync: change.min_insync.or(defaults.min_insync),
+            retention_ms: None,
+            retention_bytes: None,
+            replicas: change.replicas.or(defaults.replicas.filter(|_| !adopted)),
+            min_insync: change.min_insync.or(defaults.min_insync.filter(|_| !adopted)),
             created_at_ms: self.ports.clock.now().as_millis(),
             adopted,
             deleting: false,
@@ -333,6 +343,7 @@ impl Registry {
             growing: None,
             workers: change.workers.map_or(Ok(None), |workers| workers.applied(name, None))?,
         };
+        let stored = stored.with_retention(retention);
         let key = key_of(name);
         let version = self.ports.catalogue.put(&key, encode(&stored), None).await?;
         match self.bring_up(name, stored, version, changing).await {
@@ -367,7 +378,8 @@ impl Registry {
         if wanted < stored.partitions {
             return Err(TopicError::Shrink { name, from: stored.partitions, to: wanted });
         }
-        let topic = if stored == topic.stored { topic } else { self.keep_for(topic, stored).await? };
+        let named = NamedBounds { time: change.retention.is_some(), bytes: change.retention_bytes.is_some() };
+        let topic = if stored == topic.stored { topic } else { self.keep_for(topic, stored, named).await? };
         if wanted <= topic.stored.partitions {
             return Ok(Changed::Now(PutOutcome { topic, created: false, grown: None }));
         }
@@ -387,10 +399,15 @@ impl Registry {
 
     /// Changes how long a topic keeps its messages. The catalogue goes first: what the log dropped cannot be brought back, so it must
     /// not hear of a change that is then refused.
-    async fn keep_for(&self, topic: Arc<Topic>, stored: StoredTopic) -> Result<Arc<Topic>, TopicError> {
+    async fn keep_for(
+        &self,
+        topic: Arc<Topic>,
+        stored: StoredTopic,
+        named: NamedBounds,
+    ) -> Result<Arc<Topic>, TopicError> {
         let (name, key) = (topic.name.to_string(), key_of(&topic.name));
         let version = self.ports.catalogue.put(&key, encode(&stored), Some(topic.version)).await?;
-        if let Err(error) = self.ports.log_topics.alter(&stored.spec(&name)).await {
+        if let Err(error) = self.ports.log_topics.alter(&stored.spec(&name), named).await {
             let version = self.ports.catalogue.put(&key, encode(&topic.stored), Some(version)).await?;
             self.show(topic.succeeded_by(topic.stored.clone(), version));
             return Err(error.into());
@@ -425,7 +442,7 @@ impl Registry {
         let name = topic.name.to_string();
         let mut stored = topic.stored.clone();
         let from = std::mem::replace(&mut stored.partitions, wanted);
-        self.ports.log_topics.alter(&stored.spec(&name)).await?;
+        self.ports.log_topics.alter(&stored.spec(&name), NamedBounds::NONE).await?;
         let closed = topic.mapping_gate.close();
         closed.drained(DRAIN_WITHIN).await.map_err(|StillInside| TopicError::Growing(name.clone()))?;
         let ends = ends_of(&*self.ports.log, stored.number, from).await?;
@@ -488,6 +505,7 @@ impl Registry {
         let hidden = map.by_name.remove(name);
         if let Some(topic) = &hidden {
             map.by_number.remove(&topic.number());
+            self.ports.log_topics.expect_deletion(topic.number());
         }
         self.map.store(Arc::new(map));
         if let Some(topic) = hidden {

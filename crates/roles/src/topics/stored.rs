@@ -20,7 +20,7 @@ pub const LAST_NUMBER_KEY: &str = "topic_numbers";
 pub struct StoredTopic {
     pub number: TopicNumber,
     pub partitions: u32,
-    /// `None`: without that bound, or the engine's own for a topic that others made.
+    /// `None`: without that bound. Earlier versions also stored it for every adopted topic.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retention_ms: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -60,6 +60,16 @@ impl StoredTopic {
 
     pub fn retention(&self) -> Retention {
         Retention { time: self.retention_ms.map(Duration::from_millis), bytes: self.retention_bytes }
+    }
+
+    pub fn with_retention(self, retention: Retention) -> Self {
+        let retention_ms = retention.time.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+        Self { retention_ms, retention_bytes: retention.bytes, ..self }
+    }
+
+    /// Whether the engine may have bounds that are not stored here: earlier versions adopted topics without reading their retention.
+    pub fn has_unknown_retention(&self) -> bool {
+        self.adopted && self.retention() == Retention::default()
     }
 
     pub fn created_at(&self) -> Timestamp {

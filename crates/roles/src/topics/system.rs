@@ -5,7 +5,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use whimbrel_model::ports::LogError;
 use whimbrel_model::push::{NOTICES_TOPIC, PRESENCE_TOPIC, PUSH_DEAD_TOPIC, PUSH_TOPIC};
 use whimbrel_model::{EVENTS_TOPIC, HOLDS_TOPIC};
 
@@ -62,19 +61,23 @@ pub async fn open_topics(
     ];
     for (name, change) in topics {
         if registry.get(name).is_none() {
-            patiently(name, async || registry.put(name, change.clone()).await).await?;
+            patiently(name, TopicError::is_log_away, async || registry.put(name, change.clone()).await).await?;
         }
     }
     Ok(Arc::new(registry))
 }
 
 /// Asks a log again that does not answer at a start. What is asked may be asked twice.
-pub(super) async fn patiently<T>(what: &str, ask: impl AsyncFn() -> Result<T, TopicError>) -> Result<T, TopicError> {
+pub(crate) async fn patiently<T, E: std::fmt::Display>(
+    what: &str,
+    is_log_away: impl Fn(&E) -> bool,
+    ask: impl AsyncFn() -> Result<T, E>,
+) -> Result<T, E> {
     let mut tries = 1;
     loop {
         match ask().await {
-            Err(TopicError::Log(LogError::Unavailable(why))) if tries < TRIES => {
-                tracing::warn!(why, "{what}: the log does not answer; trying again");
+            Err(error) if tries < TRIES && is_log_away(&error) => {
+                tracing::warn!(%error, "{what}: the log does not answer; trying again");
                 tries += 1;
                 tokio::time::sleep(PAUSE).await;
             }

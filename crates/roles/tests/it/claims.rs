@@ -6,7 +6,7 @@ use whimbrel_model::PartitionId;
 use whimbrel_model::ports::LogError;
 use whimbrel_roles::receive::{ApiKey, ReceiveSettings, Scope, Secret};
 
-use crate::support::{Answer, House, soon};
+use crate::support::{Answer, House, World, soon};
 
 const URI: &str = "/v1/topics/orders/messages";
 
@@ -200,6 +200,19 @@ async fn a_batch_that_is_refused_leaves_its_ids_free() {
     assert_eq!(house.world.receipts.under_way(), 0);
     assert_eq!(count(&house), 1);
     batch(json!([{ "payload": "anything", "id": "fresh" }])).await.ok(200);
+}
+
+#[tokio::test]
+async fn a_start_asks_a_slow_log_again_and_then_blames_the_log() {
+    let world = World::new();
+    world.receipts.fail_log(1);
+    let house = world.open().await;
+    assert!(!world.receipts.recovered().is_empty());
+    let world = house.close().await;
+    world.receipts.fail_log(u32::MAX);
+    let error = world.try_open(ReceiveSettings::default()).await.err().expect("the log never answers").to_string();
+    assert!(error.contains("cannot read the log") && error.contains("the broker is slow"), "{error}");
+    assert!(!error.contains("receipts are not available"), "{error}");
 }
 
 #[tokio::test]

@@ -5,10 +5,11 @@ use std::time::Duration;
 use serde_json::json;
 use whimbrel_model::partitioner::partition_of;
 use whimbrel_model::ports::{CatalogueError, LogError};
-use whimbrel_model::{PartitionId, TopicNumber};
+use whimbrel_model::{NamedBounds, PartitionId, TopicNumber};
 use whimbrel_roles::receive::ReceiveSettings;
 use whimbrel_roles::topics::TopicDefaults;
 
+use crate::support::log::RETENTION_OF_OTHERS;
 use crate::support::{House, SHARDS, World, soon};
 
 #[tokio::test]
@@ -37,6 +38,19 @@ async fn a_topic_is_made_changed_looked_at_and_deleted() {
     assert_eq!(house.delete("/v1/topics/orders").await.status, 204);
     house.get("/v1/topics/orders").await.problem(404, "unknown_topic");
     house.delete("/v1/topics/orders").await.problem(404, "unknown_topic");
+}
+
+/// The test ends only if the wait for the log does.
+#[tokio::test]
+async fn topics_are_listed_without_counts_while_the_log_does_not_answer() {
+    let house = House::new().await;
+    house.put("/v1/topics/orders", json!({ "partitions": 40 })).await.ok(201);
+    house.world.log.hide_bounds();
+    let all = house.get("/v1/topics").await.ok(200);
+    let topics = all["topics"].as_array().unwrap();
+    let orders = topics.iter().find(|topic| topic["topic"] == "orders").unwrap();
+    assert_eq!((&orders["partitions"], orders.get("messages")), (&json!(40), None));
+    assert_eq!(topics.len(), 7);
 }
 
 #[tokio::test]
@@ -260,6 +274,57 @@ async fn topics_that_others_made_are_taken_in() {
     world.log.has_topics_of_others(&[("theirs", 3), ("later", 2)]);
     world.clock.forward(1000);
     assert_eq!(house.get("/v1/topics/later/messages").await.ok(200)["next_offset"], 0);
+}
+
+#[tokio::test]
+async fn an_adopted_topic_keeps_its_retention_until_a_change_names_it() {
+    let world = World::new();
+    world.log.has_topics_of_others(&[("theirs", 3)]);
+    let house = world.open().await;
+    assert_eq!(house.get("/v1/topics/theirs").await.ok(200)["retention"], "1h");
+    house.put("/v1/topics/theirs", json!({ "partitions": 4 })).await.ok(200);
+    assert_eq!(house.world.log.named_bounds(), Some(NamedBounds::NONE), "growing does not name the retention");
+    assert_eq!(house.world.log.retention_of("theirs").time, Some(RETENTION_OF_OTHERS));
+    house.put("/v1/topics/theirs", json!({ "retention_bytes": 5000 })).await.ok(200);
+    assert_eq!(house.world.log.named_bounds(), Some(NamedBounds { time: false, bytes: true }));
+    let changed = house.get("/v1/topics/theirs").await.ok(200);
+    assert_eq!((&changed["retention"], &changed["retention_bytes"]), (&json!("1h"), &json!(5000)));
+}
+
+#[tokio::test]
+async fn a_start_reads_the_retention_of_topics_that_an_earlier_version_adopted() {
+    let world = World::new();
+    world.log.has_topics_of_others(&[("theirs", 3)]);
+    let world = world.open().await.close().await;
+    let mut entry = world.catalogue.value("topics/theirs").unwrap();
+    entry.as_object_mut().unwrap().remove("retention_ms");
+    world.catalogue.force("topics/theirs", &entry.to_string());
+    let house = world.open().await;
+    assert_eq!(house.get("/v1/topics/theirs").await.ok(200)["retention"], "1h");
+    assert_eq!(house.world.catalogue.value("topics/theirs").unwrap()["retention_ms"], json!(3_600_000));
+}
+
+#[tokio::test]
+async fn a_deletion_by_another_process_is_announced_to_the_log() {
+    let house = House::new().await;
+    house.post("/v1/topics/orders/messages", "x").await.ok(201);
+    let number = house.world.log.number_of("orders").unwrap();
+    assert!(!house.world.log.expects_deletion(number));
+    let mut entry = house.world.catalogue.value("topics/orders").unwrap();
+    entry["deleting"] = json!(true);
+    house.world.catalogue.force("topics/orders", &entry.to_string());
+    soon(async {
+        while house.registry.get("orders").is_some() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    soon(async {
+        while !house.world.log.expects_deletion(number) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
 }
 
 #[tokio::test]

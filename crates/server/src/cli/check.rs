@@ -46,6 +46,7 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
     if let Some(config) = &loaded.config {
         // What a file says is not looked at before a start needs it.
         loaded.findings.problems.extend(crate::serve::key_problems(config));
+        loaded.findings.problems.extend(crate::serve::kafka_file_problem(config));
     }
     let folder = loaded.config.as_ref().map(|config| FolderState::of(&config.data));
     if args.json {

@@ -87,6 +87,14 @@ pub fn judge(config: &Config, settings: &Settings, findings: &mut Findings) {
 /// part of the build.
 const KAFKA_ANSWER_GRACE: Duration = Duration::from_secs(5);
 
+/// Whether the text is `host:port`. A host with colons is in brackets: `[::1]:9092`.
+fn is_host_and_port(text: &str) -> bool {
+    text.rsplit_once(':').is_some_and(|(host, port)| {
+        let is_bare = !host.is_empty() && !host.contains([':', '/']);
+        (is_bare || (host.starts_with('[') && host.ends_with(']'))) && port.parse::<u16>().is_ok_and(|port| port > 0)
+    })
+}
+
 /// Checks the settings of `[kafka]` against each other.
 fn validate_kafka(config: &Config, at: &impl Fn(&str) -> String, findings: &mut Findings) {
     if config.log.engine != LogEngineName::Kafka {
@@ -96,6 +104,11 @@ fn validate_kafka(config: &Config, at: &impl Fn(&str) -> String, findings: &mut 
     let mut wrong = |text: String| findings.problems.push(text);
     if kafka.bootstrap.trim().is_empty() {
         wrong(format!("{} is empty: name at least one broker as host:port", at("kafka.bootstrap")));
+    }
+    let brokers = kafka.bootstrap.split(',').map(str::trim).filter(|address| !address.is_empty());
+    for address in brokers.filter(|address| !is_host_and_port(address)) {
+        let example = if address.contains(':') { "127.0.0.1:9092".to_owned() } else { format!("{address}:9092") };
+        wrong(format!("{}: `{address}` is not a host:port, such as {example}", at("kafka.bootstrap")));
     }
     if config.receipts.lease <= kafka.message_timeout + KAFKA_ANSWER_GRACE {
         wrong(format!(
@@ -447,6 +460,19 @@ mod tests {
         assert!(with_flags(&[("listen", "0.0.0.0:7600"), ("insecure", "true")]).config.is_some());
         let key = r#"[{name="a",secret="0123456789abcdef",scopes=["publish"]}]"#;
         assert!(with_flags(&[("listen", "[::]:7600"), ("keys", key)]).config.is_some());
+    }
+
+    #[test]
+    fn every_broker_of_the_bootstrap_has_a_port() {
+        let with = |bootstrap: &str| problems(&[("log.engine", "kafka"), ("kafka.bootstrap", bootstrap)]);
+        for right in ["kafka-1:9092", "kafka-1:9092, 10.0.0.2:9092,", "[::1]:9092"] {
+            assert_eq!(with(right), "", "{right}");
+        }
+        for wrong in ["kafka-1", "kafka-1:", "kafka-1:0", "kafka-1:65536", ":9092", "::1:9092", "http://kafka-1:9092"] {
+            let problem = with(&format!("kafka-0:9092,{wrong}"));
+            assert!(problem.contains(&format!("`{wrong}` is not a host:port, such as")), "{problem}");
+        }
+        assert!(with("kafka-1").contains("such as kafka-1:9092"));
     }
 
     #[test]

@@ -49,7 +49,7 @@ use crate::config::{Config, CoordinationEngineName, StateEngineName};
 
 pub use self::clock::check_note as check_clock_note;
 pub use self::people_wiring::key_problems;
-pub use self::wiring::engine_settings;
+pub use self::wiring::{engine_settings, kafka_file_problem};
 
 /// What the process ends with when it was told twice to end.
 const EXIT_INTERRUPTED: i32 = 130;

@@ -117,6 +117,19 @@ fn kafka_engine(config: &Config) -> Result<LogEngine, Failure> {
     Ok(LogEngine::Kafka(kafka_settings(config)))
 }
 
+/// The first problem of the certificates and the key for Kafka, as a start would find it.
+#[cfg(feature = "kafka")]
+pub fn kafka_file_problem(config: &Config) -> Option<String> {
+    let is_used = config.log.engine == LogEngineName::Kafka && config.kafka.tls;
+    let problem = if is_used { kafka_settings(config).check_files().err() } else { None };
+    problem.map(|error| error.to_string())
+}
+
+#[cfg(not(feature = "kafka"))]
+pub fn kafka_file_problem(_: &Config) -> Option<String> {
+    None
+}
+
 #[cfg(not(feature = "kafka"))]
 fn kafka_engine(_: &Config) -> Result<LogEngine, Failure> {
     Err(Failure::new("`log.engine` is \"kafka\", and this binary was built without it")
@@ -388,6 +401,18 @@ mod tests {
             kafka_settings(&defaults()),
             whimbrel_engines::kafka::KafkaSettings::new(defaults().kafka.bootstrap)
         );
+    }
+
+    #[cfg(feature = "kafka")]
+    #[test]
+    fn a_check_finds_a_missing_certificate_file_of_kafka() {
+        let mut config = defaults();
+        config.kafka.tls = true;
+        config.kafka.tls_ca_file = Some("/nonexistent/ca.pem".into());
+        assert_eq!(kafka_file_problem(&config), None, "the log is not Kafka");
+        config.log.engine = LogEngineName::Kafka;
+        let problem = kafka_file_problem(&config).unwrap();
+        assert!(problem.contains("`kafka.tls_ca_file` (/nonexistent/ca.pem)"), "{problem}");
     }
 
     #[test]

@@ -165,6 +165,14 @@ impl History {
     /// Everything is over: what the topic has must be what may be true. Nothing may still be pending.
     pub fn settled(&mut self, found: &[Found], now: i64) -> Result<(), Contradiction> {
         self.told.push(format!("{now} the topic has {found:?}"));
+        if self.may_have(found, now) {
+            return Ok(());
+        }
+        Err(self.contradiction("the topic does not have what must be there"))
+    }
+
+    /// Whether the topic may contain these messages of the hold, and no others.
+    pub fn may_have(&self, found: &[Found], now: i64) -> bool {
         let mut reached = Vec::new();
         for possible in &self.possible {
             self.explore(possible.clone(), &[], now, &mut reached);
@@ -178,10 +186,7 @@ impl History {
             }
             _ => false,
         };
-        if reached.iter().any(|possible| agrees(&possible.standing)) {
-            return Ok(());
-        }
-        Err(self.contradiction("the topic does not have what must be there"))
+        reached.iter().any(|possible| agrees(&possible.standing))
     }
 
     /// When it is due, where it is certain that it is pending and when.

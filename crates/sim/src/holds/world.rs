@@ -488,7 +488,10 @@ impl World {
 
     fn commit(&mut self, decisions: Vec<Decision>, at: Timestamp, fence: u64, fault: CommitFault) -> Check<Committed> {
         if let Some(index) = decisions.iter().position(|decision| self.is_unwritable(decision)) {
-            return Ok(Committed::Refused { index, why: "simulated: it can never be written".to_owned() });
+            return Ok(Committed::Refused {
+                indexes: vec![index],
+                why: "simulated: it can never be written".to_owned(),
+            });
         }
         if decisions.iter().all(|decision| self.is_left_out(decision)) {
             return Ok(Committed::Done(vec![None; decisions.len()]));

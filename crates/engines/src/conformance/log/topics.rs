@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use whimbrel_model::ports::LogError;
-use whimbrel_model::{PartitionId, Retention, TopicNumber, TopicSpec};
+use whimbrel_model::{NamedBounds, PartitionId, Retention, TopicNumber, TopicSpec};
 
 use super::Factory;
 use super::scene::{PATIENCE, Scene, entry, new_spec, text_of, wide};
@@ -36,7 +36,7 @@ pub async fn altering_grows_and_new_partitions_begin_at_zero(factory: &dyn Facto
     scene.read_now(partition(0), 0).await;
     let retention = Retention { time: Some(Duration::from_secs(86_400)), bytes: Some(1 << 30) };
     let grown = TopicSpec { partitions: 3, retention, ..spec.clone() };
-    scene.open.topics.alter(&grown).await.expect("the topic can grow");
+    scene.open.topics.alter(&grown, NamedBounds::ALL).await.expect("the topic can grow");
     for index in 1..3 {
         assert_eq!(scene.bounds(partition(index)).await.next, 0);
         assert_eq!(scene.append_texts(partition(index), &["new"]).await, [0]);
@@ -53,7 +53,7 @@ pub async fn altering_never_shrinks(factory: &dyn Factory) {
     scene.create(&spec).await;
     let smaller = TopicSpec { partitions: 1, ..spec.clone() };
     // An engine may refuse or ignore it; what counts is that nothing goes.
-    let _ = scene.open.topics.alter(&smaller).await;
+    let _ = scene.open.topics.alter(&smaller, NamedBounds::NONE).await;
     scene.append_texts(PartitionId::new(spec.number, 2), &["still there"]).await;
     let described = scene.open.topics.describe(spec.number).await.expect("the topic can be described");
     assert_eq!(described.partitions.len(), 3);

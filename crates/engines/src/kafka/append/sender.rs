@@ -14,8 +14,9 @@ use whimbrel_model::{PartitionId, TopicNumber};
 use super::outgoing::{self, Batch};
 use super::partition_sender::{AttemptOutcome, Identity, PartitionSender};
 use super::{RETRY_PAUSE, ROUND_TRIP_MIN, Shared};
-use crate::kafka::client::cluster::{ANSWER_MAX, Cluster, Links};
+use crate::kafka::client::cluster::{ANSWER_MAX, Cluster};
 use crate::kafka::client::connection::{CallError, Connection};
+use crate::kafka::client::link::Links;
 use crate::kafka::outcome;
 use crate::kafka::queries::Queries;
 use crate::kafka::requests;
@@ -252,7 +253,7 @@ impl Sender {
                     None => AttemptOutcome::NotAnswered(CallError::NoAnswer("the answer lacks a partition".to_owned())),
                     Some((found, None)) => AttemptOutcome::Written(found.base_offset.max(0) as u64),
                     Some((_, Some(code))) if outcome::is_unknown_partition(code) && batch.is_unknown_for_long() => {
-                        match queries.is_gone(batch.topic.name(), batch.partition.index).await {
+                        match queries.is_missing(&batch.topic, batch.partition.index).await {
                             Ok(true) => AttemptOutcome::Gone,
                             _ => AttemptOutcome::Failed(code, Vec::new()),
                         }

@@ -165,7 +165,7 @@ async fn append_one(brokers: Accepting, message_timeout: Duration) -> Result<u64
     brokers.set_leader(1);
     let settings = KafkaSettings { message_timeout, ..KafkaSettings::new("127.0.0.1:1") };
     let cluster = brokers.connect();
-    let queries = Arc::new(Queries::new(cluster.clone(), settings.request_timeout));
+    let queries = Arc::new(Queries::new(cluster.clone(), settings.request_timeout, Arc::new(|_| {})));
     let appender = Appender::start(&settings, cluster, queries);
     let known = KnownTopics::default();
     known.put(topic());

@@ -18,6 +18,7 @@ use tokio::time::error::Elapsed;
 
 use super::connection::{CallError, Connection};
 use super::dial::Dialer;
+use super::link::Link;
 
 /// How long one broker may take to answer a short request before another broker is asked.
 pub(crate) const ANSWER_MAX: Duration = Duration::from_secs(3);
@@ -49,7 +50,7 @@ pub(crate) struct Cluster {
 
 /// One shared connection to each broker, by address.
 #[derive(Default)]
-struct Pool(AsyncMutex<HashMap<String, Arc<Connection>>>);
+struct Pool(Mutex<HashMap<String, Arc<Link>>>);
 
 #[derive(Default)]
 struct State {
@@ -104,6 +105,13 @@ impl Cluster {
         }
     }
 
+    /// Whether the brokers have reported that the partition has no leader.
+    pub fn is_leaderless(&self, topic: &str, index: u32) -> bool {
+        let state = self.state();
+        let known = state.leaders.get(topic).and_then(|leaders| leaders.partitions.get(index as usize));
+        known.is_some_and(|leader| leader.broker.is_none())
+    }
+
     /// Records a broker that an answer other than `Metadata` named.
     pub fn learn_broker(&self, broker: i32, host: &str, port: i32) {
         self.state().brokers.insert(broker, address(host, port));
@@ -121,41 +129,32 @@ impl Cluster {
         self.dialer.listener_hint()
     }
 
-    /// Opens a new connection to a broker. The error names the address and the step that failed.
-    pub async fn connect(&self, broker: i32) -> Result<Connection, String> {
-        let address = self.address_of(broker).ok_or_else(|| format!("broker {broker} has no known address"))?;
-        self.open(&address).await
+    /// The connection of a link to a broker. The error names the address and the step that failed.
+    pub async fn connection(&self, link: &Link, broker: i32) -> Result<Arc<Connection>, CallError> {
+        link.connection(&self.dialer, &self.address_of(broker)?).await
     }
 
     /// The shared connection to a broker for short requests.
-    pub async fn metadata_connection(&self, broker: i32) -> Result<Arc<Connection>, String> {
-        let address = self.address_of(broker).ok_or_else(|| format!("broker {broker} has no known address"))?;
-        self.shared(&self.metadata_connections, &address).await
+    pub async fn metadata_connection(&self, broker: i32) -> Result<Arc<Connection>, CallError> {
+        self.shared(&self.metadata_connections, &self.address_of(broker)?).await
     }
 
     /// The shared connection to a broker for requests that it may take long to answer.
-    pub async fn admin_connection(&self, broker: i32) -> Result<Arc<Connection>, String> {
-        let address = self.address_of(broker).ok_or_else(|| format!("broker {broker} has no known address"))?;
-        self.shared(&self.admin_connections, &address).await
+    pub async fn admin_connection(&self, broker: i32) -> Result<Arc<Connection>, CallError> {
+        self.shared(&self.admin_connections, &self.address_of(broker)?).await
     }
 
-    async fn shared(&self, pool: &Pool, address: &str) -> Result<Arc<Connection>, String> {
-        if let Some(open) = pool.0.lock().await.get(address).filter(|each| !each.is_closed()) {
-            return Ok(open.clone());
-        }
-        // Not under the lock: a broker that hangs must not delay requests to others. Two callers may open one each; the pool keeps the
-        // later one.
-        let opened = Arc::new(self.open(address).await?);
-        pool.0.lock().await.insert(address.to_owned(), opened.clone());
-        Ok(opened)
+    async fn shared(&self, pool: &Pool, address: &str) -> Result<Arc<Connection>, CallError> {
+        let link = {
+            let mut links = pool.0.lock().unwrap_or_else(PoisonError::into_inner);
+            links.entry(address.to_owned()).or_default().clone()
+        };
+        link.connection(&self.dialer, address).await
     }
 
-    async fn open(&self, address: &str) -> Result<Connection, String> {
-        self.dialer.open(address).await
-    }
-
-    fn address_of(&self, broker: i32) -> Option<String> {
-        self.state().brokers.get(&broker).cloned()
+    fn address_of(&self, broker: i32) -> Result<String, CallError> {
+        let address = self.state().brokers.get(&broker).cloned();
+        address.ok_or_else(|| CallError::NotSent(format!("broker {broker} has no known address")))
     }
 
     /// Asks the controller; any broker if the controller is unknown or no connection to it can be opened.
@@ -175,7 +174,7 @@ impl Cluster {
     /// Asks one broker after the other until one answers. Only for requests that may be sent twice.
     pub async fn ask_any<R: Request>(&self, request: &R, timeout: Duration) -> Result<R::Response, CallError> {
         let deadline = Instant::now() + timeout;
-        let mut last = CallError::NotSent("no broker is known".to_owned());
+        let mut last = None;
         let addresses = self.addresses();
         let attempt_max = if addresses.len() > 1 { ONE_OF_SEVERAL_MAX } else { ANSWER_MAX };
         for address in addresses {
@@ -188,13 +187,20 @@ impl Cluster {
                     self.state().preferred = Some(address);
                     return Ok(answer);
                 }
-                Ok(Err(error)) => last = error,
+                Ok(Err(error)) => last = Some(error),
                 // The deadline cut this attempt short: the error of the one before names the cause.
-                Err(_) if left < attempt_max => continue,
-                Err(_) => last = CallError::NoAnswer(format!("{address}: no answer within {} ms", left.as_millis())),
+                Err(_) if left < attempt_max && last.is_some() => continue,
+                Err(_) if left < attempt_max => {
+                    last = Some(CallError::NoAnswer(format!("{address}: no answer in time")))
+                }
+                Err(_) => {
+                    let why = format!("{address}: no answer within {} ms", left.as_millis());
+                    last = Some(CallError::NoAnswer(why));
+                }
             }
             self.state().avoided.insert(address, Instant::now());
         }
+        let last = last.unwrap_or_else(|| CallError::NotSent("no broker is known".to_owned()));
         self.log_unreachable(&last);
         Err(last)
     }
@@ -207,7 +213,7 @@ impl Cluster {
         limit: Duration,
     ) -> Result<Result<R::Response, CallError>, Elapsed> {
         let asked = async {
-            let connection = self.shared(&self.metadata_connections, address).await.map_err(CallError::NotSent)?;
+            let connection = self.shared(&self.metadata_connections, address).await?;
             connection.call(request, limit).await
         };
         tokio::time::timeout(limit, asked).await
@@ -380,26 +386,4 @@ fn metadata_request(topics: Option<&[&str]>) -> MetadataRequest {
 
 fn address(host: &str, port: i32) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
-}
-
-/// Connections of one owner, one to each broker, opened when they are first needed. Brokers answer the requests of a connection one
-/// after the other, so owners that must not wait for each other have links of their own.
-#[derive(Default)]
-pub(crate) struct Links(Mutex<HashMap<i32, Arc<Link>>>);
-
-#[derive(Default)]
-struct Link(AsyncMutex<Option<Arc<Connection>>>);
-
-impl Links {
-    /// The owner's connection to the broker, opened where there is none.
-    pub async fn to(&self, cluster: &Cluster, broker: i32) -> Result<Arc<Connection>, CallError> {
-        let link = self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(broker).or_default().clone();
-        let mut connection = link.0.lock().await;
-        if let Some(open) = connection.as_ref().filter(|each| !each.is_closed()) {
-            return Ok(open.clone());
-        }
-        let opened = Arc::new(cluster.connect(broker).await.map_err(CallError::NotSent)?);
-        *connection = Some(opened.clone());
-        Ok(opened)
-    }
 }

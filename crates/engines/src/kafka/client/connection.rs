@@ -19,6 +19,8 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 
+use super::cluster::ANSWER_MAX;
+
 /// Requests that wait for the socket. Callers limit their own requests; this limit guards against bugs.
 const REQUESTS_WAITING_MAX: usize = 256;
 /// The largest answer that is read. Fetches request far less, so a larger length is invalid.
@@ -40,11 +42,13 @@ const API_VERSION_MAX: &[(i16, i16)] = &[
     (22, 4), // InitProducerId
     (24, 3), // AddPartitionsToTxn
     (26, 4), // EndTxn
+    (27, 1), // WriteTxnMarkers
     (32, 4), // DescribeConfigs
     (36, 2), // SaslAuthenticate
     (37, 3), // CreatePartitions
     (44, 1), // IncrementalAlterConfigs
     (61, 0), // DescribeProducers
+    (65, 0), // DescribeTransactions
 ];
 
 /// Why a call has no answer.
@@ -166,6 +170,11 @@ impl Connection {
         self.call_version(request, version, CallLimits { timeout, overall: overall.max(timeout) }).await
     }
 
+    /// Whether both sides support the request.
+    pub fn supports(&self, key: i16) -> bool {
+        self.version_of(key).is_ok()
+    }
+
     fn version_of(&self, key: i16) -> Result<i16, CallError> {
         let own_max = API_VERSION_MAX.iter().find(|(each, _)| *each == key).map_or(0, |(_, max)| *max);
         match self.versions.get(&key) {
@@ -225,7 +234,7 @@ impl Connection {
             let idle_until = self.progress_at(sending).max(began) + limits.timeout;
             let now = Instant::now();
             if idle_until <= now {
-                return format!("the broker has not answered within {} ms", limits.timeout.as_millis());
+                return late_answer(limits.timeout);
             }
             if end <= now {
                 return format!("the answer is not complete after {} ms", limits.overall.as_millis());
@@ -269,6 +278,15 @@ impl Drop for Connection {
     fn drop(&mut self) {
         self.shared.close("the connection is no longer used");
     }
+}
+
+/// The reason of a call that has ended without an answer. A timeout below the usual one is the rest of the caller's own timeout: its length
+/// says nothing about the broker, and the caller names its setting.
+fn late_answer(timeout: Duration) -> String {
+    if timeout < ANSWER_MAX {
+        return "the broker has not answered before the timeout of the request".to_owned();
+    }
+    format!("the broker has not answered within {} ms", timeout.as_millis())
 }
 
 /// The time that a call has.

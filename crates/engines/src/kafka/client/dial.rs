@@ -1,25 +1,45 @@
 //! Opening connections: TCP, TLS where it is configured, versions, SASL where it is configured.
+//!
+//! A broker that is starved of CPU must not be buried under handshakes that are given up and repeated. Therefore few dials per broker are
+//! under way at once, the others wait in the order in which they came, and failed dials are followed by a back-off (`dial_pace`).
+//! During the back-off a dial fails at once with the last error: its caller can look for another leader meanwhile.
 
+use std::collections::HashMap;
+use std::hash::{BuildHasher as _, RandomState};
 use std::path::Path;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, Shared};
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 
 use super::connection::Connection;
+use super::dial_pace::DialPace;
 use super::resolve::Resolver;
 use super::sasl;
 use crate::kafka::settings::{KafkaSettings, KafkaStartError, Sasl, Tls};
 
-/// How long opening a connection may take, from the first packet to the end of SASL.
-const OPENING_MAX: Duration = Duration::from_secs(3);
+/// Dials to one broker that are under way at once. The others wait for their turn.
+pub(crate) const DIALS_PER_BROKER_MAX: usize = 4;
+/// How long looking up the name and connecting may take.
+const CONNECT_MAX: Duration = Duration::from_secs(3);
+/// How long a handshake may take in all while its steps are answered in time.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(30);
+/// Addresses whose pace is kept. Beyond, those without a dial are forgotten.
+const ADDRESSES_MAX: usize = 1024;
 
-/// The settings that all connections of the engine share.
+/// The opening of a connection, which all its clones wait for. It ends when the last clone is dropped.
+pub(crate) type Dial = Shared<BoxFuture<'static, Result<Arc<Connection>, String>>>;
+
+/// The settings that all connections of the engine share, and the dials to each broker.
 #[derive(Clone)]
 pub(crate) struct Dialer {
     runtime: Handle,
@@ -27,6 +47,21 @@ pub(crate) struct Dialer {
     tls: Option<TlsConnector>,
     sasl: Option<Arc<Sasl>>,
     client_id: Arc<str>,
+    brokers: Arc<Mutex<HashMap<String, Arc<BrokerDials>>>>,
+}
+
+/// The dials to one broker.
+struct BrokerDials {
+    /// Fair: waiting dials get their turn in the order in which they came.
+    turns: Semaphore,
+    pace: Mutex<DialPace>,
+}
+
+/// Why a dial failed.
+struct DialError {
+    why: String,
+    /// The timeout that a step of the handshake has exceeded.
+    step_timed_out: Option<Duration>,
 }
 
 impl Dialer {
@@ -35,19 +70,49 @@ impl Dialer {
         let tls = settings.tls.as_ref().map(tls_connector).transpose()?;
         let sasl = settings.sasl.clone().map(Arc::new);
         let (resolver, client_id) = (Resolver::of_the_system(), settings.client_id.as_str().into());
-        Ok(Self { runtime, resolver, tls, sasl, client_id })
+        Ok(Self { runtime, resolver, tls, sasl, client_id, brokers: Arc::default() })
     }
 
-    /// Opens a connection to `host:port`. The error names the address and the step that failed.
-    pub async fn open(&self, address: &str) -> Result<Connection, String> {
+    /// Opens a connection to `host:port`, whether or not the result is waited for. The error names the address and the step that failed.
+    pub fn open(&self, address: &str) -> Dial {
         let (dialer, address) = (self.clone(), address.to_owned());
-        let opening = self.runtime.spawn(async move {
-            match tokio::time::timeout(OPENING_MAX, dialer.dial(&address)).await {
-                Ok(opened) => opened.map_err(|why| format!("{address}: {why}")),
-                Err(_) => Err(format!("{address}: no connection within {} ms", OPENING_MAX.as_millis())),
+        // The set ends its task when it is dropped.
+        let mut task = JoinSet::new();
+        task.spawn_on(async move { dialer.dial_in_turn(&address).await }, &self.runtime);
+        let opened = async move {
+            let opened = task.join_next().await.and_then(Result::ok);
+            opened.unwrap_or_else(|| Err("the log is shutting down".to_owned()))
+        };
+        opened.boxed().shared()
+    }
+
+    async fn dial_in_turn(&self, address: &str) -> Result<Arc<Connection>, String> {
+        let broker = self.dials_to(address);
+        broker.check_back_off()?;
+        let _turn = broker.turns.acquire().await.map_err(|_| "the log is shutting down".to_owned())?;
+        // The dials before this one may have failed meanwhile.
+        broker.check_back_off()?;
+        let (began, step_timeout) = (Instant::now(), broker.pace().step_timeout());
+        match self.dial(address, step_timeout).await {
+            Ok((connection, took)) => {
+                broker.pace().succeeded(took);
+                Ok(Arc::new(connection))
             }
-        });
-        opening.await.unwrap_or_else(|_| Err("the log is shutting down".to_owned()))
+            Err(DialError { why, step_timed_out }) => {
+                let why = format!("{address}: {why}");
+                let random = RandomState::new().hash_one(address);
+                broker.pace().failed(began, Instant::now(), &why, step_timed_out, random);
+                Err(why)
+            }
+        }
+    }
+
+    fn dials_to(&self, address: &str) -> Arc<BrokerDials> {
+        let mut brokers = self.brokers.lock().unwrap_or_else(PoisonError::into_inner);
+        if brokers.len() >= ADDRESSES_MAX && !brokers.contains_key(address) {
+            brokers.retain(|_, dials| Arc::strong_count(dials) > 1);
+        }
+        brokers.entry(address.to_owned()).or_insert_with(BrokerDials::new).clone()
     }
 
     /// Hint for connections that the broker closes without an error.
@@ -60,25 +125,67 @@ impl Dialer {
         }
     }
 
-    async fn dial(&self, address: &str) -> Result<Connection, String> {
+    /// One dial, with the time that its handshake took.
+    async fn dial(&self, address: &str, step_timeout: Duration) -> Result<(Connection, Duration), DialError> {
+        let not_connected = |why| DialError { why, step_timed_out: None };
+        let connected = tokio::time::timeout(CONNECT_MAX, self.connect(address)).await;
+        let late = |_| not_connected(format!("no connection within {} ms", CONNECT_MAX.as_millis()));
+        let stream = connected.map_err(late)?.map_err(not_connected)?;
+        let began = Instant::now();
+        let shaken = tokio::time::timeout(HANDSHAKE_MAX, self.shake_hands(stream, address, step_timeout)).await;
+        let late = |_| format!("the handshake is not complete after {} ms", HANDSHAKE_MAX.as_millis());
+        let took = began.elapsed();
+        match shaken.map_err(late).flatten() {
+            Ok(connection) => Ok((connection, took)),
+            Err(why) => Err(DialError { why, step_timed_out: (took >= step_timeout).then_some(step_timeout) }),
+        }
+    }
+
+    async fn connect(&self, address: &str) -> Result<TcpStream, String> {
         let found = self.resolver.resolve(address).await?;
         let stream = TcpStream::connect(&*found).await.map_err(|error| error.to_string())?;
         stream.set_nodelay(true).map_err(|error| error.to_string())?;
+        Ok(stream)
+    }
+
+    async fn shake_hands(
+        &self,
+        stream: TcpStream,
+        address: &str,
+        step_timeout: Duration,
+    ) -> Result<Connection, String> {
         let mut connection = match &self.tls {
             None => Connection::start(stream, &self.client_id),
             Some(connector) => {
                 let host = host_of(address);
                 let name = ServerName::try_from(host.to_owned()).map_err(|error| format!("TLS: `{host}`: {error}"))?;
-                let stream = connector.connect(name, stream).await.map_err(|error| format!("TLS: {error}"))?;
+                let late = |_| format!("TLS: no answer within {} ms", step_timeout.as_millis());
+                let secured = tokio::time::timeout(step_timeout, connector.connect(name, stream)).await;
+                let stream = secured.map_err(late)?.map_err(|error| format!("TLS: {error}"))?;
                 Connection::start(stream, &self.client_id)
             }
         };
-        let learned = connection.learn_versions(OPENING_MAX).await;
+        let learned = connection.learn_versions(step_timeout).await;
         learned.map_err(|error| format!("{error}; {}", self.listener_hint()))?;
         if let Some(sasl) = &self.sasl {
-            sasl::authenticate(&connection, sasl, OPENING_MAX).await?;
+            sasl::authenticate(&connection, sasl, step_timeout).await?;
         }
         Ok(connection)
+    }
+}
+
+impl BrokerDials {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { turns: Semaphore::new(DIALS_PER_BROKER_MAX), pace: Mutex::default() })
+    }
+
+    /// Fails with the error of the last dial while its back-off lasts.
+    fn check_back_off(&self) -> Result<(), String> {
+        self.pace().backs_off(Instant::now()).map_or(Ok(()), |why| Err(why.to_owned()))
+    }
+
+    fn pace(&self) -> MutexGuard<'_, DialPace> {
+        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -119,6 +226,11 @@ fn tls_connector(tls: &Tls) -> Result<TlsConnector, KafkaStartError> {
         }
     };
     Ok(TlsConnector::from(Arc::new(config)))
+}
+
+/// Reads the files of the settings.
+pub(crate) fn check_tls_files(tls: &Tls) -> Result<(), KafkaStartError> {
+    tls_connector(tls).map(drop)
 }
 
 fn certificates_in(setting: &'static str, file: &Path) -> Result<Vec<CertificateDer<'static>>, KafkaStartError> {

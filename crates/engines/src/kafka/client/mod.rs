@@ -8,5 +8,7 @@ pub(crate) mod cluster;
 pub(crate) mod compression;
 pub(crate) mod connection;
 pub(crate) mod dial;
+mod dial_pace;
+pub(crate) mod link;
 mod resolve;
 mod sasl;

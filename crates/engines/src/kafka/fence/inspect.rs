@@ -2,27 +2,39 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::describe_producers_request::TopicRequest;
 use kafka_protocol::messages::{DescribeProducersRequest, DescribeProducersResponse};
 use whimbrel_model::PartitionId;
 
-use super::transaction::{FencedProducer, MOVING_PAUSE, UNKNOWN_MAX, WriteError, not_now, refused};
+use super::transaction::{FencedProducer, MOVING_PAUSE, UNKNOWN_MAX, WriteError, blocked, not_now, refused};
 use crate::kafka::client::cluster::ANSWER_MAX;
 use crate::kafka::client::connection::CallError;
 use crate::kafka::known::KnownTopic;
 use crate::kafka::outcome;
 use crate::kafka::requests::group_by_topic;
 
+/// How long a commit waits for the leaders of some of its partitions while those of others answer.
+const BLOCKED_AFTER: Duration = Duration::from_millis(1500);
+
 /// A partition with its topic.
 pub(super) type TopicPartition = (Arc<KnownTopic>, PartitionId);
 
+/// A transaction of this producer that is open in a partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct OpenTransaction {
+    /// Its first offset.
+    pub start: u64,
+    /// The epoch of the coordinator that wrote the producer's last marker there; 0 where it wrote none.
+    pub coordinator_epoch: i32,
+}
+
 /// The answers of the leaders of some partitions.
 pub(super) struct LeaderAnswers {
-    /// Partitions in which this producer has a transaction open, each with its first offset.
-    pub open: HashMap<PartitionId, u64>,
+    /// Partitions in which this producer has a transaction open.
+    pub open: HashMap<PartitionId, OpenTransaction>,
     /// Partitions whose leader has not answered.
     pub waiting: Vec<TopicPartition>,
     /// A partition that this client may not read, and Kafka's answer.
@@ -32,13 +44,16 @@ pub(super) struct LeaderAnswers {
 }
 
 impl FencedProducer {
-    /// The partitions in which this producer has a transaction open, each with its first offset. Asks again until every leader has
-    /// answered. A topic that was deleted has nothing open; writing to it reports that it does not exist.
+    /// The partitions in which this producer has a transaction open. Asks again until every leader has answered; where the leaders of other partitions of the same commit have answered, for [`BLOCKED_AFTER`] only. A topic that was
+    /// deleted has nothing open; writing to it reports that it does not exist.
+    ///
+    /// `commit_size` is the number of partitions of the commit.
     pub(super) async fn open_transactions(
         &mut self,
         places: &[TopicPartition],
+        commit_size: usize,
         deadline: Instant,
-    ) -> Result<HashMap<PartitionId, u64>, WriteError> {
+    ) -> Result<HashMap<PartitionId, OpenTransaction>, WriteError> {
         let began = Instant::now();
         let mut asked = self.ask_leaders(places, deadline).await;
         loop {
@@ -46,13 +61,17 @@ impl FencedProducer {
                 let index = places.iter().position(|each| each.1 == place.1).unwrap_or(0);
                 return Err(refused(place, index, *code, 0));
             }
-            let is_late = Instant::now() >= deadline;
+            let is_blocked = began.elapsed() >= BLOCKED_AFTER && asked.waiting.len() < commit_size;
+            let is_late = Instant::now() >= deadline || is_blocked;
             if is_late || began.elapsed() >= UNKNOWN_MAX {
                 let gone = self.are_gone(&asked.waiting).await;
                 let there = asked.waiting.into_iter().zip(gone).filter(|(_, is_gone)| !is_gone);
                 asked.waiting = there.map(|(place, _)| place).collect();
             }
             let Some((topic, _)) = asked.waiting.first() else { return Ok(asked.open) };
+            if is_late && asked.waiting.len() < commit_size {
+                return Err(blocked(&asked.waiting, asked.why));
+            }
             if is_late {
                 return Err(not_now(0, asked.why));
             }
@@ -66,8 +85,10 @@ impl FencedProducer {
 
     /// Whether the cluster reports that it has no such partition, for each of `places`.
     pub(super) async fn are_gone(&self, places: &[TopicPartition]) -> Vec<bool> {
-        let partitions = places.iter().map(|(topic, partition)| (topic.name(), partition.index));
-        self.context.queries.are_gone(partitions).await
+        let asked = places.iter().map(|(topic, partition)| self.context.queries.is_missing(topic, partition.index));
+        // A partition counts as existing where the brokers do not answer.
+        let answers = futures_util::future::join_all(asked).await;
+        answers.into_iter().map(|is_missing| is_missing.unwrap_or(false)).collect()
     }
 
     /// Asks the leaders once.
@@ -90,7 +111,7 @@ impl FencedProducer {
             };
             for place in places {
                 match found(place) {
-                    Ok(start) => asked.open.extend(start.map(|start| (place.1, start))),
+                    Ok(open) => asked.open.extend(open.map(|open| (place.1, open))),
                     Err((code, why)) => {
                         let refusal = code.filter(|code| outcome::is_refused_for_good(*code));
                         asked.refused = asked.refused.or(refusal.map(|code| ((*place).clone(), code)));
@@ -125,19 +146,22 @@ impl FencedProducer {
     }
 }
 
-/// The first offset of the producer's open transaction in the partition, as its leader reports it.
+/// The producer's open transaction in the partition, as its leader reports it.
 fn open_in(
     answer: &DescribeProducersResponse,
     (topic, partition): &TopicPartition,
     producer_id: i64,
-) -> Result<Option<u64>, Code> {
+) -> Result<Option<OpenTransaction>, Code> {
     let topic = answer.topics.iter().find(|each| each.name.as_str() == topic.name());
     let found =
         topic.and_then(|topic| topic.partitions.iter().find(|each| each.partition_index == partition.index as i32));
     let found = found.ok_or(Code::UnknownServerError)?;
     outcome::check(found.error_code)?;
     let ours = found.active_producers.iter().find(|producer| producer.producer_id.0 == producer_id);
-    Ok(ours.and_then(|producer| u64::try_from(producer.current_txn_start_offset).ok()))
+    Ok(ours.and_then(|producer| {
+        let start = u64::try_from(producer.current_txn_start_offset).ok()?;
+        Some(OpenTransaction { start, coordinator_epoch: producer.coordinator_epoch.max(0) })
+    }))
 }
 
 #[cfg(test)]
@@ -166,7 +190,8 @@ mod tests {
 
     #[test]
     fn only_an_open_transaction_of_the_producer_itself_counts() {
-        assert_eq!(open_in(&answer(0, &[(7, 40), (8, -1)]), &place(), 7), Ok(Some(40)));
+        let open = OpenTransaction { start: 40, coordinator_epoch: 0 };
+        assert_eq!(open_in(&answer(0, &[(7, 40), (8, -1)]), &place(), 7), Ok(Some(open)));
         assert_eq!(open_in(&answer(0, &[(7, 40), (8, -1)]), &place(), 8), Ok(None));
         assert_eq!(open_in(&answer(0, &[(7, 40)]), &place(), 9), Ok(None));
     }

@@ -174,6 +174,12 @@ impl FencedProducer {
                 }
                 failed(index, error)
             }
+            Err(WriteError::Blocked { partitions, error }) => {
+                if matches!(self.end_open(Instant::now() + CLEAN_UP_MAX).await, Err(WriteError::Fenced)) {
+                    return CommitOutcome::Fenced;
+                }
+                CommitOutcome::Blocked { partitions, error }
+            }
         }
     }
 
@@ -181,6 +187,9 @@ impl FencedProducer {
     async fn check(&self, entry: &Entry) -> Result<Arc<KnownTopic>, LogError> {
         let topic = self.context.known.get(entry.partition.topic).ok_or(LogError::UnknownPartition(entry.partition))?;
         self.context.queries.check_exists(&topic, entry.partition).await?;
+        if self.context.queries.is_still_missing(&topic, entry.partition.index).await? {
+            return Err(LogError::UnknownPartition(entry.partition));
+        }
         check_record(&entry.record, topic.record_bytes_max)?;
         Ok(topic)
     }

@@ -2,10 +2,13 @@
 //! transaction without writing the transaction marker there (KAFKA-20734), and the last stable offset of that partition no longer
 //! advances.
 //!
-//! A later marker of the same producer closes the earlier transaction too. The fence therefore ends an empty transaction in that
-//! partition as the coordinator has ended the hanging one. **The coordinator's decision must be followed**: aborting what was
-//! committed loses records, committing what was aborted exposes them. For the same reason a fence writes nothing to a partition until
-//! its leader has confirmed that no earlier transaction of the fence is open there.
+//! The next marker of the same producer closes the earlier transaction too, with its own outcome. Two rules follow:
+//! - **The coordinator's decision must be followed**: aborting what was committed loses records, committing what was aborted exposes them.
+//! - **A fence begins no transaction in a partition until its leader has confirmed that no earlier one of the fence is open there.** If
+//!   the broker or this process failed, Kafka would abort the new transaction, and its marker would void a commit whose own is missing.
+//!
+//! A fence therefore writes the missing marker itself (`WriteTxnMarkers`). Where it may not, it ends an empty transaction in that
+//! partition as the hanging one was ended; during the two requests for that, the second rule does not hold.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -13,8 +16,8 @@ use std::time::{Duration, Instant};
 use whimbrel_model::ports::Entry;
 use whimbrel_model::{Event, PartitionId};
 
-use super::inspect::TopicPartition;
-use super::transaction::{FencedProducer, WriteError, not_now};
+use super::inspect::{OpenTransaction, TopicPartition};
+use super::transaction::{FencedProducer, MarkerError, WriteError, blocked, not_now, pause_after};
 use crate::kafka::coordinator::{self, Finding, TransactionOutcome};
 
 /// How long a partition must be stalled, or a commit unconfirmed, before a fence asks whether its own transaction is the cause.
@@ -23,11 +26,13 @@ const STALLED_FOR: Duration = Duration::from_secs(1);
 const CHECK_ANSWER_MAX: Duration = Duration::from_secs(1);
 /// How long a fence ignores a stalled partition in which it has no open transaction, or whose transaction it could not close.
 const EXAMINE_AGAIN_AFTER: Duration = Duration::from_secs(5);
+/// How long a commit waits for the marker of the transaction before it, before the fence asks the coordinator whether the marker is lost.
+const MARKER_GRACE: Duration = Duration::from_millis(100);
 /// How often a transaction whose outcome is not in the coordinator's log is looked up and reported.
 const LOOK_UP_AGAIN_AFTER: Duration = Duration::from_secs(60);
 /// How long reading a decision and closing one transaction may take.
 const REPAIR_MAX: Duration = Duration::from_secs(10);
-/// How long a commit waits for a coordinator that is still finishing the transaction before it.
+/// How long a repair waits for a coordinator that is still finishing the fence's last transaction.
 const FINISHING_MAX: Duration = Duration::from_secs(1);
 const FINISHING_PAUSE: Duration = Duration::from_millis(50);
 
@@ -48,6 +53,13 @@ enum Last {
     Committed { last: u64, at: Instant },
     /// The leader has confirmed that nothing is open.
     Closed,
+}
+
+/// What closed a hanging transaction.
+#[derive(Clone, Copy)]
+enum ClosedBy {
+    Marker,
+    EmptyTransaction,
 }
 
 impl Repairs {
@@ -74,8 +86,9 @@ impl Repairs {
         self.last.insert(partition, Last::Closed);
     }
 
-    fn is_committed(&self, partition: PartitionId) -> bool {
-        matches!(self.last.get(&partition), Some(Last::Committed { .. }))
+    /// Whether the leader has confirmed that nothing is open.
+    fn is_closed(&self, partition: PartitionId) -> bool {
+        self.last.get(&partition) == Some(&Last::Closed)
     }
 
     /// Whether the fence has committed the transaction that is open from `start` on.
@@ -98,53 +111,53 @@ impl FencedProducer {
         }
     }
 
-    /// Begins a transaction in these partitions, after closing earlier transactions of this fence that are open there.
+    /// Begins a transaction in these partitions, once no earlier transaction of this fence is open there.
     pub(super) async fn begin(&mut self, places: &[TopicPartition], deadline: Instant) -> Result<(), WriteError> {
-        let mut closed: HashMap<PartitionId, u64> = HashMap::new();
-        loop {
-            self.settle(deadline).await?;
-            self.examine_unknown(places, deadline).await?;
-            self.add_partitions(places, TransactionOutcome::Committed, deadline).await?;
-            let committed = places.iter().filter(|(_, partition)| self.repairs.is_committed(*partition));
-            let committed: Vec<TopicPartition> = committed.cloned().collect();
-            // Asks once only: if this process ended now, Kafka would abort the transaction, and with it a commit whose marker is missing.
-            let asked = self.ask_leaders(&committed, Instant::now() + CHECK_ANSWER_MAX).await;
-            if asked.waiting.is_empty() && asked.open.is_empty() {
-                for (topic, partition) in &committed {
-                    if let Some(at) = closed.get(partition) {
-                        self.report_closed(topic.name(), *partition, *at, TransactionOutcome::Committed);
-                    }
-                }
-                return Ok(());
-            }
-            closed.extend(asked.open);
-            // The marker of this empty transaction also closes the hanging one. The next round asks whether it was written.
-            self.end_open(deadline).await?;
-            if Instant::now() >= deadline {
-                return Err(not_now(0, format!("an earlier transaction is open: {}", asked.why)));
-            }
-            // Leaders that did not answer are waited for while no transaction is open.
-            let waited_for = self.open_transactions(&asked.waiting, deadline).await;
-            waited_for.map_err(|error| error.blamed_in(&asked.waiting, places))?;
-        }
+        self.check_leaders(places).await?;
+        self.settle(deadline).await?;
+        self.close_earlier(places, deadline).await?;
+        // A repair may have left a request without an answer.
+        self.settle(deadline).await?;
+        self.add_partitions(places, TransactionOutcome::Committed, deadline).await
     }
 
-    /// Closes the fence's open transactions in partitions whose last outcome it does not know.
-    async fn examine_unknown(&mut self, places: &[TopicPartition], deadline: Instant) -> Result<(), WriteError> {
-        let unknown = places.iter().filter(|(_, partition)| !self.repairs.last.contains_key(partition));
-        let unknown: Vec<TopicPartition> = unknown.cloned().collect();
-        if unknown.is_empty() {
-            return Ok(());
-        }
-        let open = self.open_transactions(&unknown, deadline).await;
-        let open = open.map_err(|error| error.blamed_in(&unknown, places))?;
-        for place in &unknown {
-            match open.get(&place.1) {
-                Some(start) => self.repair(place, *start, deadline).await?,
-                None => self.repairs.closed(place.1),
+    /// Waits until the leaders report no open transaction of this fence in the partitions, and closes those that hang.
+    async fn close_earlier(&mut self, places: &[TopicPartition], deadline: Instant) -> Result<(), WriteError> {
+        let unconfirmed = places.iter().filter(|(_, partition)| !self.repairs.is_closed(*partition));
+        let mut unconfirmed: Vec<TopicPartition> = unconfirmed.cloned().collect();
+        let began = Instant::now();
+        while !unconfirmed.is_empty() {
+            let open = self.open_transactions(&unconfirmed, places.len(), deadline).await;
+            let open = open.map_err(|error| error.blamed_in(&unconfirmed, places))?;
+            for (_, partition) in unconfirmed.iter().filter(|(_, partition)| !open.contains_key(partition)) {
+                self.repairs.closed(*partition);
+            }
+            unconfirmed.retain(|(_, partition)| open.contains_key(partition));
+            if began.elapsed() < MARKER_GRACE {
+                if !unconfirmed.is_empty() {
+                    tokio::time::sleep(pause_after(began.elapsed())).await;
+                }
+                continue;
+            }
+            for place in std::mem::take(&mut unconfirmed) {
+                let repaired = self.repair(&place, deadline).await;
+                repaired.map_err(|error| error.blamed_in(std::slice::from_ref(&place), places))?;
             }
         }
         Ok(())
+    }
+
+    /// Fails where the brokers report that some of the partitions have no leader. Where none of them has one, the commit waits.
+    async fn check_leaders(&mut self, places: &[TopicPartition]) -> Result<(), WriteError> {
+        let cluster = self.context.cluster.clone();
+        let is_leaderless = |(topic, partition): &&TopicPartition| cluster.is_leaderless(topic.name(), partition.index);
+        let Some((topic, _)) = places.iter().find(is_leaderless) else { return Ok(()) };
+        cluster.refresh(topic.name()).await;
+        let leaderless: Vec<TopicPartition> = places.iter().filter(is_leaderless).cloned().collect();
+        if leaderless.is_empty() || leaderless.len() == places.len() {
+            return Ok(());
+        }
+        Err(blocked(&leaderless, "the partition has no leader"))
     }
 
     /// Confirms commits whose partitions were not written since, and closes transactions of this fence behind which readers have found
@@ -164,11 +177,11 @@ impl FencedProducer {
         let asked = self.ask_leaders(&places, Instant::now() + CHECK_ANSWER_MAX).await;
         for place in &places {
             let (_, partition) = place;
-            if let Some(start) = asked.open.get(partition) {
-                match self.repair(place, *start, Instant::now() + REPAIR_MAX).await {
+            if asked.open.contains_key(partition) {
+                match self.repair(place, Instant::now() + REPAIR_MAX).await {
                     Ok(()) => continue,
                     Err(WriteError::Fenced) => return Err(WriteError::Fenced),
-                    Err(WriteError::Entry { error, .. }) => {
+                    Err(WriteError::Entry { error, .. } | WriteError::Blocked { error, .. }) => {
                         tracing::debug!(id = self.context.transactional_id, %partition, %error, "a stalled partition cannot be repaired yet");
                     }
                 }
@@ -181,34 +194,40 @@ impl FencedProducer {
         Ok(())
     }
 
-    /// Closes the transaction that is open in the partition from `start` on, with the outcome that the coordinator has decided. It does
-    /// not touch other partitions of that transaction: another one may be open there.
-    async fn repair(&mut self, place: &TopicPartition, start: u64, deadline: Instant) -> Result<(), WriteError> {
-        let began = Instant::now();
-        let (_, partition) = place;
-        let outcome = loop {
-            match self.decision(place, start, deadline).await? {
-                Finding::Finished(outcome) => break outcome,
-                Finding::Nothing => {
-                    let why = "a transaction of this fence hangs, and its outcome is not in `__transaction_state`";
-                    return Err(not_now(0, why));
-                }
-                Finding::UnderWay if began.elapsed() >= FINISHING_MAX => {
-                    return Err(not_now(0, "the coordinator has not finished the previous transaction"));
-                }
-                Finding::UnderWay => tokio::time::sleep(FINISHING_PAUSE).await,
-            }
-            if self.open_transactions(std::slice::from_ref(place), deadline).await?.is_empty() {
-                self.repairs.closed(*partition);
-                return Ok(());
-            }
+    /// Closes the transaction that is open in the partition, with the outcome that the coordinator has decided. It does not touch other
+    /// partitions of that transaction: another one may be open there.
+    async fn repair(&mut self, place: &TopicPartition, deadline: Instant) -> Result<(), WriteError> {
+        let (topic, partition) = place;
+        let places = std::slice::from_ref(place);
+        self.settle(deadline).await?;
+        self.wait_until_finished(deadline.min(Instant::now() + FINISHING_MAX)).await?;
+        // Kafka's own marker is there by now, or lost.
+        let Some(open) = self.open_transactions(places, 1, deadline).await?.remove(partition) else {
+            self.repairs.closed(*partition);
+            return Ok(());
         };
-        let closed = self.close(outcome, place, start, deadline).await;
-        // The index of the error is not that of an entry of the waiting commit.
-        closed.map_err(|error| match error {
-            WriteError::Fenced => WriteError::Fenced,
-            WriteError::Entry { error, .. } => not_now(0, error),
-        })
+        let outcome = match self.decision(place, open.start, deadline).await? {
+            Finding::Finished(outcome) => outcome,
+            Finding::Nothing => {
+                return Err(not_now(
+                    0,
+                    "a transaction of this fence hangs, and its outcome is not in `__transaction_state`",
+                ));
+            }
+            Finding::UnderWay => return Err(not_now(0, "the coordinator has not finished the previous transaction")),
+        };
+        let closed_by = self.close(outcome, place, open, deadline).await?;
+        // The marker may be lost as well.
+        self.repairs.forget(places);
+        while !self.open_transactions(places, 1, deadline).await?.is_empty() {
+            if Instant::now() >= deadline {
+                return Err(not_now(0, "a hanging transaction is still open"));
+            }
+            tokio::time::sleep(FINISHING_PAUSE).await;
+        }
+        self.repairs.closed(*partition);
+        self.report_closed(topic.name(), *partition, open.start, outcome, closed_by);
+        Ok(())
     }
 
     async fn decision(&mut self, place: &TopicPartition, start: u64, deadline: Instant) -> Result<Finding, WriteError> {
@@ -234,49 +253,59 @@ impl FencedProducer {
         Ok(found)
     }
 
-    /// Ends an empty transaction in the partition, and asks the leader whether that has closed the one that was open.
+    /// Writes the missing marker, or ends an empty transaction in the partition with that outcome where the fence may not write markers.
     async fn close(
         &mut self,
         outcome: TransactionOutcome,
         place: &TopicPartition,
-        start: u64,
+        open: OpenTransaction,
         deadline: Instant,
-    ) -> Result<(), WriteError> {
-        let (topic, partition) = place;
-        let places = std::slice::from_ref(place);
-        self.settle(deadline).await?;
-        self.add_partitions(places, outcome, deadline).await?;
-        self.end_open(deadline).await?;
-        // The coordinator may not have written this marker either.
-        self.repairs.forget(places);
-        loop {
-            if self.open_transactions(places, deadline).await?.is_empty() {
-                break;
+    ) -> Result<ClosedBy, WriteError> {
+        match self.write_marker(place, outcome, open.coordinator_epoch, deadline).await {
+            Ok(()) => return Ok(ClosedBy::Marker),
+            Err(MarkerError::Fenced) => return Err(WriteError::Fenced),
+            Err(MarkerError::NotNow(why)) => return Err(not_now(0, format!("a missing transaction marker: {why}"))),
+            Err(MarkerError::NotAllowed(why)) => {
+                tracing::debug!(id = self.context.transactional_id, why, "the fence ends an empty transaction instead");
             }
-            if Instant::now() >= deadline {
-                return Err(not_now(0, "a hanging transaction is still open"));
-            }
-            tokio::time::sleep(FINISHING_PAUSE).await;
         }
-        self.repairs.closed(*partition);
-        self.report_closed(topic.name(), *partition, start, outcome);
-        Ok(())
+        let empty = async {
+            self.add_partitions(std::slice::from_ref(place), outcome, deadline).await?;
+            self.end_open(deadline).await?;
+            Ok(ClosedBy::EmptyTransaction)
+        };
+        // The index of the error is not that of an entry of the waiting commit.
+        empty.await.map_err(|error| match error {
+            WriteError::Fenced => WriteError::Fenced,
+            WriteError::Entry { error, .. } | WriteError::Blocked { error, .. } => not_now(0, error),
+        })
     }
 
-    fn report_closed(&self, topic: &str, partition: PartitionId, at: u64, outcome: TransactionOutcome) {
+    fn report_closed(
+        &self,
+        topic: &str,
+        partition: PartitionId,
+        at: u64,
+        outcome: TransactionOutcome,
+        closed_by: ClosedBy,
+    ) {
         let index = partition.index;
         let outcome = match outcome {
             TransactionOutcome::Committed => "committed",
             TransactionOutcome::Aborted => "aborted",
         };
+        let (by, how) = match closed_by {
+            ClosedBy::Marker => ("marker", "wrote the marker"),
+            ClosedBy::EmptyTransaction => ("empty_transaction", "ended an empty transaction there"),
+        };
         let detail = format!(
             "partition {index} of `{topic}`: Kafka had {outcome} the transaction at offset {at} without writing its marker; \
-             Whimbrel wrote the marker as {outcome}"
+             Whimbrel {how} as {outcome}"
         );
         tracing::warn!(id = self.context.transactional_id, "{detail}");
         let event = Event::warning("hanging_transaction_ended", detail);
         (self.context.events)(
-            event.with("topic", topic).with("partition", index).with("offset", at).with("as", outcome),
+            event.with("topic", topic).with("partition", index).with("offset", at).with("as", outcome).with("by", by),
         );
     }
 }
@@ -298,7 +327,7 @@ mod tests {
         assert!(repairs.unconfirmed(now).is_empty());
         assert_eq!(repairs.unconfirmed(now + STALLED_FOR), [partition]);
         repairs.closed(partition);
-        assert!(!repairs.has_committed(partition, 9) && !repairs.is_committed(partition));
+        assert!(!repairs.has_committed(partition, 9) && repairs.is_closed(partition));
         assert!(repairs.unconfirmed(now + STALLED_FOR).is_empty());
     }
 }

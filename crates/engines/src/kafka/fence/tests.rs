@@ -1,9 +1,23 @@
-//! Tests of fences on brokers that disagree.
+//! Tests of fences on brokers that disagree, that write transaction markers late, or that lack a partition or its leader.
 
 use super::*;
 use crate::kafka::stub_cluster::{PARTITIONS, Respond, StubCluster, TOPIC, TopicView};
 use bytes::Bytes;
-use kafka_protocol::messages::{InitProducerIdResponse, ProducerId};
+use kafka_protocol::ResponseError as Code;
+use kafka_protocol::messages::add_partitions_to_txn_response::{
+    AddPartitionsToTxnPartitionResult, AddPartitionsToTxnTopicResult,
+};
+use kafka_protocol::messages::describe_producers_response::{PartitionResponse, ProducerState, TopicResponse};
+use kafka_protocol::messages::produce_response::{PartitionProduceResponse, TopicProduceResponse};
+use kafka_protocol::messages::write_txn_markers_response::{
+    WritableTxnMarkerPartitionResult, WritableTxnMarkerResult, WritableTxnMarkerTopicResult,
+};
+use kafka_protocol::messages::{
+    AddPartitionsToTxnRequest, AddPartitionsToTxnResponse, DescribeProducersRequest, DescribeProducersResponse,
+    EndTxnRequest, EndTxnResponse, InitProducerIdResponse, ProduceRequest, ProduceResponse, ProducerId,
+    WriteTxnMarkersRequest, WriteTxnMarkersResponse,
+};
+use std::sync::Mutex;
 use whimbrel_model::{Headers, PartitionId, Record, Timestamp, TopicNumber};
 
 const NUMBER: TopicNumber = TopicNumber(1);
@@ -24,12 +38,15 @@ async fn brokers(count: usize) -> StubCluster {
 
 /// A context whose topic has `partitions` partitions, as far as this process knows.
 fn context(brokers: &StubCluster, partitions: u32) -> FenceContext {
+    context_with(brokers, partitions, Arc::new(|_| {}))
+}
+
+fn context_with(brokers: &StubCluster, partitions: u32, events: EventSink) -> FenceContext {
     let cluster = brokers.connect();
     let known = Arc::new(KnownTopics::default());
     known.put(KnownTopic::new(NUMBER, TOPIC.to_owned(), partitions, 1 << 20));
-    let events: EventSink = Arc::new(|_| {});
     FenceContext {
-        queries: Arc::new(Queries::new(cluster.clone(), TIMEOUT)),
+        queries: Arc::new(Queries::new(cluster.clone(), TIMEOUT, events.clone())),
         fetcher: Arc::new(Fetcher::new(cluster.clone(), 1)),
         hanging: Arc::new(Hanging::new(TIMEOUT, events.clone())),
         transactional_id: "holds/1".to_owned(),
@@ -85,4 +102,245 @@ async fn a_partition_that_no_broker_knows_is_refused() {
         matches!(outcome, CommitOutcome::Refused { index: 0, error: LogError::UnknownPartition(_) }),
         "{outcome:?}"
     );
+}
+
+/// Brokers whose leader writes the marker of the first transaction late, or never.
+#[derive(Clone, Default)]
+struct LateMarker(Arc<Mutex<Transactions>>);
+
+#[derive(Default)]
+struct Transactions {
+    ended: usize,
+    /// How often the leader reports the first transaction as open after it was ended.
+    reported_open: usize,
+    reported_open_max: usize,
+    /// The code with which the leader answers a request to write a marker.
+    marker_code: Option<Code>,
+    /// The outcomes of the markers that the client wrote: whether each was a commit.
+    markers: Vec<bool>,
+    /// Transactions that were begun while the first one was open.
+    begun_behind_open: usize,
+}
+
+impl Transactions {
+    /// Whether the marker of the first transaction is missing.
+    fn is_open(&self) -> bool {
+        self.ended == 1 && self.markers.is_empty() && self.reported_open < self.reported_open_max
+    }
+}
+
+impl LateMarker {
+    fn after_reports(reported_open_max: usize) -> Self {
+        Self(Arc::new(Mutex::new(Transactions { reported_open_max, ..Transactions::default() })))
+    }
+
+    fn get<T>(&self, value: impl Fn(&mut Transactions) -> T) -> T {
+        value(&mut self.0.lock().unwrap())
+    }
+}
+
+impl Respond for LateMarker {
+    fn init_producer_id(&self, _: i32) -> Option<InitProducerIdResponse> {
+        Some(InitProducerIdResponse::default().with_producer_id(ProducerId(1)))
+    }
+
+    fn add_partitions_to_txn(&self, _: AddPartitionsToTxnRequest) -> Option<AddPartitionsToTxnResponse> {
+        self.get(|transactions| transactions.begun_behind_open += usize::from(transactions.is_open()));
+        Some(AddPartitionsToTxnResponse::default())
+    }
+
+    fn produce(&self, _: i32, request: ProduceRequest) -> Option<ProduceResponse> {
+        let topics = request.topic_data.iter().map(|topic| {
+            let part = |index| PartitionProduceResponse::default().with_index(index);
+            let parts = topic.partition_data.iter().map(|data| part(data.index)).collect();
+            TopicProduceResponse::default().with_name(topic.name.clone()).with_partition_responses(parts)
+        });
+        Some(ProduceResponse::default().with_responses(topics.collect()))
+    }
+
+    fn end_txn(&self, _: EndTxnRequest) -> Option<EndTxnResponse> {
+        self.get(|transactions| transactions.ended += 1);
+        Some(EndTxnResponse::default())
+    }
+
+    fn describe_producers(&self, request: DescribeProducersRequest) -> Option<DescribeProducersResponse> {
+        let is_open = self.get(|transactions| {
+            let is_open = transactions.is_open();
+            transactions.reported_open += usize::from(is_open);
+            is_open
+        });
+        let start = if is_open { 0 } else { -1 };
+        let producer = ProducerState::default().with_producer_id(ProducerId(1)).with_current_txn_start_offset(start);
+        let topics = request.topics.iter().map(|topic| {
+            let part = |index: &i32| {
+                PartitionResponse::default().with_partition_index(*index).with_active_producers(vec![producer.clone()])
+            };
+            let parts = topic.partition_indexes.iter().map(part).collect();
+            TopicResponse::default().with_name(topic.name.clone()).with_partitions(parts)
+        });
+        Some(DescribeProducersResponse::default().with_topics(topics.collect()))
+    }
+
+    fn write_txn_markers(&self, request: WriteTxnMarkersRequest) -> Option<WriteTxnMarkersResponse> {
+        let marker = &request.markers[0];
+        let code = self.get(|transactions| {
+            if transactions.marker_code.is_none() {
+                transactions.markers.push(marker.transaction_result);
+            }
+            transactions.marker_code.map_or(0, |code| code.code())
+        });
+        let part = WritableTxnMarkerPartitionResult::default().with_error_code(code);
+        let topic = WritableTxnMarkerTopicResult::default().with_partitions(vec![part]);
+        let result = WritableTxnMarkerResult::default().with_topics(vec![topic]);
+        Some(WriteTxnMarkersResponse::default().with_markers(vec![result]))
+    }
+}
+
+/// Commits one record and waits until `is_over`. Returns the kinds of the events.
+async fn commit_and_wait(brokers: &LateMarker, is_over: impl Fn(&mut Transactions) -> bool) -> Vec<&'static str> {
+    let stub = StubCluster::start_with(1, brokers.clone()).await;
+    let kinds: Arc<Mutex<Vec<&'static str>>> = Arc::default();
+    let kept = kinds.clone();
+    let context = context_with(&stub, 4, Arc::new(move |event| kept.lock().unwrap().push(event.kind)));
+    context.cluster.refresh(TOPIC).await;
+    let fence = FenceHandle::open(context).await.unwrap();
+    let outcome = fence.commit(vec![entry(0)]).await;
+    assert!(matches!(outcome, CommitOutcome::Done(_)), "{outcome:?}");
+    while !brokers.get(&is_over) {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // A second commit finds every earlier transaction closed, and comes after a repair that is under way.
+    let outcome = fence.commit(vec![entry(0)]).await;
+    assert!(matches!(outcome, CommitOutcome::Done(_)), "{outcome:?}");
+    kinds.lock().unwrap().clone()
+}
+
+#[tokio::test]
+async fn a_marker_that_kafka_writes_late_is_not_written_a_second_time() {
+    let brokers = LateMarker::after_reports(1);
+    let events = commit_and_wait(&brokers, |transactions| transactions.reported_open == 1).await;
+    assert_eq!(events, [] as [&str; 0]);
+    brokers.get(|transactions| {
+        assert_eq!(transactions.ended, 2, "one for each commit");
+        assert_eq!(transactions.markers, [] as [bool; 0]);
+    });
+}
+
+#[tokio::test]
+async fn no_transaction_is_begun_in_a_partition_where_an_earlier_one_is_open() {
+    let brokers = LateMarker::after_reports(3);
+    let events = commit_and_wait(&brokers, |_| true).await;
+    assert_eq!(events, [] as [&str; 0]);
+    brokers.get(|transactions| {
+        assert_eq!(transactions.reported_open, 3, "the second commit comes while the first transaction is open");
+        assert_eq!(transactions.begun_behind_open, 0);
+        assert_eq!(transactions.ended, 2, "one for each commit");
+    });
+}
+
+#[tokio::test]
+async fn a_marker_that_kafka_does_not_write_is_written_by_the_fence() {
+    let brokers = LateMarker::after_reports(usize::MAX);
+    let events = commit_and_wait(&brokers, |_| true).await;
+    assert_eq!(events, ["hanging_transaction_ended"]);
+    brokers.get(|transactions| {
+        assert_eq!(transactions.markers, [true], "as the transaction was decided");
+        assert_eq!(transactions.begun_behind_open, 0);
+        assert_eq!(transactions.ended, 2, "one for each commit");
+    });
+}
+
+#[tokio::test]
+async fn a_commit_that_is_the_last_gets_its_missing_marker_too() {
+    let brokers = LateMarker::after_reports(usize::MAX);
+    let events = commit_and_wait(&brokers, |transactions| transactions.markers == [true]).await;
+    assert_eq!(events, ["hanging_transaction_ended"]);
+}
+
+#[tokio::test]
+async fn a_fence_that_may_not_write_markers_ends_an_empty_transaction() {
+    let brokers = LateMarker::after_reports(usize::MAX);
+    brokers.get(|transactions| transactions.marker_code = Some(Code::ClusterAuthorizationFailed));
+    let events = commit_and_wait(&brokers, |_| true).await;
+    assert_eq!(events, ["hanging_transaction_ended"]);
+    assert_eq!(brokers.get(|transactions| transactions.ended), 3, "one for each commit and one for the repair");
+}
+
+#[tokio::test]
+async fn a_partition_without_a_leader_is_named_and_does_not_stop_the_others() {
+    let stub = StubCluster::start_with(1, LateMarker::default()).await;
+    stub.set_leaderless(&[1, 3]);
+    let context = context(&stub, 4);
+    context.cluster.refresh(TOPIC).await;
+    let fence = FenceHandle::open(context).await.unwrap();
+    let outcome = fence.commit(vec![entry(0), entry(1), entry(2), entry(3)]).await;
+    let CommitOutcome::Blocked { partitions, error } = outcome else { panic!("{outcome:?}") };
+    assert_eq!(partitions, [1, 3].map(|index| PartitionId::new(NUMBER, index)));
+    assert!(error.to_string().contains("no leader"), "{error}");
+    let outcome = fence.commit(vec![entry(0), entry(2)]).await;
+    assert!(matches!(outcome, CommitOutcome::Done(_)), "{outcome:?}");
+    stub.set_leaderless(&[]);
+    let outcome = fence.commit(vec![entry(0), entry(1)]).await;
+    assert!(matches!(outcome, CommitOutcome::Done(_)), "{outcome:?}");
+}
+
+/// Brokers that have lost the topic.
+#[derive(Clone, Default)]
+struct Deleted {
+    requests: Arc<Mutex<usize>>,
+}
+
+impl Respond for Deleted {
+    fn init_producer_id(&self, _: i32) -> Option<InitProducerIdResponse> {
+        Some(InitProducerIdResponse::default().with_producer_id(ProducerId(1)))
+    }
+
+    fn describe_producers(&self, request: DescribeProducersRequest) -> Option<DescribeProducersResponse> {
+        *self.requests.lock().unwrap() += 1;
+        let unknown = |index: &i32| {
+            let code = Code::UnknownTopicOrPartition.code();
+            PartitionResponse::default().with_partition_index(*index).with_error_code(code)
+        };
+        let topics = request.topics.iter().map(|topic| {
+            let parts = topic.partition_indexes.iter().map(unknown).collect();
+            TopicResponse::default().with_name(topic.name.clone()).with_partitions(parts)
+        });
+        Some(DescribeProducersResponse::default().with_topics(topics.collect()))
+    }
+
+    fn add_partitions_to_txn(&self, request: AddPartitionsToTxnRequest) -> Option<AddPartitionsToTxnResponse> {
+        *self.requests.lock().unwrap() += 1;
+        let unknown = |index: &i32| {
+            let code = Code::UnknownTopicOrPartition.code();
+            AddPartitionsToTxnPartitionResult::default().with_partition_index(*index).with_partition_error_code(code)
+        };
+        let topics = request.v3_and_below_topics.iter().map(|topic| {
+            let parts = topic.partitions.iter().map(unknown).collect();
+            AddPartitionsToTxnTopicResult::default().with_name(topic.name.clone()).with_results_by_partition(parts)
+        });
+        Some(AddPartitionsToTxnResponse::default().with_results_by_topic_v3_and_below(topics.collect()))
+    }
+
+    fn end_txn(&self, _: EndTxnRequest) -> Option<EndTxnResponse> {
+        Some(EndTxnResponse::default())
+    }
+}
+
+#[tokio::test]
+async fn a_second_commit_to_a_missing_partition_is_refused_without_a_request() {
+    let brokers = Deleted::default();
+    let stub = StubCluster::start_with(1, brokers.clone()).await;
+    let context = context(&stub, 4);
+    context.cluster.refresh(TOPIC).await;
+    stub.delete_topic();
+    let topic = context.known.get(NUMBER).unwrap();
+    let fence = FenceHandle::open(context).await.unwrap();
+    let missing = CommitOutcome::Refused { index: 0, error: LogError::UnknownPartition(PartitionId::new(NUMBER, 2)) };
+    assert_eq!(fence.commit(vec![entry(2)]).await, missing);
+    let requests = *brokers.requests.lock().unwrap();
+    assert!(requests > 0);
+    // The time is that of this moment, however slow the first commit was.
+    topic.missing.learn(2, true, Instant::now());
+    assert_eq!(fence.commit(vec![entry(2)]).await, missing);
+    assert_eq!(*brokers.requests.lock().unwrap(), requests);
 }

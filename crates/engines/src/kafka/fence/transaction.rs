@@ -11,9 +11,11 @@ use std::time::{Duration, Instant};
 
 use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::add_partitions_to_txn_request::AddPartitionsToTxnTopic;
+use kafka_protocol::messages::write_txn_markers_request::{WritableTxnMarker, WritableTxnMarkerTopic};
 use kafka_protocol::messages::{
-    AddPartitionsToTxnRequest, AddPartitionsToTxnResponse, EndTxnRequest, FindCoordinatorRequest,
-    InitProducerIdRequest, InitProducerIdResponse, ProduceResponse, ProducerId, TransactionalId,
+    AddPartitionsToTxnRequest, AddPartitionsToTxnResponse, DescribeTransactionsRequest, DescribeTransactionsResponse,
+    EndTxnRequest, FindCoordinatorRequest, InitProducerIdRequest, InitProducerIdResponse, ProduceResponse, ProducerId,
+    TransactionalId, WriteTxnMarkersRequest,
 };
 use kafka_protocol::protocol::{Request, StrBytes};
 use whimbrel_model::PartitionId;
@@ -24,16 +26,19 @@ use super::inspect::TopicPartition;
 use super::part::Part;
 use super::repair::Repairs;
 use crate::kafka::client::batch::{BatchIdentity, next_sequence};
-use crate::kafka::client::cluster::{ANSWER_MAX, Links};
+use crate::kafka::client::cluster::ANSWER_MAX;
 use crate::kafka::client::connection::CallError;
+use crate::kafka::client::link::Links;
 use crate::kafka::coordinator::TransactionOutcome;
 use crate::kafka::known::KnownTopic;
 use crate::kafka::outcome;
 use crate::kafka::requests::{self, group_by_topic};
 
-/// The pause before the coordinator is asked again while it finishes the previous transaction.
+/// The pause before the coordinator or a leader is asked again while the previous transaction is being finished.
 const PREVIOUS_TRANSACTION_PAUSE_MIN: Duration = Duration::from_micros(500);
 const PREVIOUS_TRANSACTION_PAUSE_MAX: Duration = Duration::from_millis(20);
+/// The states of `DescribeTransactions` in which the coordinator has no transaction to finish.
+const FINISHED_STATES: [&str; 4] = ["Empty", "CompleteCommit", "CompleteAbort", "Dead"];
 /// How long a leader or coordinator that is moving is given before it is asked again.
 pub(super) const MOVING_PAUSE: Duration = Duration::from_millis(20);
 /// How long a partition may be unknown to its broker before the cluster is asked whether it exists.
@@ -64,6 +69,11 @@ pub(super) enum WriteError {
         index: usize,
         error: LogError,
     },
+    /// These partitions cannot be written now, others of the commit can.
+    Blocked {
+        partitions: Vec<PartitionId>,
+        error: LogError,
+    },
 }
 
 impl WriteError {
@@ -75,16 +85,23 @@ impl WriteError {
                 let index = places.iter().position(|(_, partition)| Some(*partition) == blamed).unwrap_or(0);
                 Self::Entry { index, error }
             }
-            Self::Fenced => Self::Fenced,
+            other => other,
         }
     }
+}
+
+/// Why the marker of an earlier transaction could not be written.
+pub(super) enum MarkerError {
+    Fenced,
+    /// The broker does not offer this client to write markers.
+    NotAllowed(String),
+    NotNow(String),
 }
 
 /// A transaction that Kafka may have open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Open {
-    /// Nothing was written in it. It ends as the transaction before it ended in its partitions: where Kafka has not written the
-    /// marker of that one, this one's marker closes both.
+    /// Nothing was written in it. Where it was begun to close a hanging transaction, it ends as that one did.
     Empty(TransactionOutcome),
     /// Records may have been written. It is aborted unless all of them are.
     WithRecords,
@@ -158,7 +175,7 @@ impl FencedProducer {
         let places: Vec<TopicPartition> = parts.iter().map(|part| (part.topic.clone(), part.partition)).collect();
         self.begin(&places, deadline).await.map_err(|error| match error {
             WriteError::Entry { index, error } => WriteError::Entry { index: parts[index].first, error },
-            fenced => fenced,
+            other => other,
         })?;
         self.open = Some(Open::WithRecords);
         self.repairs.forget(&places);
@@ -315,7 +332,7 @@ impl FencedProducer {
             let Some((at, why)) = failed else { continue };
             if Instant::now() >= deadline {
                 let part = &parts[at];
-                let is_gone = self.context.queries.is_gone(part.topic.name(), part.partition.index).await;
+                let is_gone = self.context.queries.is_missing(&part.topic, part.partition.index).await;
                 return Err(match is_gone {
                     Ok(true) => part.refused(part.first_index(), Code::UnknownTopicOrPartition),
                     _ => not_now(part.first_index(), why),
@@ -381,7 +398,7 @@ impl FencedProducer {
         self.needs_new_epoch |= outcome::may_be_written(code);
         if outcome::is_unknown_partition(code) {
             if part.unknown_since.get_or_insert_with(Instant::now).elapsed() >= UNKNOWN_MAX
-                && self.context.queries.is_gone(part.topic.name(), part.partition.index).await.unwrap_or(false)
+                && self.context.queries.is_missing(&part.topic, part.partition.index).await.unwrap_or(false)
             {
                 return Err(part.refused(part.first_index(), code));
             }
@@ -408,7 +425,7 @@ impl FencedProducer {
             Ok(()) => CommitOutcome::Done(offsets),
             Err(Refusal::Code { code: Code::TransactionAbortable, is_certain: true }) => {
                 match self.end_open(deadline).await {
-                    Ok(()) | Err(WriteError::Entry { .. }) => {
+                    Ok(()) | Err(WriteError::Entry { .. } | WriteError::Blocked { .. }) => {
                         CommitOutcome::NotNow(LogError::Unavailable("Kafka aborted the transaction".to_owned()))
                     }
                     Err(WriteError::Fenced) => CommitOutcome::Fenced,
@@ -460,6 +477,81 @@ impl FencedProducer {
         Ok(())
     }
 
+    /// Waits until the coordinator has finished the fence's last transaction. Each of its markers is then written, or lost.
+    pub(super) async fn wait_until_finished(&mut self, deadline: Instant) -> Result<(), WriteError> {
+        let request = DescribeTransactionsRequest::default().with_transactional_ids(vec![self.transactional_id()]);
+        let code_of = |answer: &DescribeTransactionsResponse| {
+            answer.transaction_states.first().map_or(0, |state| state.error_code)
+        };
+        loop {
+            let answer = match self.coordinate(&request, code_of, deadline).await {
+                Ok(answer) => answer,
+                // It has forgotten an id that was not used for long.
+                Err(Refusal::Code { code: Code::TransactionalIdNotFound, .. }) => return Ok(()),
+                Err(Refusal::Code { code, .. }) => return Err(not_now(0, code)),
+                Err(Refusal::Late { why, .. }) => return Err(not_now(0, why)),
+            };
+            let state = answer.transaction_states.first().map_or("", |state| state.transaction_state.as_str());
+            if FINISHED_STATES.contains(&state) {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                return Err(not_now(0, format!("the coordinator has not finished the previous transaction ({state})")));
+            }
+            tokio::time::sleep(MOVING_PAUSE).await;
+        }
+    }
+
+    /// Writes the marker of a transaction that the coordinator has finished without it. The marker carries the fence's own epoch: the
+    /// leader rejects it where a newer fence, or this one under a later epoch, has written since.
+    pub(super) async fn write_marker(
+        &mut self,
+        (topic, partition): &TopicPartition,
+        outcome: TransactionOutcome,
+        coordinator_epoch: i32,
+        deadline: Instant,
+    ) -> Result<(), MarkerError> {
+        let Some(leader) = self.context.cluster.leader(topic.name(), partition.index) else {
+            return Err(MarkerError::NotNow("the partition has no leader".to_owned()));
+        };
+        let place = WritableTxnMarkerTopic::default()
+            .with_name(topic.wire_name())
+            .with_partition_indexes(vec![partition.index as i32]);
+        let marker = WritableTxnMarker::default()
+            .with_producer_id(ProducerId(self.producer_id))
+            .with_producer_epoch(self.epoch)
+            .with_transaction_result(outcome == TransactionOutcome::Committed)
+            .with_coordinator_epoch(coordinator_epoch)
+            .with_topics(vec![place]);
+        let request = WriteTxnMarkersRequest::default().with_markers(vec![marker]);
+        let connection = self.links.to(&self.context.cluster, leader).await;
+        let connection = connection.map_err(|error| MarkerError::NotNow(error.to_string()))?;
+        if !connection.supports(WriteTxnMarkersRequest::KEY) {
+            return Err(MarkerError::NotAllowed("the broker does not support WriteTxnMarkers".to_owned()));
+        }
+        let left = deadline.saturating_duration_since(Instant::now()).clamp(MOVING_PAUSE, ANSWER_MAX);
+        let answer = connection.call(&request, left).await.map_err(|error| {
+            self.needs_new_epoch |= error.may_have_been_received();
+            MarkerError::NotNow(error.to_string())
+        })?;
+        let topics = answer.markers.iter().flat_map(|marker| &marker.topics);
+        let Some(found) = topics.flat_map(|topic| &topic.partitions).next() else {
+            self.needs_new_epoch = true;
+            return Err(MarkerError::NotNow("the answer lacks the partition".to_owned()));
+        };
+        match Code::try_from_code(found.error_code) {
+            None => Ok(()),
+            // A later coordinator has written a marker since the leader was asked.
+            Some(code @ Code::TransactionCoordinatorFenced) => Err(MarkerError::NotNow(code.to_string())),
+            Some(code) if outcome::is_fenced(code) => Err(MarkerError::Fenced),
+            Some(code) if outcome::is_refused_for_good(code) => Err(MarkerError::NotAllowed(code.to_string())),
+            Some(code) => {
+                self.needs_new_epoch |= outcome::may_be_written(code);
+                Err(MarkerError::NotNow(code.to_string()))
+            }
+        }
+    }
+
     /// Repeats a request until the coordinator gives a definite answer or the deadline passes.
     async fn coordinate<R: Request>(
         &mut self,
@@ -477,10 +569,7 @@ impl FencedProducer {
                 Ok(answer) => match Code::try_from_code(code_of(&answer)) {
                     None => return Ok(answer),
                     Some(Code::ConcurrentTransactions) => {
-                        // The pause grows with the time waited, so that little of it is wasted.
-                        let pause = began.elapsed() / 8;
-                        let pause = pause.clamp(PREVIOUS_TRANSACTION_PAUSE_MIN, PREVIOUS_TRANSACTION_PAUSE_MAX);
-                        (Code::ConcurrentTransactions.to_string(), pause)
+                        (Code::ConcurrentTransactions.to_string(), pause_after(began.elapsed()))
                     }
                     Some(code) if outcome::is_passing(code) => {
                         // Also the answer of a coordinator that could not replicate its decision in time: the decision may take effect.
@@ -572,8 +661,18 @@ fn culprit_of(answer: &AddPartitionsToTxnResponse) -> Option<(&str, i32, i16)> {
     failed.min_by_key(|(_, _, code)| *code == Code::OperationNotAttempted.code())
 }
 
+/// The pause grows with the time waited, so that little of it is wasted.
+pub(super) fn pause_after(waited: Duration) -> Duration {
+    (waited / 8).clamp(PREVIOUS_TRANSACTION_PAUSE_MIN, PREVIOUS_TRANSACTION_PAUSE_MAX)
+}
+
 pub(super) fn not_now(index: usize, why: impl std::fmt::Display) -> WriteError {
     WriteError::Entry { index, error: LogError::Unavailable(format!("Kafka did not accept the records: {why}")) }
+}
+
+pub(super) fn blocked(places: &[TopicPartition], why: impl std::fmt::Display) -> WriteError {
+    let error = LogError::Unavailable(format!("Kafka did not accept the records: {why}"));
+    WriteError::Blocked { partitions: places.iter().map(|(_, partition)| *partition).collect(), error }
 }
 
 /// The refusal of the entry at `index`, of `size` bytes.

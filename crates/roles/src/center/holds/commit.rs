@@ -1,22 +1,45 @@
 //! From decisions to one commit: each message that fires is placed in its topic now, by the mapping of now.
+//!
+//! Messages for partitions that cannot be written now are left out, and the commit is repeated without them. A topic or partition that
+//! does not exist refuses all its messages at once.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use whimbrel_model::ports::{CommitOutcome, Entry, Fence, Log};
+use whimbrel_model::ports::{CommitOutcome, Entry, Fence, Log, LogError};
 use whimbrel_model::{Ending, Hold, HoldRecord, PartitionId, Timestamp, TopicNumber};
 
+use super::blocked::BlockedPartitions;
 use super::shard::{Committed, Decision, Written};
 use crate::topics::{Pass, Registry};
 
+/// How often one commit is tried with fewer messages. Each try leaves out the partitions that blocked the one before.
+const TRIES_MAX: usize = 4;
+/// How long a commit waits for the shard's own partition.
+const OWN_PARTITION_WAIT_MAX: Duration = Duration::from_secs(8);
+const OWN_PARTITION_PAUSE: Duration = Duration::from_millis(100);
+
+/// Where a decision goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Destination {
+    /// Its record goes to the shard.
+    Shard,
+    /// Its message goes to this partition, its record to the shard.
+    Topic(PartitionId),
+    /// Its topic takes nothing at this moment.
+    Closed,
+}
+
 /// Where the entries of one decision are.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     /// Its topic takes nothing at this moment.
     LeftOut,
     Record(usize),
     /// The message's entry and partition; the record that it fired follows.
-    Message(usize, u32),
+    Message(usize, PartitionId),
 }
 
 /// A way into a topic for the messages of one commit.
@@ -26,60 +49,131 @@ enum Way {
     Gone(String),
 }
 
+/// What a commit writes to.
+pub(super) struct CommitTarget<'a> {
+    pub log: &'a dyn Log,
+    pub fence: &'a Fence,
+    pub shard: PartitionId,
+    pub blocked: &'a Mutex<BlockedPartitions>,
+}
+
 pub(super) async fn commit(
-    log: &dyn Log,
+    target: CommitTarget<'_>,
     registry: &Registry,
-    fence: &Fence,
-    shard: PartitionId,
     decisions: &[Decision],
     at: Timestamp,
 ) -> Committed {
     // Held until the log has answered: a topic that grows or goes waits for what is on its way into it.
     let mut ways: HashMap<TopicNumber, Way> = HashMap::new();
-    let mut entries = Vec::with_capacity(decisions.len() * 2);
-    let mut places = Vec::with_capacity(decisions.len());
-    for (index, decision) in decisions.iter().enumerate() {
-        match decision {
-            Decision::Write(record) => {
-                places.push(Place::Record(entries.len()));
-                entries.push(Entry { partition: shard, record: record.to_record(at) });
+    let mut destinations = Vec::with_capacity(decisions.len());
+    for decision in decisions {
+        let Decision::Fire(hold) = decision else {
+            destinations.push(Destination::Shard);
+            continue;
+        };
+        destinations.push(match way_of(&mut ways, registry, hold).await {
+            Way::Open(pass) => Destination::Topic(pass.place(hold.message.key.as_deref())),
+            Way::Closed => Destination::Closed,
+            Way::Gone(why) => {
+                let is_of_it =
+                    |decision: &Decision| matches!(decision, Decision::Fire(other) if other.topic == hold.topic);
+                let indexes = (0..decisions.len()).filter(|index| is_of_it(&decisions[*index])).collect();
+                return Committed::Refused { indexes, why: why.clone() };
             }
-            Decision::Fire(hold) => match way_of(&mut ways, registry, hold).await {
-                Way::Open(pass) => {
-                    let partition = pass.place(hold.message.key.as_deref());
-                    places.push(Place::Message(entries.len(), partition.index));
-                    entries.push(Entry { partition, record: hold.fire(at) });
+        });
+    }
+    commit_to(target, decisions, &destinations, at).await
+}
+
+async fn commit_to(
+    target: CommitTarget<'_>,
+    decisions: &[Decision],
+    destinations: &[Destination],
+    at: Timestamp,
+) -> Committed {
+    let (began, mut tries) = (Instant::now(), 0);
+    loop {
+        let (entries, places) = target.plan(decisions, destinations, at);
+        if entries.is_empty() {
+            return Committed::Done(vec![None; places.len()]);
+        }
+        match target.log.commit(target.fence, entries).await {
+            CommitOutcome::Done(offsets) => return target.done(&places, &offsets),
+            CommitOutcome::Fenced => return Committed::Fenced,
+            CommitOutcome::Refused { index, error } => return target.refused(&places, decisions, index, error),
+            CommitOutcome::NotNow(error) => return Committed::NotNow(error),
+            CommitOutcome::Unknown(why) => return Committed::Unknown(why),
+            CommitOutcome::Blocked { partitions, error } => {
+                tries += 1;
+                if partitions.contains(&target.shard) && began.elapsed() < OWN_PARTITION_WAIT_MAX {
+                    tokio::time::sleep(OWN_PARTITION_PAUSE).await;
+                } else if partitions.contains(&target.shard) || partitions.is_empty() || tries >= TRIES_MAX {
+                    return Committed::NotNow(error);
+                } else {
+                    let mut blocked = target.blocked();
+                    partitions.into_iter().for_each(|partition| blocked.block(partition, Instant::now()));
+                }
+            }
+        }
+    }
+}
+
+impl CommitTarget<'_> {
+    /// The entries of a commit, without messages for partitions that are blocked.
+    fn plan(&self, decisions: &[Decision], destinations: &[Destination], at: Timestamp) -> (Vec<Entry>, Vec<Place>) {
+        let (blocked, now) = (self.blocked(), Instant::now());
+        let (mut entries, mut places) = (Vec::with_capacity(decisions.len() * 2), Vec::with_capacity(decisions.len()));
+        for (decision, destination) in decisions.iter().zip(destinations) {
+            match (decision, destination) {
+                (Decision::Write(record), _) => {
+                    places.push(Place::Record(entries.len()));
+                    entries.push(Entry { partition: self.shard, record: record.to_record(at) });
+                }
+                (Decision::Fire(hold), Destination::Topic(partition)) if !blocked.contains(*partition, now) => {
+                    places.push(Place::Message(entries.len(), *partition));
+                    entries.push(Entry { partition: *partition, record: hold.fire(at) });
                     let end = hold.ended(Ending::Fired { partition: partition.index }, at);
                     let fired = HoldRecord::Ended { id: hold.id.clone(), end };
-                    entries.push(Entry { partition: shard, record: fired.to_record(at) });
+                    entries.push(Entry { partition: self.shard, record: fired.to_record(at) });
                 }
-                Way::Closed => places.push(Place::LeftOut),
-                Way::Gone(why) => return Committed::Refused { index, why: why.clone() },
-            },
+                (Decision::Fire(_), _) => places.push(Place::LeftOut),
+            }
+        }
+        (entries, places)
+    }
+
+    fn done(&self, places: &[Place], offsets: &[u64]) -> Committed {
+        let mut blocked = self.blocked();
+        let offset = |entry: usize| offsets.get(entry).copied().unwrap_or_default();
+        let written = places.iter().map(|place| match *place {
+            Place::LeftOut => None,
+            Place::Record(entry) => Some(Written { offset: offset(entry), message: None }),
+            Place::Message(entry, partition) => {
+                blocked.forget(partition);
+                Some(Written { offset: offset(entry + 1), message: Some((partition.index, offset(entry))) })
+            }
+        });
+        Committed::Done(written.collect())
+    }
+
+    fn refused(&self, places: &[Place], decisions: &[Decision], refused: usize, error: LogError) -> Committed {
+        let Some(of) = refused_decision(places, decisions, refused) else { return Committed::NotNow(error) };
+        match (&decisions[of], places[of], &error) {
+            (Decision::Fire(hold), Place::Message(_, partition), LogError::UnknownPartition(_)) => {
+                self.blocked().forget(partition);
+                let goes_there = |place: &Place| matches!(place, Place::Message(_, other) if *other == partition);
+                let indexes = (0..places.len()).filter(|index| goes_there(&places[*index])).collect();
+                let (index, topic) = (partition.index, &hold.topic_name);
+                let why =
+                    format!("the log has no partition {index} of topic `{topic}`: it was deleted outside Whimbrel");
+                Committed::Refused { indexes, why }
+            }
+            _ => Committed::Refused { indexes: vec![of], why: error.to_string() },
         }
     }
-    if entries.is_empty() {
-        return Committed::Done(vec![None; places.len()]);
-    }
-    match log.commit(fence, entries).await {
-        CommitOutcome::Done(offsets) => {
-            let offset = |entry: usize| offsets.get(entry).copied().unwrap_or_default();
-            let written = places.into_iter().map(|place| match place {
-                Place::LeftOut => None,
-                Place::Record(entry) => Some(Written { offset: offset(entry), message: None }),
-                Place::Message(entry, partition) => {
-                    Some(Written { offset: offset(entry + 1), message: Some((partition, offset(entry))) })
-                }
-            });
-            Committed::Done(written.collect())
-        }
-        CommitOutcome::Fenced => Committed::Fenced,
-        CommitOutcome::Refused { index, error } => match refused_decision(&places, decisions, index) {
-            Some(of) => Committed::Refused { index: of, why: error.to_string() },
-            None => Committed::NotNow(error),
-        },
-        CommitOutcome::NotNow(error) => Committed::NotNow(error),
-        CommitOutcome::Unknown(why) => Committed::Unknown(why),
+
+    fn blocked(&self) -> MutexGuard<'_, BlockedPartitions> {
+        self.blocked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -114,23 +208,4 @@ async fn way_into(registry: &Registry, hold: &Hold) -> Way {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::testing::{end, hold};
-    use super::*;
-
-    #[test]
-    fn only_a_message_or_what_is_taken_in_can_be_refused_for_good() {
-        let one = hold("a", 5);
-        let ended = HoldRecord::Ended { id: one.id.clone(), end: end(&one) };
-        let decisions = [
-            Decision::Write(ended),
-            Decision::Write(HoldRecord::Held(Hold::clone(&one))),
-            Decision::Fire(hold("b", 6)),
-            Decision::Fire(hold("c", 7)),
-        ];
-        let places = [Place::Record(0), Place::Record(1), Place::LeftOut, Place::Message(2, 0)];
-        let refused = |entry| refused_decision(&places, &decisions, entry);
-        assert_eq!((refused(1), refused(2)), (Some(1), Some(3)));
-        assert_eq!((refused(0), refused(3)), (None, None), "the shard's own records, that one fired among them");
-    }
-}
+mod tests;

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::future::pending;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
@@ -19,11 +19,13 @@ use whimbrel_model::ports::{
 use whimbrel_model::{Clock, Event, EventSink, HOLDS_TOPIC, PartitionId, Timestamp};
 
 use super::alarm::Alarm;
+use super::blocked::BlockedPartitions;
 use super::clock::Reading;
-use super::commit::commit;
+use super::commit::{CommitTarget, commit};
 use super::figures::HoldFigures;
 use super::settings::{HoldsSettings, PAGE_BYTES, PAGE_HOLDS, RETRY_AFTER};
 use super::shard::{AskId, Committed, Decision, Effect, Input, Shard};
+use crate::line_limit::LineLimit;
 use crate::owners::{DeskError, HOLDS_FAMILY, shard_name};
 use crate::topics::Registry;
 
@@ -86,6 +88,8 @@ struct Owner {
     applying: Option<Call>,
     replies: HashMap<AskId, oneshot::Sender<Result<Told, DeskError>>>,
     next_ask: AskId,
+    /// Partitions of topics that could not be written a moment ago.
+    blocked: Arc<Mutex<BlockedPartitions>>,
     /// Told when a read must not wait for more to gather.
     urgent: Arc<Notify>,
     last_read: Option<Instant>,
@@ -114,6 +118,7 @@ pub(crate) async fn own(
         applying: None,
         replies: HashMap::new(),
         next_ask: 0,
+        blocked: Arc::default(),
         urgent: Arc::default(),
         last_read: None,
         figures_at: Instant::now(),
@@ -309,7 +314,7 @@ impl Owner {
             }
             Effect::Commit { decisions, at } => {
                 let Some(fence) = self.fence.clone() else { return };
-                Box::pin(commit_and_count(tools, fence, partition, decisions, at))
+                Box::pin(commit_and_count(tools, fence, partition, Arc::clone(&self.blocked), decisions, at))
             }
             Effect::Cut { kept_since } => {
                 Box::pin(async move { Input::Cut(cut(&*tools.log, partition, kept_since).await) })
@@ -432,7 +437,10 @@ async fn find_start(
             Ok(started) => return Ok(started),
             Err(Trouble::Over(why)) => return Err(why),
             Err(Trouble::Passing(why)) => {
-                tracing::warn!(shard = number, %why, "the shard of holds cannot be taken yet; it is tried again");
+                static LINES: LineLimit = LineLimit::new();
+                if let Some(left_out) = LINES.admit(&why) {
+                    tracing::warn!(shard = number, %why, left_out, "the shard of holds cannot be taken yet; it is tried again");
+                }
                 tokio::time::sleep(RETRY_AFTER).await;
             }
         }
@@ -473,7 +481,10 @@ async fn read(log: &dyn Log, partition: PartitionId, from: u64, limits: ReadLimi
     if let Err(error) = &read
         && passes(error)
     {
-        tracing::warn!(%partition, %error, "the holds' log cannot be read; it is tried again");
+        static LINES: LineLimit = LineLimit::new();
+        if let Some(left_out) = LINES.admit(&error.to_string()) {
+            tracing::warn!(%partition, %error, left_out, "the holds' log cannot be read; it is tried again");
+        }
         tokio::time::sleep(RETRY_AFTER).await;
     }
     read
@@ -487,12 +498,14 @@ async fn cut(log: &dyn Log, partition: PartitionId, kept_since: Timestamp) -> Re
 async fn commit_and_count(
     tools: Arc<Tools>,
     fence: Fence,
-    partition: PartitionId,
+    shard: PartitionId,
+    blocked: Arc<Mutex<BlockedPartitions>>,
     decisions: Vec<Decision>,
     at: Timestamp,
 ) -> Input {
     let began = Instant::now();
-    let outcome = commit(&*tools.log, &tools.registry, &fence, partition, &decisions, at).await;
+    let target = CommitTarget { log: &*tools.log, fence: &fence, shard, blocked: &blocked };
+    let outcome = commit(target, &tools.registry, &decisions, at).await;
     if let Committed::Done(written) = &outcome {
         tools.figures.committed(&decisions, written, began.elapsed(), tools.clock.now());
     }

@@ -1,7 +1,9 @@
 //! The `Log` and `LogTopics` ports in memory: as honest as the contract asks, with handles for tests to fail it and to hold it up.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
@@ -9,7 +11,12 @@ use whimbrel_model::ports::{
     AppendOutcome, Bounds, CommitOutcome, Entry, Fence, Log, LogError, LogTopics, PartitionStatus, PortFuture,
     ReadBatch, ReadLimits, TopicStatus,
 };
-use whimbrel_model::{PartitionId, Record, Retention, StoredRecord, Timestamp, TopicNumber, TopicSpec};
+use whimbrel_model::{
+    FoundTopic, NamedBounds, PartitionId, Record, Retention, StoredRecord, Timestamp, TopicNumber, TopicSpec,
+};
+
+/// The retention of topics that other applications made.
+pub const RETENTION_OF_OTHERS: Duration = Duration::from_secs(3600);
 
 /// Called for each entry before it is kept; an error is that entry's outcome.
 type Judge = Box<dyn FnMut(&Entry) -> Result<(), LogError> + Send>;
@@ -21,12 +28,18 @@ pub struct MemoryLog {
     appended: watch::Sender<u64>,
     /// Appends wait while this is true.
     held_up: watch::Sender<bool>,
+    /// Whether it never answers a question for the bounds of a partition.
+    hides_bounds: AtomicBool,
 }
 
 #[derive(Default)]
 struct State {
     topics: BTreeMap<TopicNumber, (TopicSpec, Vec<Partition>)>,
-    found: Vec<(String, u32)>,
+    found: Vec<FoundTopic>,
+    /// Topics whose deletion was announced.
+    expects_deletion: Vec<TopicNumber>,
+    /// The bounds that the last change of a topic named.
+    named: Option<NamedBounds>,
     judge: Option<Judge>,
     /// What `create`, `alter` and the reading calls answer instead, while it is there.
     refuses: Option<LogError>,
@@ -78,12 +91,30 @@ impl MemoryLog {
         self.state().refusal = Some(why);
     }
 
+    /// It does not answer questions for bounds from now on.
+    pub fn hide_bounds(&self) {
+        self.hides_bounds.store(true, Ordering::Release);
+    }
+
     pub fn refuse(&self, error: Option<LogError>) {
         self.state().refuses = error;
     }
 
     pub fn has_topics_of_others(&self, found: &[(&str, u32)]) {
-        self.state().found = found.iter().map(|(name, partitions)| ((*name).to_owned(), *partitions)).collect();
+        let found = found.iter().map(|(name, partitions)| FoundTopic {
+            name: (*name).to_owned(),
+            partitions: *partitions,
+            retention: Retention { time: Some(RETENTION_OF_OTHERS), bytes: None },
+        });
+        self.state().found = found.collect();
+    }
+
+    pub fn expects_deletion(&self, topic: TopicNumber) -> bool {
+        self.state().expects_deletion.contains(&topic)
+    }
+
+    pub fn named_bounds(&self) -> Option<NamedBounds> {
+        self.state().named
     }
 
     /// Appends wait from now on, until they are let go.
@@ -251,6 +282,9 @@ impl Log for MemoryLog {
 
     fn bounds(&self, partition: PartitionId) -> PortFuture<'_, Result<Bounds, LogError>> {
         Box::pin(async move {
+            if self.hides_bounds.load(Ordering::Acquire) {
+                std::future::pending::<()>().await;
+            }
             let mut state = self.state();
             state.answering()?;
             let partition = state.partition(partition)?;
@@ -297,8 +331,9 @@ impl LogTopics for MemoryLog {
         })
     }
 
-    fn alter<'a>(&'a self, spec: &'a TopicSpec) -> PortFuture<'a, Result<(), LogError>> {
+    fn alter<'a>(&'a self, spec: &'a TopicSpec, named: NamedBounds) -> PortFuture<'a, Result<(), LogError>> {
         Box::pin(async move {
+            self.state().named = Some(named);
             self.create(spec).await?;
             self.state().topics.get_mut(&spec.number).unwrap().0 = spec.clone();
             Ok(())
@@ -312,6 +347,10 @@ impl LogTopics for MemoryLog {
             self.appended.send_modify(|count| *count += 1);
             Ok(())
         })
+    }
+
+    fn expect_deletion(&self, topic: TopicNumber) {
+        self.state().expects_deletion.push(topic);
     }
 
     fn describe(&self, topic: TopicNumber) -> PortFuture<'_, Result<TopicStatus, LogError>> {
@@ -331,10 +370,14 @@ impl LogTopics for MemoryLog {
         })
     }
 
-    fn found(&self) -> PortFuture<'_, Result<Vec<(String, u32)>, LogError>> {
+    fn found<'a>(
+        &'a self,
+        is_skipped: &'a (dyn Fn(&str) -> bool + Sync),
+    ) -> PortFuture<'a, Result<Vec<FoundTopic>, LogError>> {
         Box::pin(async move {
             self.state().answering()?;
-            Ok(self.state().found.clone())
+            let found = self.state().found.clone();
+            Ok(found.into_iter().filter(|topic| !is_skipped(&topic.name)).collect())
         })
     }
 }

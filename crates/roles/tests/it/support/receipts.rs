@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-use whimbrel_model::ports::{Answer, Begun, Claim, ClaimKind, PortFuture, Receipts, ReceiptsError};
+use whimbrel_model::ports::{Answer, Begun, Claim, ClaimKind, LogError, PortFuture, Receipts, ReceiptsError};
 use whimbrel_model::{PartitionId, Timestamp, TopicNumber};
 
 type Name = (String, ClaimKind, String, TopicNumber);
@@ -13,6 +13,8 @@ pub struct MemoryReceipts {
     claims: Mutex<HashMap<Name, Kept>>,
     refuses: Mutex<bool>,
     recovered: Mutex<Vec<PartitionId>>,
+    /// How often the log does not answer when the receipts follow it.
+    log_failures: Mutex<u32>,
 }
 
 struct Kept {
@@ -30,6 +32,11 @@ impl MemoryReceipts {
 
     pub fn refuse(&self, refuses: bool) {
         *self.refuses.lock().unwrap() = refuses;
+    }
+
+    /// The log does not answer the next `times` times that the receipts follow it.
+    pub fn fail_log(&self, times: u32) {
+        *self.log_failures.lock().unwrap() = times;
     }
 
     /// The partitions that the door had followed when it opened.
@@ -99,6 +106,11 @@ impl Receipts for MemoryReceipts {
     fn recover<'a>(&'a self, partitions: &'a [PartitionId]) -> PortFuture<'a, Result<(), ReceiptsError>> {
         Box::pin(async move {
             self.answering()?;
+            let mut failures = self.log_failures.lock().unwrap();
+            if *failures > 0 {
+                *failures -= 1;
+                return Err(ReceiptsError::Log(LogError::Unavailable("the broker is slow".to_owned())));
+            }
             *self.recovered.lock().unwrap() = partitions.to_vec();
             Ok(())
         })

@@ -110,6 +110,12 @@ async fn an_answer_that_arrives_too_slowly_ends_at_the_overall_bound() {
     assert_eq!(began.elapsed().as_secs(), OVERALL.as_secs());
 }
 
+#[test]
+fn the_rest_of_a_timeout_is_not_named_as_a_timeout() {
+    assert_eq!(late_answer(ANSWER_MAX), "the broker has not answered within 3000 ms");
+    assert!(!late_answer(Duration::ZERO).contains("0 ms"));
+}
+
 #[tokio::test]
 async fn a_broker_that_hangs_up_ends_the_calls_under_way() {
     let (connection, mut broker) = connection();

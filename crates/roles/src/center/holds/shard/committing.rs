@@ -55,9 +55,9 @@ pub enum Committed {
     /// Where each decision was written; `None` for a message whose topic takes nothing at this moment, which was left out.
     Done(Vec<Option<Written>>),
     Fenced,
-    /// That decision can never be written. Nothing was.
+    /// Those decisions, in ascending order, can never be written. Nothing was.
     Refused {
-        index: usize,
+        indexes: Vec<usize>,
         why: String,
     },
     /// Nothing was written; later, perhaps.
@@ -254,19 +254,22 @@ impl Shard {
                 self.take_back(under_way, true);
                 self.open_anew(effects);
             }
-            Committed::Refused { index, why } => {
-                let mut decisions = take(&mut under_way.decisions);
-                // What the shard itself has to say (that a hold is dead, what is carried) is never given up: it is said again.
-                let is_own = |(decision, waiting): &(Decision, Option<Waiting>)| {
-                    matches!(decision, Decision::Write(_)) && waiting.is_none()
-                };
-                if decisions.get(index).is_none_or(is_own) {
-                    self.commit_again_at = Some(after(self.clock.now(), RETRY_AFTER));
-                } else {
-                    let (decision, waiting) = decisions.remove(index);
-                    self.refused(decision, waiting, &why, effects);
+            Committed::Refused { indexes, why } => {
+                let (mut kept, mut is_any_refused) = (Vec::new(), false);
+                for (index, (decision, waiting)) in take(&mut under_way.decisions).into_iter().enumerate() {
+                    // What the shard itself has to say (that a hold is dead, what is carried) is never given up: it is said again.
+                    let is_own = matches!(decision, Decision::Write(_)) && waiting.is_none();
+                    if is_own || indexes.binary_search(&index).is_err() {
+                        kept.push((decision, waiting));
+                    } else {
+                        is_any_refused = true;
+                        self.refused(decision, waiting, &why, effects);
+                    }
                 }
-                self.take_back(UnderWay { decisions, ..under_way }, false);
+                if !is_any_refused {
+                    self.commit_again_at = Some(after(self.clock.now(), RETRY_AFTER));
+                }
+                self.take_back(UnderWay { decisions: kept, ..under_way }, false);
             }
             Committed::NotNow(error) => {
                 self.commit_again_at = Some(after(self.clock.now(), RETRY_AFTER));
@@ -431,7 +434,7 @@ mod tests {
     #[test]
     fn that_a_hold_is_dead_is_said_again_where_the_log_did_not_take_it() {
         let is_death = |effects: &[Effect]| matches!(decisions(effects), Some([Decision::Write(HoldRecord::Ended { end, .. })]) if matches!(end.how, Ending::Dead { .. }));
-        let refused = || Input::Committed(Committed::Refused { index: 0, why: "never".to_owned() });
+        let refused = || Input::Committed(Committed::Refused { indexes: vec![0], why: "never".to_owned() });
         let mut shard = firing();
         assert!(is_death(&shard.step(at(1_001), refused())));
         assert!(decisions(&shard.step(at(1_002), refused())).is_none(), "not at once");

@@ -1,0 +1,133 @@
+//! Tests of commits on a log whose answers the test gives.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+
+use whimbrel_model::ports::{AppendOutcome, Bounds, PortFuture, ReadBatch, ReadLimits};
+
+use super::super::testing::{end, hold};
+use super::*;
+
+const SHARD: PartitionId = PartitionId::new(TopicNumber(1), 0);
+
+fn partition(index: u32) -> PartitionId {
+    PartitionId::new(TopicNumber(9), index)
+}
+
+/// A log that answers commits with a list of answers in turn and then repeats the last one. With an empty list it accepts commits.
+#[derive(Default)]
+struct ScriptedLog {
+    outcomes: Mutex<VecDeque<CommitOutcome>>,
+    /// The partitions of each commit.
+    commits: Mutex<Vec<HashSet<PartitionId>>>,
+}
+
+impl Log for ScriptedLog {
+    fn append(&self, _: Vec<Entry>) -> PortFuture<'_, AppendOutcome> {
+        panic!("only commits are expected")
+    }
+
+    fn fence<'a>(&'a self, _: &'a str, _: u64) -> PortFuture<'a, Result<Fence, LogError>> {
+        panic!("only commits are expected")
+    }
+
+    fn commit<'a>(&'a self, _: &'a Fence, entries: Vec<Entry>) -> PortFuture<'a, CommitOutcome> {
+        self.commits.lock().unwrap().push(entries.iter().map(|entry| entry.partition).collect());
+        let done = CommitOutcome::Done((0..entries.len() as u64).collect());
+        let outcome = self.outcomes.lock().unwrap().pop_front().unwrap_or(done);
+        Box::pin(std::future::ready(outcome))
+    }
+
+    fn read(&self, _: PartitionId, _: u64, _: ReadLimits) -> PortFuture<'_, Result<ReadBatch, LogError>> {
+        panic!("only commits are expected")
+    }
+
+    fn bounds(&self, _: PartitionId) -> PortFuture<'_, Result<Bounds, LogError>> {
+        panic!("only commits are expected")
+    }
+
+    fn offset_at(&self, _: PartitionId, _: Timestamp) -> PortFuture<'_, Result<u64, LogError>> {
+        panic!("only commits are expected")
+    }
+
+    fn trim(&self, _: PartitionId, _: u64) -> PortFuture<'_, Result<(), LogError>> {
+        panic!("only commits are expected")
+    }
+}
+
+/// Fires one hold into each of these partitions.
+async fn fire_into(log: &ScriptedLog, blocked: &Mutex<BlockedPartitions>, partitions: &[u32]) -> Committed {
+    let fire = |index: &u32| Decision::Fire(hold(&format!("hold-{index}"), 5));
+    let decisions: Vec<Decision> = partitions.iter().map(fire).collect();
+    let destinations: Vec<_> = partitions.iter().map(|index| Destination::Topic(partition(*index))).collect();
+    let fence = Fence { name: "holds/0".into(), epoch: 1, handle: Arc::new(()) };
+    let target = CommitTarget { log, fence: &fence, shard: SHARD, blocked };
+    commit_to(target, &decisions, &destinations, Timestamp::from_millis(6)).await
+}
+
+fn blocked_by(partitions: &[PartitionId]) -> CommitOutcome {
+    let error = LogError::Unavailable("the partition has no leader".to_owned());
+    CommitOutcome::Blocked { partitions: partitions.to_vec(), error }
+}
+
+#[tokio::test]
+async fn a_partition_that_cannot_be_written_is_left_out_and_the_others_are_committed() {
+    let (log, blocked) = (ScriptedLog::default(), Mutex::default());
+    log.outcomes.lock().unwrap().push_back(blocked_by(&[partition(1)]));
+    let Committed::Done(written) = fire_into(&log, &blocked, &[0, 1, 2]).await else { panic!("it is committed") };
+    assert_eq!(written.iter().map(Option::is_some).collect::<Vec<_>>(), [true, false, true]);
+    // The next commit does not try that partition either: it would wait for its leader again.
+    let Committed::Done(written) = fire_into(&log, &blocked, &[1, 2]).await else { panic!("it is committed") };
+    assert_eq!(written.iter().map(Option::is_some).collect::<Vec<_>>(), [false, true]);
+    let commits = log.commits.lock().unwrap();
+    assert_eq!(commits.len(), 3);
+    assert!(commits[1..].iter().all(|partitions| !partitions.contains(&partition(1))));
+}
+
+#[tokio::test]
+async fn a_commit_ends_where_the_log_blocks_every_try() {
+    let (log, blocked) = (ScriptedLog::default(), Mutex::default());
+    for index in 0..20 {
+        log.outcomes.lock().unwrap().push_back(blocked_by(&[partition(index)]));
+    }
+    let all: Vec<u32> = (0..20).collect();
+    assert!(matches!(fire_into(&log, &blocked, &all).await, Committed::NotNow(_)));
+    assert_eq!(log.commits.lock().unwrap().len(), TRIES_MAX);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_commit_waits_for_the_shards_own_partition() {
+    let (log, blocked) = (ScriptedLog::default(), Mutex::default());
+    for _ in 0..TRIES_MAX * 2 {
+        log.outcomes.lock().unwrap().push_back(blocked_by(&[SHARD]));
+    }
+    assert!(matches!(fire_into(&log, &blocked, &[0]).await, Committed::Done(_)));
+}
+
+#[tokio::test]
+async fn a_partition_that_does_not_exist_refuses_all_its_messages_at_once_and_names_the_topic() {
+    let (log, blocked) = (ScriptedLog::default(), Mutex::default());
+    let error = LogError::UnknownPartition(partition(1));
+    log.outcomes.lock().unwrap().push_back(CommitOutcome::Refused { index: 2, error });
+    let Committed::Refused { indexes, why } = fire_into(&log, &blocked, &[0, 1, 2, 1, 1]).await else {
+        panic!("it is refused")
+    };
+    assert_eq!(indexes, [1, 3, 4]);
+    assert!(why.contains("`orders`") && !why.contains("9/1"), "{why}");
+}
+
+#[test]
+fn only_a_message_or_what_is_taken_in_can_be_refused_for_good() {
+    let one = hold("a", 5);
+    let ended = HoldRecord::Ended { id: one.id.clone(), end: end(&one) };
+    let decisions = [
+        Decision::Write(ended),
+        Decision::Write(HoldRecord::Held(Hold::clone(&one))),
+        Decision::Fire(hold("b", 6)),
+        Decision::Fire(hold("c", 7)),
+    ];
+    let places = [Place::Record(0), Place::Record(1), Place::LeftOut, Place::Message(2, partition(0))];
+    let refused = |entry| refused_decision(&places, &decisions, entry);
+    assert_eq!((refused(1), refused(2)), (Some(1), Some(3)));
+    assert_eq!((refused(0), refused(3)), (None, None), "the shard's own records, that one fired among them");
+}
