@@ -144,7 +144,8 @@ impl Core {
         self.root.join("checkpoint")
     }
 
-    /// Makes partitions `0..partitions` of a topic, those that are not there yet. Durable when it returns.
+    /// Makes partitions `0..partitions` of a topic, those that are not there yet. Durable when it returns. The number of a deleted topic must
+    /// not be used again: until the next checkpoint, the old topic's marks would describe the new one.
     pub fn create_partitions(&self, topic: u32, partitions: u32) -> io::Result<()> {
         let _changing = lock(&self.changing_topics);
         let folder = self.topic_folder(topic);

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use crate::PartitionKey;
 use crate::checkpoint::{Checkpoint, PartitionMark};
 use crate::disk::{Disk, read_whole};
-use crate::error::Damage;
+use crate::error::{Damage, OpenError};
 use crate::fallback::{Unusable, copy_of};
 use crate::folder::{FORMAT_FILE, parse_format, read_format};
 use crate::format::FolderSecret;
@@ -110,7 +110,7 @@ pub struct MissingOffsets {
 pub struct Verifier {
     disk: Arc<dyn Disk>,
     data: PathBuf,
-    /// `None` if `FORMAT` cannot be read: the check then cannot distinguish batches from other bytes.
+    /// `None` before [`Verifier::plan`], or if `FORMAT` cannot be read: the check then cannot distinguish batches from other bytes.
     secret: Option<FolderSecret>,
     report: Report,
 }
@@ -119,16 +119,18 @@ impl Verifier {
     /// A check of the folder `data`. It calls the meter for every read; see [`Meter`].
     pub fn new(disk: Arc<dyn Disk>, data: &Path, meter: Meter) -> Self {
         let disk: Arc<dyn Disk> = Arc::new(ReadOnlyDisk::new(disk, meter));
-        let secret = read_format(&*disk, data).ok().flatten().map(|(secret, _)| secret);
-        Self { disk, data: data.to_owned(), secret, report: Report::default() }
+        Self { disk, data: data.to_owned(), secret: None, report: Report::default() }
     }
 
     /// Everything that there is to check now, and about how many bytes that is.
     pub fn plan(&mut self) -> io::Result<(Vec<Target>, u64)> {
-        if matches!(read_format(&*self.disk, &self.data), Ok(None)) {
+        self.secret = match self.read_secret() {
             // No server has started on this folder yet.
-            return Ok((Vec::new(), 0));
-        }
+            Ok(None) => return Ok((Vec::new(), 0)),
+            Ok(secret) => secret,
+            // The check of FORMAT reports why.
+            Err(_) => None,
+        };
         let mut targets = vec![Target::Format];
         let log = self.log();
         if !self.disk.exists(&log)? {
@@ -172,6 +174,16 @@ impl Verifier {
         self.report
     }
 
+    /// Reads the secret from `FORMAT` or its copy. `None` if a server has yet to make the folder.
+    fn read_secret(&self) -> Result<Option<FolderSecret>, OpenError> {
+        let read = || read_format(&*self.disk, &self.data).map(|found| found.map(|(secret, _)| secret));
+        match read() {
+            // A server may make the folder after the first read found no FORMAT, and before it listed the other files.
+            Err(OpenError::NotOurs(_)) => read(),
+            other => other,
+        }
+    }
+
     fn log(&self) -> PathBuf {
         self.data.join("log")
     }
@@ -184,8 +196,12 @@ impl Verifier {
         self.log().join("journal")
     }
 
+    fn topic_folder(&self, key: PartitionKey) -> PathBuf {
+        self.log().join("topics").join(key.topic.to_string())
+    }
+
     fn partition_folder(&self, key: PartitionKey) -> PathBuf {
-        self.log().join("topics").join(key.topic.to_string()).join(key.partition.to_string())
+        self.topic_folder(key).join(key.partition.to_string())
     }
 
     fn checkpoint(&self) -> Option<Checkpoint> {
@@ -254,20 +270,24 @@ impl Verifier {
         self.check_pair(&self.checkpoint_path(), &decode, "restore the whole data folder from a backup");
     }
 
-    /// Checks a small file and its copy, which are replaced whole. A folder of an earlier version has no copy yet.
+    /// Checks a small file and its copy, which are replaced whole. A folder of an earlier version has no copy yet. A server may write the first
+    /// copy during the check, so one read decides both whether the copy exists and whether it is sound.
     fn check_pair(&mut self, file: &Path, decode: &dyn Fn(&[u8]) -> Result<(), Unusable>, without_both: &str) {
         let copy = copy_of(file);
-        let problem_of = |path: &Path| match read_whole(&*self.disk, path) {
-            Ok(Some(bytes)) => match decode(&bytes) {
+        let read = |path: &Path| read_whole(&*self.disk, path).transpose();
+        let problem_of = |contents: Option<io::Result<Vec<u8>>>| match contents {
+            Some(Ok(bytes)) => match decode(&bytes) {
                 Ok(()) => None,
                 Err(Unusable::Damaged(why)) => Some(why),
                 Err(Unusable::Refused(error)) => Some(error.to_string()),
             },
-            Ok(None) => Some("it is missing".to_owned()),
-            Err(error) => Some(error.to_string()),
+            Some(Err(error)) => Some(error.to_string()),
+            None => Some("it is missing".to_owned()),
         };
-        let (of_file, of_copy) = (problem_of(file), problem_of(&copy));
-        let has_copy = self.disk.exists(&copy).unwrap_or(true);
+        let of_file = problem_of(read(file));
+        let contents_of_copy = read(&copy);
+        let has_copy = contents_of_copy.is_some();
+        let of_copy = problem_of(contents_of_copy);
         let is_lost = of_file.is_some() && of_copy.is_some();
         let finding = |path: &Path, what: String| Finding {
             file: path.to_owned(),
@@ -361,9 +381,10 @@ impl Verifier {
         self.report.add([segment_finding(missing.key, damage)]);
     }
 
-    /// Has retention, or a deletion of the topic, dropped everything below `end` since the check began?
+    /// Has retention, or a deletion of the topic, dropped everything below `end` since the check began? A deletion renames the folder of the
+    /// whole topic, and the number of a topic is never given twice: a folder of that name is still the topic's.
     fn is_dropped(&self, key: PartitionKey, end: u64) -> bool {
-        let is_there = self.disk.exists(&self.partition_folder(key)).unwrap_or(true);
+        let is_there = self.disk.exists(&self.topic_folder(key)).unwrap_or(true);
         let Some(checkpoint) = self.checkpoint() else { return !is_there };
         let mark = checkpoint.partitions.iter().find(|mark| key_of(mark) == key);
         !is_there || mark.is_none_or(|mark| end <= mark.first.get())

@@ -3,12 +3,16 @@
 mod support;
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
+use std::time::Duration;
 
-use support::{Events, Folder, key, part, small};
+use support::{Events, Folder, UnsyncedDisk, key, part, small};
 use whimbrel_storage::verify::Meter;
-use whimbrel_storage::{ColdSegment, Core, Event, Scrubbed, Settings, Work};
+use whimbrel_storage::{ColdSegment, Core, DataFolder, Event, Scrubbed, Settings, Work};
+
+/// How long a deletion waits for a scrub. A scrub of a missing file that does not wait for the deletion ends much earlier.
+const SCRUB_WAIT: Duration = Duration::from_millis(500);
 
 fn settings() -> Settings {
     Settings { segment_bytes: 600 << 10, tail_bytes: 0, ..small() }
@@ -18,13 +22,17 @@ fn settings() -> Settings {
 fn written() -> (Folder, Core, Events) {
     let folder = Folder::new();
     let (core, _, events) = folder.core(settings());
+    fill(&core);
+    (folder, core, events)
+}
+
+fn fill(core: &Core) {
     core.create_partitions(1, 1).unwrap();
     let text = "x".repeat(1000);
     for batch in 0..160 {
         core.commit(&[Work::Append(vec![part(key(1, 0), batch * 8, &[&*text; 8])])]);
     }
     core.checkpoint(0, &mut || {}).unwrap();
-    (folder, core, events)
 }
 
 fn free_meter() -> Meter {
@@ -90,6 +98,44 @@ fn a_segment_that_is_dropped_meanwhile_is_let_go_of() {
     assert_eq!(reads.load(Ordering::Relaxed), 1, "at the next read");
     assert_eq!(core.scrub(segment, &free_meter()).unwrap(), Scrubbed::Dropped);
     assert_eq!(*events.lock().unwrap(), []);
+}
+
+/// A deletion first renames the folder of the topic and then marks its partitions as deleted. A scrub in between finds no file.
+#[test]
+fn a_segment_whose_topic_is_being_deleted_is_not_damaged() {
+    let folder = Folder::new();
+    let core: Arc<OnceLock<Arc<Core>>> = Arc::default();
+    let (scrubbed, result) = mpsc::channel();
+    let (scrubbing, early) = (core.clone(), Arc::new(Mutex::new(None)));
+    let (result, noted) = (Mutex::new(result), early.clone());
+    let disk = UnsyncedDisk::with_after_rename(move |to| {
+        if to.extension().is_none_or(|extension| extension != "deleted") {
+            return;
+        }
+        let (core, scrubbed) = (scrubbing.get().unwrap().clone(), scrubbed.clone());
+        std::thread::spawn(move || scrubbed.send(core.scrub(core.cold_segments()[0], &free_meter()).unwrap()));
+        *noted.lock().unwrap() = Some(result.lock().unwrap().recv_timeout(SCRUB_WAIT));
+    });
+    let events = Events::default();
+    let told = events.clone();
+    let data = Arc::new(DataFolder::open(Arc::new(disk), folder.path()).unwrap());
+    let on_event = Box::new(move |event| told.lock().unwrap().push(event));
+    core.get_or_init(|| Arc::new(Core::open(data, settings(), 0, on_event).unwrap().0));
+    let core = core.get().unwrap();
+    fill(core);
+    core.delete_topic(1).unwrap();
+    let early = early.lock().unwrap().take().unwrap();
+    assert_eq!(early, Err(mpsc::RecvTimeoutError::Timeout), "the scrub waits for the deletion");
+    assert_eq!(*events.lock().unwrap(), []);
+}
+
+#[test]
+fn a_segment_whose_file_is_gone_is_damaged() {
+    let (folder, core, events) = written();
+    let segment = core.cold_segments()[1];
+    std::fs::remove_file(file_of(&folder, segment)).unwrap();
+    assert_eq!(core.scrub(segment, &free_meter()).unwrap(), Scrubbed::Read { damaged: 1 });
+    assert!(matches!(events.lock().unwrap()[..], [Event::Damaged(_, Some(_))]));
 }
 
 #[test]

@@ -39,6 +39,7 @@ impl Core {
     /// Reads and checks every batch of a segment. Emits an event for each damaged place, once. Fails if the meter ends the scrub.
     pub fn scrub(&self, segment: ColdSegment, meter: &Meter) -> io::Result<Scrubbed> {
         let Some(partition) = self.partition(segment.key) else { return Ok(Scrubbed::Dropped) };
+        let deleting = partition.clone();
         let find = move || partition.sealed().into_iter().find(|extent| extent.base == segment.base);
         let Some(extent) = find() else { return Ok(Scrubbed::Dropped) };
         let is_there = Arc::new(move || find().is_some());
@@ -49,6 +50,10 @@ impl Core {
         });
         let disk = ReadOnlyDisk::new(self.disk.clone(), metered);
         let checked = check_twice(&disk, &extent, &mut |_, _| {});
+        if checked.as_ref().is_ok_and(|damage| !damage.is_empty()) {
+            // A deletion renames the files before it marks the partition as deleted. Once this lock is free, the mark is set.
+            drop(deleting.hold());
+        }
         if !is_there() {
             return Ok(Scrubbed::Dropped);
         }

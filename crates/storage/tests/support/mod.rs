@@ -59,6 +59,12 @@ impl Folder {
     }
 }
 
+/// The log of a folder, without its threads, on a disk that is not synced.
+pub fn core_at(path: &Path, settings: Settings) -> Core {
+    let folder = DataFolder::open(Arc::new(UnsyncedDisk::default()), path).unwrap();
+    Core::open(Arc::new(folder), settings, 0, Box::new(|_| {})).unwrap().0
+}
+
 fn copy_tree(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {

@@ -9,6 +9,7 @@ use whimbrel_storage::disk::{Disk, DiskFile, RealDisk};
 
 type Hook = Arc<dyn Fn() + Send + Sync>;
 type SyncHook = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
+type RenameHook = Arc<dyn Fn(&Path) + Send + Sync>;
 
 #[derive(Default)]
 pub struct UnsyncedDisk {
@@ -16,6 +17,8 @@ pub struct UnsyncedDisk {
     before_lock: Option<Hook>,
     before_sync: Option<Hook>,
     sync_folder: Option<SyncHook>,
+    before_read: Option<Hook>,
+    after_rename: Option<RenameHook>,
 }
 
 #[allow(dead_code, reason = "each of the test programs takes what it needs of it")]
@@ -35,18 +38,45 @@ impl UnsyncedDisk {
         Self { sync_folder: Some(Arc::new(sync_folder)), ..Self::default() }
     }
 
+    /// A disk that calls the hook before each call that reads: of a file, its length, its existence, or a folder.
+    pub fn with_before_read(before_read: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { before_read: Some(Arc::new(before_read)), ..Self::default() }
+    }
+
+    /// A disk that calls the hook with the new name after each rename.
+    pub fn with_after_rename(after_rename: impl Fn(&Path) + Send + Sync + 'static) -> Self {
+        Self { after_rename: Some(Arc::new(after_rename)), ..Self::default() }
+    }
+
+    fn reading(&self) {
+        if let Some(before_read) = &self.before_read {
+            before_read();
+        }
+    }
+
     fn unsynced(&self, file: Arc<dyn DiskFile>) -> Arc<dyn DiskFile> {
-        Arc::new(UnsyncedFile { file, before_sync: self.before_sync.clone() })
+        let (before_sync, before_read) = (self.before_sync.clone(), self.before_read.clone());
+        Arc::new(UnsyncedFile { file, before_sync, before_read })
     }
 }
 
 struct UnsyncedFile {
     file: Arc<dyn DiskFile>,
     before_sync: Option<Hook>,
+    before_read: Option<Hook>,
+}
+
+impl UnsyncedFile {
+    fn reading(&self) {
+        if let Some(before_read) = &self.before_read {
+            before_read();
+        }
+    }
 }
 
 impl Disk for UnsyncedDisk {
     fn open(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
+        self.reading();
         self.disk.open(path).map(|file| self.unsynced(file))
     }
 
@@ -59,7 +89,11 @@ impl Disk for UnsyncedDisk {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.disk.rename(from, to)
+        self.disk.rename(from, to)?;
+        if let Some(after_rename) = &self.after_rename {
+            after_rename(to);
+        }
+        Ok(())
     }
 
     fn remove_file(&self, path: &Path) -> io::Result<()> {
@@ -71,10 +105,12 @@ impl Disk for UnsyncedDisk {
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
+        self.reading();
         self.disk.list(path)
     }
 
     fn exists(&self, path: &Path) -> io::Result<bool> {
+        self.reading();
         self.disk.exists(path)
     }
 
@@ -100,6 +136,7 @@ impl Disk for UnsyncedDisk {
 
 impl DiskFile for UnsyncedFile {
     fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize> {
+        self.reading();
         self.file.read_at(buffer, position)
     }
 
@@ -123,6 +160,7 @@ impl DiskFile for UnsyncedFile {
     }
 
     fn len(&self) -> io::Result<u64> {
+        self.reading();
         self.file.len()
     }
 }
