@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::TopicName;
 use kafka_protocol::protocol::StrBytes;
 use whimbrel_model::{Clock as _, StoredRecord, SystemClock};
@@ -34,13 +35,22 @@ pub(super) enum Finding {
     Finished(TransactionOutcome),
 }
 
-/// Finds the outcome of the last transaction of `id` that wrote to the partition after the record at `at`.
+/// The transaction whose outcome is looked up: the last one of `id` that wrote to the partition after the record at `at`.
+#[derive(Clone, Copy)]
+pub(super) struct TransactionQuery<'a> {
+    pub id: &'a str,
+    /// The producer id and epoch that the coordinator has assigned last. Its log must contain them: otherwise the broker that was read is
+    /// behind, and later decisions are missing.
+    pub identity: (i64, i16),
+    pub partition: (&'a str, u32),
+    pub at: u64,
+}
+
+/// Finds the outcome of a transaction.
 pub(super) async fn look_up(
     queries: &Queries,
     fetcher: &Fetcher,
-    id: &str,
-    (topic, index): (&str, u32),
-    at: u64,
+    TransactionQuery { id, identity, partition: (topic, index), at }: TransactionQuery<'_>,
     deadline: Instant,
 ) -> Result<Finding, FetchError> {
     let mut since = None;
@@ -57,7 +67,8 @@ pub(super) async fn look_up(
     .await?;
     // The time of a record is set by its writer, and may be long ago. A time in the future counts as now.
     let Some(since) = since.map(|since: i64| since.min(SystemClock.now().as_millis())) else {
-        return Ok(Finding::Nothing);
+        // The leader cannot serve the record yet: its high watermark is not known to it after a change of the leader.
+        return Err(KafkaError::Code(Code::OffsetNotAvailable).into());
     };
     let metadata = queries.metadata(Some(COORDINATOR_TOPIC)).await;
     let metadata = metadata.map_err(|error| KafkaError::Malformed(error.to_string()))?;
@@ -81,6 +92,9 @@ pub(super) async fn look_up(
             true
         })
         .await?;
+        if history.identity != Some(identity) {
+            return Err(KafkaError::Code(Code::NotLeaderOrFollower).into());
+        }
         if history.finding != Finding::Nothing {
             return Ok(history.finding);
         }
@@ -153,6 +167,8 @@ enum Phase {
 /// The state of a transaction in one record of the coordinator's log.
 #[derive(Debug, PartialEq, Eq)]
 struct State {
+    /// The producer id and epoch.
+    identity: (i64, i16),
     phase: Phase,
     partitions: Vec<(String, u32)>,
 }
@@ -165,8 +181,9 @@ impl State {
             1 => true,
             _ => return None,
         };
-        // Producer id, producer epoch and transaction timeout.
-        bytes.take(8 + 2 + 4)?;
+        let identity = (bytes.i64()?, bytes.i16()?);
+        // The transaction timeout.
+        bytes.take(4)?;
         let phase = match bytes.take(1)?[0] {
             1 => Phase::Begun,
             2 => Phase::Decided(TransactionOutcome::Committed),
@@ -186,7 +203,7 @@ impl State {
                 bytes.skip_tags()?;
             }
         }
-        Some(Self { phase, partitions })
+        Some(Self { identity, phase, partitions })
     }
 }
 
@@ -196,14 +213,17 @@ struct History<'a> {
     /// The outcome that is decided and not finished.
     decided: Option<TransactionOutcome>,
     finding: Finding,
+    /// The producer id and epoch of the last record.
+    identity: Option<(i64, i16)>,
 }
 
 impl<'a> History<'a> {
     fn of(topic: &'a str, index: u32) -> Self {
-        Self { partition: (topic, index), decided: None, finding: Finding::Nothing }
+        Self { partition: (topic, index), decided: None, finding: Finding::Nothing, identity: None }
     }
 
     fn then(&mut self, state: State) {
+        self.identity = Some(state.identity);
         let concerns = state.partitions.iter().any(|(topic, index)| (topic.as_str(), *index) == self.partition);
         match state.phase {
             Phase::Begun if concerns => (self.decided, self.finding) = (None, Finding::UnderWay),
@@ -233,6 +253,10 @@ impl<'a> Bytes<'a> {
 
     fn i16(&mut self) -> Option<i16> {
         self.take(2)?.try_into().ok().map(i16::from_be_bytes)
+    }
+
+    fn i64(&mut self) -> Option<i64> {
+        self.take(8)?.try_into().ok().map(i64::from_be_bytes)
     }
 
     fn i32(&mut self) -> Option<i32> {
@@ -281,7 +305,11 @@ mod tests {
     }
 
     fn state(phase: Phase, partitions: &[(&str, u32)]) -> State {
-        State { phase, partitions: partitions.iter().map(|(topic, index)| ((*topic).to_owned(), *index)).collect() }
+        State {
+            identity: (7, 2),
+            phase,
+            partitions: partitions.iter().map(|(topic, index)| ((*topic).to_owned(), *index)).collect(),
+        }
     }
 
     fn finding(states: Vec<State>) -> Finding {
@@ -314,7 +342,8 @@ mod tests {
         value.extend(b"_holds");
         value.extend([0, 0, 0, 1, 0, 0, 0, 2]);
         value.extend([0; 16]);
-        assert_eq!(State::of(&value), Some(state(Phase::Decided(TransactionOutcome::Aborted), &[("_holds", 2)])));
+        let state = state(Phase::Decided(TransactionOutcome::Aborted), &[("_holds", 2)]);
+        assert_eq!(State::of(&value), Some(State { identity: (0, 0), ..state }));
     }
 
     #[test]
@@ -351,6 +380,16 @@ mod tests {
             finished(vec![begun(), committed(), done(), begun(), aborted(), done()]),
             Some(TransactionOutcome::Aborted)
         );
+    }
+
+    #[test]
+    fn a_log_that_is_read_from_a_broker_that_is_behind_is_recognised() {
+        let mut history = History::of("_holds", 2);
+        assert_eq!(history.identity, None);
+        history
+            .then(State { identity: (7, 2), ..state(Phase::Decided(TransactionOutcome::Committed), &[("_holds", 2)]) });
+        history.then(State { identity: (7, 3), ..state(Phase::Finished, &[]) });
+        assert_eq!(history.identity, Some((7, 3)), "the epoch that the coordinator has assigned last");
     }
 
     #[test]

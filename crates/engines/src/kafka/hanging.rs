@@ -1,5 +1,5 @@
-//! Stalled partitions: the last stable offset stays behind the high watermark, because a transaction is open. Readers record what they
-//! observe here. `fence::repair` closes the transactions of this process's fences; a partition that stays stalled is reported as an event.
+//! Stalled partitions: the last stable offset stays behind the high watermark, because a transaction is open. Readers and
+//! `stall_sweep` record what they observe here. `fence::repair` closes the transactions of this process's fences; a partition that stays stalled is reported as an event.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use whimbrel_model::{Event, EventSink, PartitionId};
 /// How long after its timeout Kafka aborts a transaction, at most: Kafka checks every 10 s, and 2 s are margin.
 const KAFKA_ABORT_DELAY_MAX: Duration = Duration::from_secs(12);
 
-/// How long an observation counts. A partition without readers is not observed, and so does not count as stalled.
+/// How long an observation counts. A partition that is not observed does not count as stalled.
 const SEEN_FOR: Duration = Duration::from_secs(5);
 
 pub(super) struct Hanging {

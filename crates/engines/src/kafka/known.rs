@@ -27,6 +27,8 @@ pub(super) struct KnownTopic {
     /// The largest record that its `max.message.bytes` allows.
     pub record_bytes_max: usize,
     partitions: AtomicU32,
+    /// Its `min.insync.replicas`; 0 until it is read.
+    min_insync: AtomicU32,
     looked_up_at: Mutex<Option<Instant>>,
     /// First kept offsets of the partitions that this process has trimmed.
     trims: Mutex<HashMap<u32, u64>>,
@@ -37,7 +39,8 @@ impl KnownTopic {
     pub fn new(number: TopicNumber, name: String, partitions: u32, record_bytes_max: usize) -> Self {
         let (name, partitions) = (TopicName(StrBytes::from_string(name)), AtomicU32::new(partitions));
         let (looked_up_at, trims, missing) = (Mutex::new(None), Mutex::default(), Arc::default());
-        Self { number, name, record_bytes_max, partitions, looked_up_at, trims, missing }
+        let min_insync = AtomicU32::new(0);
+        Self { number, name, record_bytes_max, partitions, min_insync, looked_up_at, trims, missing }
     }
 
     pub fn name(&self) -> &str {
@@ -56,6 +59,15 @@ impl KnownTopic {
     /// The bytes of one batch with several records. It stays below Kafka's default of `max.message.bytes`, which counts whole batches.
     pub fn batch_bytes_max(&self) -> usize {
         self.record_bytes_max.min(BATCH_BYTES_MAX)
+    }
+
+    /// Replicas that must be in sync before Kafka accepts a write, as far as is known.
+    pub fn min_insync(&self) -> u32 {
+        self.min_insync.load(Ordering::Acquire)
+    }
+
+    pub fn learn_min_insync(&self, min_insync: u32) {
+        self.min_insync.store(min_insync, Ordering::Release);
     }
 
     /// Records that this process has dropped the partition's records before an offset.
@@ -86,6 +98,9 @@ impl KnownTopic {
     }
 }
 
+/// A partition with its topic.
+pub(super) type TopicPartition = (Arc<KnownTopic>, PartitionId);
+
 #[derive(Debug, Default)]
 pub(super) struct KnownTopics(RwLock<HashMap<TopicNumber, Arc<KnownTopic>>>);
 
@@ -110,6 +125,7 @@ impl KnownTopics {
         // The metadata may come from a broker that has not learned of a growth yet.
         if let Some(known) = topics.get(&topic.number).filter(|known| known.name == topic.name) {
             topic.learn_partitions(known.partitions.load(Ordering::Acquire));
+            topic.learn_min_insync(known.min_insync());
         }
         topics.insert(topic.number, Arc::new(topic));
         displaced

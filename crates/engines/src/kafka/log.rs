@@ -24,6 +24,7 @@ use super::known::{KnownTopic, KnownTopics};
 use super::queries::{End, Queries};
 use super::read::{ReadAhead, Reader};
 use super::settings::{KafkaSettings, KafkaStartError};
+use super::stall_sweep::StallSweep;
 use super::tail::Tails;
 use super::topics::Topics;
 
@@ -143,6 +144,8 @@ impl Parts {
         let appender = Arc::new(Appender::start(&settings, cluster.clone(), queries.clone()));
         let fetcher = Arc::new(Fetcher::new(cluster.clone(), settings.fetches_at_once_max));
         let hanging = Arc::new(Hanging::new(settings.transaction_timeout, events.clone()));
+        let sweep = StallSweep { cluster: cluster.clone(), known: known.clone(), hanging: hanging.clone() };
+        tokio::spawn(sweep.run());
         let reader = Arc::new(Reader {
             known: known.clone(),
             queries: queries.clone(),

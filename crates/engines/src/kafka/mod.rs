@@ -22,6 +22,7 @@ mod queries;
 mod read;
 mod requests;
 pub mod settings;
+mod stall_sweep;
 #[cfg(test)]
 mod stub_cluster;
 mod tail;

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
-use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
-use kafka_protocol::messages::{BrokerId, ListOffsetsRequest, MetadataResponse, TopicName};
+use kafka_protocol::messages::{MetadataResponse, TopicName};
 use kafka_protocol::protocol::StrBytes;
 use whimbrel_model::ports::{Bounds, LogError};
 use whimbrel_model::{Event, EventSink, PartitionId, Timestamp};
@@ -13,6 +12,7 @@ use whimbrel_model::{Event, EventSink, PartitionId, Timestamp};
 use super::client::cluster::{ANSWER_MAX, Cluster};
 use super::known::KnownTopic;
 use super::outcome::{self, KafkaError};
+use super::requests::{self, EARLIEST, LATEST};
 
 /// The pause between two attempts, in which leadership can settle.
 pub(super) const PAUSE_BEFORE_ASKING_AGAIN: Duration = Duration::from_millis(20);
@@ -23,10 +23,6 @@ const METADATA_PROPAGATION_MAX: Duration = Duration::from_secs(1);
 const MISSING_FOR: Duration = Duration::from_secs(1);
 /// How long a topic is missing before it is reported. A node learns within this time that another one deletes the topic.
 const REPORT_MISSING_AFTER: Duration = Duration::from_secs(5);
-
-/// The special times of `ListOffsets`.
-const LATEST: i64 = -1;
-const EARLIEST: i64 = -2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
@@ -104,23 +100,11 @@ impl Queries {
         limit: Duration,
     ) -> Result<Option<u64>, KafkaError> {
         let leader = self.leader(topic, index).await?;
-        let partition = ListOffsetsPartition::default()
-            .with_partition_index(index as i32)
-            .with_timestamp(time)
-            .with_current_leader_epoch(-1);
-        let asked = ListOffsetsTopic::default()
-            .with_name(TopicName(StrBytes::from_string(topic.to_owned())))
-            .with_partitions(vec![partition]);
-        let request = ListOffsetsRequest::default()
-            .with_replica_id(BrokerId(-1))
-            .with_isolation_level(end.isolation())
-            .with_topics(vec![asked]);
+        let name = TopicName(StrBytes::from_string(topic.to_owned()));
+        let request = requests::list_offsets([(name, index)], time, end);
         let connection = self.cluster.metadata_connection(leader).await?;
         let answer = connection.call(&request, limit.min(ANSWER_MAX)).await?;
-        let answer = answer.topics.iter().flat_map(|topic| &topic.partitions).next();
-        let answer = answer.ok_or_else(|| KafkaError::Malformed("the answer names no partition".to_owned()))?;
-        outcome::check(answer.error_code).map_err(KafkaError::Code)?;
-        Ok(u64::try_from(answer.offset).ok())
+        requests::offset_in(&answer, topic, index)
     }
 
     /// The partition's leader, looked up where it is not known.

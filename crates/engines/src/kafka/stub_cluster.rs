@@ -18,8 +18,8 @@ use kafka_protocol::messages::{
     DescribeConfigsRequest, DescribeConfigsResponse, DescribeProducersRequest, DescribeProducersResponse,
     DescribeTransactionsRequest, DescribeTransactionsResponse, EndTxnRequest, EndTxnResponse, FetchRequest,
     FetchResponse, FindCoordinatorRequest, FindCoordinatorResponse, InitProducerIdRequest, InitProducerIdResponse,
-    MetadataRequest, MetadataResponse, ProduceRequest, ProduceResponse, RequestHeader, ResponseHeader, TopicName,
-    WriteTxnMarkersRequest, WriteTxnMarkersResponse,
+    ListOffsetsRequest, ListOffsetsResponse, MetadataRequest, MetadataResponse, ProduceRequest, ProduceResponse,
+    RequestHeader, ResponseHeader, TopicName, WriteTxnMarkersRequest, WriteTxnMarkersResponse,
 };
 use kafka_protocol::protocol::{Decodable as _, Encodable as _, HeaderVersion as _, Request, StrBytes};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -44,6 +44,11 @@ pub(super) trait Respond: Send + Sync {
         None
     }
 
+    /// Without an offset of any partition.
+    fn list_offsets(&self, _broker: i32, _request: ListOffsetsRequest) -> Option<ListOffsetsResponse> {
+        Some(ListOffsetsResponse::default())
+    }
+
     fn init_producer_id(&self, _broker: i32) -> Option<InitProducerIdResponse> {
         None
     }
@@ -56,7 +61,11 @@ pub(super) trait Respond: Send + Sync {
         None
     }
 
-    fn describe_producers(&self, _request: DescribeProducersRequest) -> Option<DescribeProducersResponse> {
+    fn describe_producers(
+        &self,
+        _broker: i32,
+        _request: DescribeProducersRequest,
+    ) -> Option<DescribeProducersResponse> {
         None
     }
 
@@ -105,6 +114,8 @@ struct Shared {
     topics: Mutex<Vec<TopicView>>,
     /// Partitions that have no leader now.
     leaderless: Mutex<BTreeSet<i32>>,
+    /// Partitions of whose two replicas only one is in sync.
+    out_of_sync: Mutex<BTreeSet<i32>>,
     respond: Box<dyn Respond>,
     /// Held while a starved broker works on a handshake.
     cpu: AsyncMutex<()>,
@@ -149,8 +160,8 @@ impl StubCluster {
         let topic = TopicView { partitions: PARTITIONS, leader: 0, leader_epoch: 0 };
         let topics = Mutex::new(vec![topic; brokers]);
         let (cpu, handshakes) = (AsyncMutex::default(), Mutex::default());
-        let (respond, leaderless) = (Box::new(respond), Mutex::default());
-        let shared = Arc::new(Shared { ports, topics, leaderless, respond, cpu, handshakes });
+        let (respond, leaderless, out_of_sync) = (Box::new(respond), Mutex::default(), Mutex::default());
+        let shared = Arc::new(Shared { ports, topics, leaderless, out_of_sync, respond, cpu, handshakes });
         for (broker, listener) in (0..).zip(listeners) {
             let shared = shared.clone();
             tokio::spawn(async move {
@@ -175,6 +186,11 @@ impl StubCluster {
     /// Takes the leaders of these partitions away, and gives all others one.
     pub fn set_leaderless(&self, partitions: &[i32]) {
         *self.shared.leaderless() = partitions.iter().copied().collect();
+    }
+
+    /// Leaves these partitions with one of two replicas in sync, and all others with both.
+    pub fn set_out_of_sync(&self, partitions: &[i32]) {
+        *self.shared.out_of_sync() = partitions.iter().copied().collect();
     }
 
     /// Deletes the topic on all brokers.
@@ -246,6 +262,10 @@ impl Shared {
         self.leaderless.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn out_of_sync(&self) -> MutexGuard<'_, BTreeSet<i32>> {
+        self.out_of_sync.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn topics(&self) -> MutexGuard<'_, Vec<TopicView>> {
         self.topics.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -257,6 +277,9 @@ impl Shared {
             ApiVersionsRequest::KEY => answer::<ApiVersionsRequest>(frame, version, |_| Some(versions())),
             MetadataRequest::KEY => answer::<MetadataRequest>(frame, version, |_| Some(self.metadata(broker))),
             FetchRequest::KEY => answer::<FetchRequest>(frame, version, |request| self.respond.fetch(broker, request)),
+            ListOffsetsRequest::KEY => {
+                answer::<ListOffsetsRequest>(frame, version, |request| self.respond.list_offsets(broker, request))
+            }
             ProduceRequest::KEY => {
                 answer::<ProduceRequest>(frame, version, |request| self.respond.produce(broker, request))
             }
@@ -270,7 +293,9 @@ impl Shared {
                 answer(frame, version, |request| self.respond.add_partitions_to_txn(request))
             }
             EndTxnRequest::KEY => answer(frame, version, |request| self.respond.end_txn(request)),
-            DescribeProducersRequest::KEY => answer(frame, version, |request| self.respond.describe_producers(request)),
+            DescribeProducersRequest::KEY => {
+                answer(frame, version, |request| self.respond.describe_producers(broker, request))
+            }
             DescribeTransactionsRequest::KEY => {
                 answer::<DescribeTransactionsRequest>(frame, version, |_| self.respond.describe_transactions())
             }
@@ -294,11 +319,14 @@ impl Shared {
             let host = StrBytes::from_static_str("127.0.0.1");
             MetadataResponseBroker::default().with_node_id(BrokerId(number)).with_host(host).with_port(i32::from(*port))
         };
-        let leaderless = self.leaderless().clone();
+        let (leaderless, out_of_sync) = (self.leaderless().clone(), self.out_of_sync().clone());
         let partition = |index| {
             let leader = if leaderless.contains(&index) { -1 } else { view.leader };
+            let in_sync = if out_of_sync.contains(&index) { 1 } else { 2 };
             MetadataResponsePartition::default()
                 .with_partition_index(index)
+                .with_replica_nodes(vec![BrokerId(0), BrokerId(1)])
+                .with_isr_nodes(vec![BrokerId(0); in_sync])
                 .with_leader_id(BrokerId(leader))
                 .with_leader_epoch(view.leader_epoch)
         };
@@ -315,6 +343,7 @@ fn versions() -> ApiVersionsResponse {
     let versions = [
         (ProduceRequest::KEY, 11),
         (FetchRequest::KEY, 12),
+        (ListOffsetsRequest::KEY, 7),
         (MetadataRequest::KEY, 12),
         (FindCoordinatorRequest::KEY, 3),
         (InitProducerIdRequest::KEY, 4),

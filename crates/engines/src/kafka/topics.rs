@@ -100,6 +100,9 @@ impl Topics {
         let effective = EffectiveConfigs::of(&self.configs(&spec.name).await?, &just_set);
         let partitions = found.partitions.len() as u32;
         self.remember(spec.number, &spec.name, partitions, effective.batch_bytes_max);
+        if let Some(topic) = self.known.get(spec.number) {
+            topic.learn_min_insync(effective.min_insync);
+        }
         self.warn_if_not_durable(&spec.name, found, effective.min_insync);
         Ok(partitions)
     }

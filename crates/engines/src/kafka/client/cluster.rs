@@ -77,6 +77,13 @@ struct Leader {
     /// `None` where the partition has none now.
     broker: Option<i32>,
     epoch: i32,
+    /// The number of all replicas, and of those that are in sync.
+    replicas: usize,
+    in_sync: usize,
+}
+
+impl Leader {
+    const UNKNOWN: Self = Self { broker: None, epoch: i32::MIN, replicas: 0, in_sync: 0 };
 }
 
 impl Cluster {
@@ -105,11 +112,19 @@ impl Cluster {
         }
     }
 
-    /// Whether the brokers have reported that the partition has no leader.
-    pub fn is_leaderless(&self, topic: &str, index: u32) -> bool {
+    /// The epoch of the partition's leadership, as far as is known. It grows with every change of the leader.
+    pub fn leader_epoch(&self, topic: &str, index: u32) -> Option<i32> {
         let state = self.state();
         let known = state.leaders.get(topic).and_then(|leaders| leaders.partitions.get(index as usize));
-        known.is_some_and(|leader| leader.broker.is_none())
+        known.map(|leader| leader.epoch)
+    }
+
+    /// Whether the brokers have reported that the partition has no leader, or fewer replicas in sync than a write needs.
+    pub fn is_unwritable(&self, topic: &str, index: u32, min_insync: u32) -> bool {
+        let state = self.state();
+        let known = state.leaders.get(topic).and_then(|leaders| leaders.partitions.get(index as usize));
+        let needed = |leader: &Leader| leader.replicas.min(min_insync as usize);
+        known.is_some_and(|leader| leader.broker.is_none() || leader.in_sync < needed(leader))
     }
 
     /// Records a broker that an answer other than `Metadata` named.
@@ -268,6 +283,11 @@ impl Cluster {
         Ok(answer)
     }
 
+    /// The metadata of these topics, without any effect on the known leaders.
+    pub async fn look_up(&self, topics: &[&str], timeout: Duration) -> Result<MetadataResponse, CallError> {
+        self.ask_any(&metadata_request(Some(topics)), timeout).await
+    }
+
     /// Looks up the leaders of all topics in use again, at most once in `REFRESH_INTERVAL`. Errors are not reported: the leader then
     /// stays unknown, and the caller tries again.
     pub async fn refresh(&self, topic: &str) {
@@ -297,11 +317,19 @@ impl Cluster {
         *last = Some(Instant::now());
     }
 
-    /// Looks up the leaders of all topics in use at one broker. A leader with a later epoch replaces the known one.
-    pub async fn learn_leaders_from(&self, connection: &Connection, timeout: Duration) -> Result<(), CallError> {
-        let names: Vec<String> = self.state().leaders.keys().cloned().collect();
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let answer = connection.call(&metadata_request(Some(&names)), timeout).await?;
+    /// The topics whose leaders are kept.
+    pub fn topics_in_use(&self) -> Vec<String> {
+        self.state().leaders.keys().cloned().collect()
+    }
+
+    /// Looks up the leaders of topics at one broker. A leader with a later epoch replaces the known one.
+    pub async fn learn_leaders_from(
+        &self,
+        connection: &Connection,
+        topics: &[&str],
+        timeout: Duration,
+    ) -> Result<(), CallError> {
+        let answer = connection.call(&metadata_request(Some(topics)), timeout).await?;
         self.learn(&answer);
         Ok(())
     }
@@ -335,15 +363,15 @@ impl Cluster {
             let known = state.leaders.get(name.as_str()).filter(|known| known.topic_id == topic_id);
             let count = topic.partitions.iter().map(|each| each.partition_index.max(0) as usize + 1).max().unwrap_or(0);
             let mut partitions = known.map_or_else(Vec::new, |known| known.partitions.clone());
-            partitions
-                .resize(count.min(PARTITIONS_MAX).max(partitions.len()), Leader { broker: None, epoch: i32::MIN });
+            partitions.resize(count.min(PARTITIONS_MAX).max(partitions.len()), Leader::UNKNOWN);
             for partition in &topic.partitions {
                 let place = usize::try_from(partition.partition_index).ok().and_then(|index| partitions.get_mut(index));
                 if let Some(place) = place
                     && partition.leader_epoch >= place.epoch
                 {
                     let broker = (partition.leader_id.0 >= 0).then_some(partition.leader_id.0);
-                    *place = Leader { broker, epoch: partition.leader_epoch };
+                    let (replicas, in_sync) = (partition.replica_nodes.len(), partition.isr_nodes.len());
+                    *place = Leader { broker, epoch: partition.leader_epoch, replicas, in_sync };
                 }
             }
             state.leaders.insert(name.to_string(), TopicLeaders { topic_id, partitions });

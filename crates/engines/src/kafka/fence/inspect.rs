@@ -1,26 +1,27 @@
-//! The transactions that a producer has open, as the leaders of the partitions report them (`DescribeProducers`).
+//! The transactions that a producer has open, as the leaders of the partitions report them (`DescribeProducers`), and the last stable
+//! offsets of partitions where it has none open.
+//!
+//! `DescribeProducers` proves little by itself: a former leader answers it too, and a leader reports a transaction as closed before the
+//! marker is replicated. `repair` says what else is needed.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::describe_producers_request::TopicRequest;
-use kafka_protocol::messages::{DescribeProducersRequest, DescribeProducersResponse};
+use kafka_protocol::messages::{DescribeProducersRequest, DescribeProducersResponse, ListOffsetsResponse};
 use whimbrel_model::PartitionId;
 
 use super::transaction::{FencedProducer, MOVING_PAUSE, UNKNOWN_MAX, WriteError, blocked, not_now, refused};
 use crate::kafka::client::cluster::ANSWER_MAX;
 use crate::kafka::client::connection::CallError;
-use crate::kafka::known::KnownTopic;
+use crate::kafka::known::TopicPartition;
 use crate::kafka::outcome;
-use crate::kafka::requests::group_by_topic;
+use crate::kafka::queries::End;
+use crate::kafka::requests::{self, LATEST, group_by_topic};
 
 /// How long a commit waits for the leaders of some of its partitions while those of others answer.
 const BLOCKED_AFTER: Duration = Duration::from_millis(1500);
-
-/// A partition with its topic.
-pub(super) type TopicPartition = (Arc<KnownTopic>, PartitionId);
 
 /// A transaction of this producer that is open in a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,10 +32,21 @@ pub(super) struct OpenTransaction {
     pub coordinator_epoch: i32,
 }
 
+/// A partition in which this producer has no transaction open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct QuietPartition {
+    /// The last stable offset. Transactions that end before it are closed on all in-sync replicas. `None` if it is not known.
+    pub stable_end: Option<u64>,
+    /// The epoch of the leadership under which the leader was asked.
+    pub leader_epoch: Option<i32>,
+}
+
 /// The answers of the leaders of some partitions.
 pub(super) struct LeaderAnswers {
     /// Partitions in which this producer has a transaction open.
     pub open: HashMap<PartitionId, OpenTransaction>,
+    /// Partitions in which it has none.
+    pub quiet: HashMap<PartitionId, QuietPartition>,
     /// Partitions whose leader has not answered.
     pub waiting: Vec<TopicPartition>,
     /// A partition that this client may not read, and Kafka's answer.
@@ -44,8 +56,9 @@ pub(super) struct LeaderAnswers {
 }
 
 impl FencedProducer {
-    /// The partitions in which this producer has a transaction open. Asks again until every leader has answered; where the leaders of other partitions of the same commit have answered, for [`BLOCKED_AFTER`] only. A topic that was
-    /// deleted has nothing open; writing to it reports that it does not exist.
+    /// Asks the leaders of the partitions, again until every one has answered; where the leaders of other partitions of the same commit
+    /// have answered, for [`BLOCKED_AFTER`] only. A topic that was deleted has nothing open and is not in the answers; writing to it
+    /// reports that it does not exist.
     ///
     /// `commit_size` is the number of partitions of the commit.
     pub(super) async fn open_transactions(
@@ -53,7 +66,7 @@ impl FencedProducer {
         places: &[TopicPartition],
         commit_size: usize,
         deadline: Instant,
-    ) -> Result<HashMap<PartitionId, OpenTransaction>, WriteError> {
+    ) -> Result<LeaderAnswers, WriteError> {
         let began = Instant::now();
         let mut asked = self.ask_leaders(places, deadline).await;
         loop {
@@ -68,7 +81,7 @@ impl FencedProducer {
                 let there = asked.waiting.into_iter().zip(gone).filter(|(_, is_gone)| !is_gone);
                 asked.waiting = there.map(|(place, _)| place).collect();
             }
-            let Some((topic, _)) = asked.waiting.first() else { return Ok(asked.open) };
+            let Some((topic, _)) = asked.waiting.first() else { return Ok(asked) };
             if is_late && asked.waiting.len() < commit_size {
                 return Err(blocked(&asked.waiting, asked.why));
             }
@@ -79,7 +92,8 @@ impl FencedProducer {
             self.context.cluster.refresh(topic.name()).await;
             let again = self.ask_leaders(&asked.waiting, deadline).await;
             asked.open.extend(again.open);
-            asked = LeaderAnswers { open: asked.open, ..again };
+            asked.quiet.extend(again.quiet);
+            asked = LeaderAnswers { open: asked.open, quiet: asked.quiet, ..again };
         }
     }
 
@@ -94,7 +108,10 @@ impl FencedProducer {
     /// Asks the leaders once.
     pub(super) async fn ask_leaders(&self, places: &[TopicPartition], deadline: Instant) -> LeaderAnswers {
         let why = "the partition has no leader".to_owned();
-        let mut asked = LeaderAnswers { open: HashMap::new(), waiting: Vec::new(), refused: None, why };
+        let (open, quiet, waiting) = (HashMap::new(), HashMap::new(), Vec::new());
+        let mut asked = LeaderAnswers { open, quiet, waiting, refused: None, why };
+        let epoch_of = |place: &TopicPartition| self.context.cluster.leader_epoch(place.0.name(), place.1.index);
+        let epochs: HashMap<PartitionId, Option<i32>> = places.iter().map(|place| (place.1, epoch_of(place))).collect();
         let mut by_leader: HashMap<i32, Vec<&TopicPartition>> = HashMap::new();
         for place in places {
             match self.context.cluster.leader(place.0.name(), place.1.index) {
@@ -102,16 +119,22 @@ impl FencedProducer {
                 None => asked.waiting.push(place.clone()),
             }
         }
-        let requests = by_leader.iter().map(|(leader, places)| self.describe_producers(*leader, places, deadline));
+        let requests = by_leader.iter().map(|(leader, places)| self.examine(*leader, places, deadline));
         let answers = futures_util::future::join_all(requests).await;
         for ((_, places), answer) in by_leader.iter().zip(answers) {
             let found = |place: &TopicPartition| match &answer {
-                Ok(answer) => open_in(answer, place, self.producer_id()).map_err(|code| (Some(code), code.to_string())),
+                Ok((answer, ends)) => open_in(answer, place, self.producer_id())
+                    .map(|open| (open, ends.as_ref().and_then(|ends| stable_end_in(ends, place))))
+                    .map_err(|code| (Some(code), code.to_string())),
                 Err(error) => Err((None, error.to_string())),
             };
             for place in places {
                 match found(place) {
-                    Ok(open) => asked.open.extend(open.map(|open| (place.1, open))),
+                    Ok((Some(open), _)) => drop(asked.open.insert(place.1, open)),
+                    Ok((None, stable_end)) => {
+                        let leader_epoch = epochs.get(&place.1).copied().flatten();
+                        asked.quiet.insert(place.1, QuietPartition { stable_end, leader_epoch });
+                    }
                     Err((code, why)) => {
                         let refusal = code.filter(|code| outcome::is_refused_for_good(*code));
                         asked.refused = asked.refused.or(refusal.map(|code| ((*place).clone(), code)));
@@ -124,26 +147,35 @@ impl FencedProducer {
         asked
     }
 
-    fn describe_producers(
+    /// Asks one leader for the producers and the last stable offsets of its partitions.
+    fn examine(
         &self,
         leader: i32,
         places: &[&TopicPartition],
         deadline: Instant,
-    ) -> impl Future<Output = Result<DescribeProducersResponse, CallError>> + Send + use<> {
+    ) -> impl Future<Output = Result<(DescribeProducersResponse, Option<ListOffsetsResponse>), CallError>> + Send + use<>
+    {
         let partitions = places.iter().map(|(topic, partition)| (topic.wire_name(), partition.index as i32));
         let topics = group_by_topic(partitions).into_iter();
         let topics =
             topics.map(|(name, indexes)| TopicRequest::default().with_name(name).with_partition_indexes(indexes));
-        let request = DescribeProducersRequest::default().with_topics(topics.collect());
+        let producers = DescribeProducersRequest::default().with_topics(topics.collect());
+        let names = places.iter().map(|(topic, partition)| (topic.wire_name(), partition.index));
+        let stable_ends = requests::list_offsets(names, LATEST, End::Visible);
         let left = deadline.saturating_duration_since(Instant::now()).clamp(MOVING_PAUSE, ANSWER_MAX);
         let (links, cluster) = (self.links.clone(), self.context.cluster.clone());
         async move {
             let late =
                 |_| CallError::NotSent(format!("no connection to broker {leader} within {} ms", left.as_millis()));
             let connection = tokio::time::timeout(left, links.to(&cluster, leader)).await.map_err(late)??;
-            connection.call(&request, left).await
+            let answers = tokio::join!(connection.call(&producers, left), connection.call(&stable_ends, left));
+            Ok((answers.0?, answers.1.ok()))
         }
     }
+}
+
+fn stable_end_in(answer: &ListOffsetsResponse, (topic, partition): &TopicPartition) -> Option<u64> {
+    requests::offset_in(answer, topic.name(), partition.index).ok().flatten()
 }
 
 /// The producer's open transaction in the partition, as its leader reports it.
@@ -167,8 +199,10 @@ fn open_in(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kafka::known::KnownTopic;
     use kafka_protocol::messages::ProducerId;
     use kafka_protocol::messages::describe_producers_response::{PartitionResponse, ProducerState, TopicResponse};
+    use std::sync::Arc;
     use whimbrel_model::TopicNumber;
 
     fn answer(error_code: i16, producers: &[(i64, i64)]) -> DescribeProducersResponse {

@@ -2,13 +2,19 @@
 //! transaction without writing the transaction marker there (KAFKA-20734), and the last stable offset of that partition no longer
 //! advances.
 //!
-//! The next marker of the same producer closes the earlier transaction too, with its own outcome. Two rules follow:
-//! - **The coordinator's decision must be followed**: aborting what was committed loses records, committing what was aborted exposes them.
-//! - **A fence begins no transaction in a partition until its leader has confirmed that no earlier one of the fence is open there.** If
-//!   the broker or this process failed, Kafka would abort the new transaction, and its marker would void a commit whose own is missing.
+//! The next marker of the same producer closes the earlier transaction too, with its own outcome. Three rules follow:
+//! - **The coordinator's decision must be followed**: aborting what was committed loses records, committing what was aborted exposes
+//!   them. The decision is this fence's own knowledge, or the coordinator's log if its last record of the fence has the fence's epoch.
+//! - **A fence begins no transaction in a partition until it is proven that no earlier one of the fence is open there.** If the broker or
+//!   this process failed, Kafka would abort the new transaction, and its marker would void a commit whose own is missing. The proof is
+//!   the last stable offset, which only passes a marker that all in-sync replicas have. Other producers' transactions can hold that
+//!   offset back. Then the leader must report nothing open, the coordinator must have finished the fence's transactions, and its broker
+//!   must still know the same leadership: a coordinator drops a marker only where its broker knows no leader.
+//! - **A missing marker is written under a new epoch**, so that the coordinator's own marker, if it is only late, is rejected and cannot
+//!   end the fence's next transaction.
 //!
-//! A fence therefore writes the missing marker itself (`WriteTxnMarkers`). Where it may not, it ends an empty transaction in that
-//! partition as the hanging one was ended; during the two requests for that, the second rule does not hold.
+//! A fence writes the missing marker itself (`WriteTxnMarkers`). Where it may not, it ends an empty transaction in that partition as the
+//! hanging one was ended; during the two requests for that, the second rule does not hold.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -16,9 +22,10 @@ use std::time::{Duration, Instant};
 use whimbrel_model::ports::Entry;
 use whimbrel_model::{Event, PartitionId};
 
-use super::inspect::{OpenTransaction, TopicPartition};
+use super::inspect::{LeaderAnswers, OpenTransaction};
 use super::transaction::{FencedProducer, MarkerError, WriteError, blocked, not_now, pause_after};
 use crate::kafka::coordinator::{self, Finding, TransactionOutcome};
+use crate::kafka::known::TopicPartition;
 
 /// How long a partition must be stalled, or a commit unconfirmed, before a fence asks whether its own transaction is the cause.
 const STALLED_FOR: Duration = Duration::from_secs(1);
@@ -32,7 +39,7 @@ const MARKER_GRACE: Duration = Duration::from_millis(100);
 const LOOK_UP_AGAIN_AFTER: Duration = Duration::from_secs(60);
 /// How long reading a decision and closing one transaction may take.
 const REPAIR_MAX: Duration = Duration::from_secs(10);
-/// How long a repair waits for a coordinator that is still finishing the fence's last transaction.
+/// How long a check waits for a coordinator that is still finishing the fence's last transaction.
 const FINISHING_MAX: Duration = Duration::from_secs(1);
 const FINISHING_PAUSE: Duration = Duration::from_millis(50);
 
@@ -43,6 +50,8 @@ pub(super) struct Repairs {
     last: HashMap<PartitionId, Last>,
     /// Stalled partitions with their offsets in which this fence had nothing to close, or could not close it, and when that was found.
     examined: HashMap<(PartitionId, u64), Instant>,
+    /// Partitions with an unconfirmed commit whose repair has failed, and when.
+    failed: HashMap<PartitionId, Instant>,
     /// Open transactions whose outcome is not in the coordinator's log, and when that was found.
     undecided: HashMap<(PartitionId, u64), Instant>,
 }
@@ -51,7 +60,7 @@ pub(super) struct Repairs {
 enum Last {
     /// Committed up to this offset. The marker may be missing.
     Committed { last: u64, at: Instant },
-    /// The leader has confirmed that nothing is open.
+    /// It is proven that nothing is open.
     Closed,
 }
 
@@ -86,9 +95,14 @@ impl Repairs {
         self.last.insert(partition, Last::Closed);
     }
 
-    /// Whether the leader has confirmed that nothing is open.
+    /// Whether it is proven that nothing is open.
     fn is_closed(&self, partition: PartitionId) -> bool {
         self.last.get(&partition) == Some(&Last::Closed)
+    }
+
+    /// Whether the last stable offset is behind the fence's last commit: the marker is there, on all in-sync replicas.
+    fn is_stable(&self, partition: PartitionId, stable_end: Option<u64>) -> bool {
+        matches!(self.last.get(&partition), Some(Last::Committed { last, .. }) if stable_end.is_some_and(|end| end > *last))
     }
 
     /// Whether the fence has committed the transaction that is open from `start` on.
@@ -99,7 +113,11 @@ impl Repairs {
     /// Partitions whose last commit is old enough to have its marker, and is not confirmed.
     fn unconfirmed(&self, now: Instant) -> Vec<PartitionId> {
         let is_old = |last: &Last| matches!(last, Last::Committed { at, .. } if now.saturating_duration_since(*at) >= STALLED_FOR);
-        self.last.iter().filter(|(_, last)| is_old(last)).map(|(partition, _)| *partition).collect()
+        self.last
+            .iter()
+            .filter(|(partition, last)| is_old(last) && !self.failed.contains_key(partition))
+            .map(|(partition, _)| *partition)
+            .collect()
     }
 }
 
@@ -113,51 +131,104 @@ impl FencedProducer {
 
     /// Begins a transaction in these partitions, once no earlier transaction of this fence is open there.
     pub(super) async fn begin(&mut self, places: &[TopicPartition], deadline: Instant) -> Result<(), WriteError> {
-        self.check_leaders(places).await?;
-        self.settle(deadline).await?;
-        self.close_earlier(places, deadline).await?;
-        // A repair may have left a request without an answer.
-        self.settle(deadline).await?;
-        self.add_partitions(places, TransactionOutcome::Committed, deadline).await
+        self.check_writable(places).await?;
+        loop {
+            self.settle(deadline).await?;
+            self.close_earlier(places, deadline).await?;
+            // A repair may have left a request without an answer.
+            self.settle(deadline).await?;
+            self.add_partitions(places, TransactionOutcome::Committed, deadline).await?;
+            if !self.needs_new_epoch() {
+                return Ok(());
+            }
+            // An earlier attempt may arrive late, when this transaction is committed, and begin another one. The empty transaction ends
+            // now, and the next one has an epoch under which that attempt is rejected.
+            self.end_open(deadline).await?;
+            if Instant::now() >= deadline {
+                return Err(not_now(0, "the coordinator did not answer every attempt to begin the transaction"));
+            }
+        }
     }
 
-    /// Waits until the leaders report no open transaction of this fence in the partitions, and closes those that hang.
+    /// Waits until it is proven that no transaction of this fence is open in the partitions, and closes those that hang.
     async fn close_earlier(&mut self, places: &[TopicPartition], deadline: Instant) -> Result<(), WriteError> {
         let unconfirmed = places.iter().filter(|(_, partition)| !self.repairs.is_closed(*partition));
         let mut unconfirmed: Vec<TopicPartition> = unconfirmed.cloned().collect();
         let began = Instant::now();
         while !unconfirmed.is_empty() {
-            let open = self.open_transactions(&unconfirmed, places.len(), deadline).await;
-            let open = open.map_err(|error| error.blamed_in(&unconfirmed, places))?;
-            for (_, partition) in unconfirmed.iter().filter(|(_, partition)| !open.contains_key(partition)) {
-                self.repairs.closed(*partition);
+            let answers = self.open_transactions(&unconfirmed, places.len(), deadline).await;
+            let answers = answers.map_err(|error| error.blamed_in(&unconfirmed, places))?;
+            self.confirm(&unconfirmed, &answers, deadline).await?;
+            unconfirmed.retain(|(_, partition)| !self.repairs.is_closed(*partition));
+            let open = unconfirmed.iter().filter(|(_, partition)| answers.open.contains_key(partition));
+            let open: Vec<TopicPartition> = open.cloned().collect();
+            if unconfirmed.is_empty() {
+                return Ok(());
             }
-            unconfirmed.retain(|(_, partition)| open.contains_key(partition));
-            if began.elapsed() < MARKER_GRACE {
-                if !unconfirmed.is_empty() {
-                    tokio::time::sleep(pause_after(began.elapsed())).await;
-                }
+            if Instant::now() >= deadline {
+                return Err(not_now(0, "the coordinator has not finished the previous transaction"));
+            }
+            if open.is_empty() || began.elapsed() < MARKER_GRACE {
+                tokio::time::sleep(pause_after(began.elapsed())).await;
                 continue;
             }
-            for place in std::mem::take(&mut unconfirmed) {
-                let repaired = self.repair(&place, deadline).await;
-                repaired.map_err(|error| error.blamed_in(std::slice::from_ref(&place), places))?;
+            self.prepare_repair(deadline).await?;
+            for place in &open {
+                self.repair(place, deadline).await.map_err(|error| match error {
+                    // The other partitions of the commit can be written.
+                    WriteError::Entry { error, .. } if places.len() > 1 => blocked(std::slice::from_ref(place), error),
+                    other => other.blamed_in(std::slice::from_ref(place), places),
+                })?;
             }
         }
         Ok(())
     }
 
-    /// Fails where the brokers report that some of the partitions have no leader. Where none of them has one, the commit waits.
-    async fn check_leaders(&mut self, places: &[TopicPartition]) -> Result<(), WriteError> {
-        let cluster = self.context.cluster.clone();
-        let is_leaderless = |(topic, partition): &&TopicPartition| cluster.is_leaderless(topic.name(), partition.index);
-        let Some((topic, _)) = places.iter().find(is_leaderless) else { return Ok(()) };
-        cluster.refresh(topic.name()).await;
-        let leaderless: Vec<TopicPartition> = places.iter().filter(is_leaderless).cloned().collect();
-        if leaderless.is_empty() || leaderless.len() == places.len() {
+    /// Records the partitions for which the answers prove that no transaction of this fence is open.
+    async fn confirm(
+        &mut self,
+        places: &[TopicPartition],
+        answers: &LeaderAnswers,
+        deadline: Instant,
+    ) -> Result<(), WriteError> {
+        let mut doubtful = Vec::new();
+        for place in places.iter().filter(|(_, partition)| !answers.open.contains_key(partition)) {
+            match answers.quiet.get(&place.1) {
+                Some(quiet) if !self.repairs.is_stable(place.1, quiet.stable_end) => {
+                    doubtful.push((place, quiet.leader_epoch));
+                }
+                // Stable, or the topic was deleted.
+                _ => self.repairs.closed(place.1),
+            }
+        }
+        if doubtful.is_empty() || !self.has_finished(deadline).await? {
             return Ok(());
         }
-        Err(blocked(&leaderless, "the partition has no leader"))
+        let topics: Vec<&str> = doubtful.iter().map(|((topic, _), _)| topic.name()).collect();
+        if self.learn_leaders(&topics, deadline).await.is_ok() {
+            for ((topic, partition), leader_epoch) in doubtful {
+                if self.context.cluster.leader_epoch(topic.name(), partition.index) == leader_epoch {
+                    self.repairs.closed(*partition);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails where the brokers report that some of the partitions cannot be written. Where that is true of all of them, the commit waits.
+    /// A transaction that has begun in such a partition cannot even be aborted: Kafka refuses its marker too, and the fence waits for it.
+    async fn check_writable(&mut self, places: &[TopicPartition]) -> Result<(), WriteError> {
+        let cluster = self.context.cluster.clone();
+        let is_unwritable = |(topic, partition): &&TopicPartition| {
+            cluster.is_unwritable(topic.name(), partition.index, topic.min_insync())
+        };
+        let Some((topic, _)) = places.iter().find(is_unwritable) else { return Ok(()) };
+        cluster.refresh(topic.name()).await;
+        let unwritable: Vec<TopicPartition> = places.iter().filter(is_unwritable).cloned().collect();
+        if unwritable.is_empty() || unwritable.len() == places.len() {
+            return Ok(());
+        }
+        Err(blocked(&unwritable, "the partition has no leader, or fewer replicas in sync than `min.insync.replicas`"))
     }
 
     /// Confirms commits whose partitions were not written since, and closes transactions of this fence behind which readers have found
@@ -166,6 +237,7 @@ impl FencedProducer {
         self.settle(Instant::now() + CHECK_ANSWER_MAX).await?;
         let stalled = self.context.hanging.overdue(STALLED_FOR);
         self.repairs.examined.retain(|_, at| at.elapsed() < EXAMINE_AGAIN_AFTER);
+        self.repairs.failed.retain(|_, at| at.elapsed() < EXAMINE_AGAIN_AFTER);
         let unexamined = stalled.iter().filter(|place| !self.repairs.examined.contains_key(place));
         let mut suspects: HashSet<PartitionId> = unexamined.map(|(partition, _)| *partition).collect();
         suspects.extend(self.repairs.unconfirmed(Instant::now()));
@@ -174,35 +246,48 @@ impl FencedProducer {
         }
         let place = |partition: PartitionId| Some((self.context.known.get(partition.topic)?, partition));
         let places: Vec<TopicPartition> = suspects.into_iter().filter_map(place).collect();
-        let asked = self.ask_leaders(&places, Instant::now() + CHECK_ANSWER_MAX).await;
-        for place in &places {
-            let (_, partition) = place;
-            if asked.open.contains_key(partition) {
-                match self.repair(place, Instant::now() + REPAIR_MAX).await {
-                    Ok(()) => continue,
-                    Err(WriteError::Fenced) => return Err(WriteError::Fenced),
-                    Err(WriteError::Entry { error, .. } | WriteError::Blocked { error, .. }) => {
-                        tracing::debug!(id = self.context.transactional_id, %partition, %error, "a stalled partition cannot be repaired yet");
-                    }
-                }
-            } else if !asked.waiting.iter().any(|(_, waiting)| waiting == partition) {
-                self.repairs.closed(*partition);
-            }
-            let examined = stalled.iter().filter(|(stalled, _)| stalled == partition);
-            self.repairs.examined.extend(examined.map(|each| (*each, Instant::now())));
+        let deadline = Instant::now() + CHECK_ANSWER_MAX;
+        let answers = self.ask_leaders(&places, deadline).await;
+        let is_answered = |(_, partition): &&TopicPartition| answers.quiet.contains_key(partition);
+        let quiet: Vec<TopicPartition> = places.iter().filter(is_answered).cloned().collect();
+        self.confirm(&quiet, &answers, deadline).await?;
+        let open = places.iter().filter(|(_, partition)| answers.open.contains_key(partition));
+        let open: Vec<TopicPartition> = open.cloned().collect();
+        if !open.is_empty() {
+            self.prepare_repair(Instant::now() + FINISHING_MAX).await?;
         }
+        for place in &open {
+            let (_, partition) = place;
+            match self.repair(place, Instant::now() + REPAIR_MAX).await {
+                Ok(()) => {}
+                Err(WriteError::Fenced) => return Err(WriteError::Fenced),
+                Err(WriteError::Entry { error, .. } | WriteError::Blocked { error, .. }) => {
+                    tracing::debug!(id = self.context.transactional_id, %partition, %error, "a stalled partition cannot be repaired yet");
+                    self.repairs.failed.insert(*partition, Instant::now());
+                }
+            }
+        }
+        let examined = stalled.iter().filter(|(partition, _)| places.iter().any(|(_, place)| place == partition));
+        self.repairs.examined.extend(examined.map(|each| (*each, Instant::now())));
         Ok(())
     }
 
-    /// Closes the transaction that is open in the partition, with the outcome that the coordinator has decided. It does not touch other
-    /// partitions of that transaction: another one may be open there.
+    /// Waits until the coordinator has finished the fence's transactions, so that each marker is written or lost, and leaves the epoch
+    /// of those transactions.
+    async fn prepare_repair(&mut self, deadline: Instant) -> Result<(), WriteError> {
+        self.settle(deadline).await?;
+        self.wait_until_finished(deadline).await?;
+        self.leave_used_epoch(deadline).await
+    }
+
+    /// Closes the transaction that is open in the partition, with the outcome that the coordinator has decided, after
+    /// [`Self::prepare_repair`]. It does not touch other partitions of that transaction: another one may be open there.
     async fn repair(&mut self, place: &TopicPartition, deadline: Instant) -> Result<(), WriteError> {
         let (topic, partition) = place;
         let places = std::slice::from_ref(place);
-        self.settle(deadline).await?;
-        self.wait_until_finished(deadline.min(Instant::now() + FINISHING_MAX)).await?;
+        self.learn_leaders(&[topic.name()], deadline).await.map_err(|error| not_now(0, error))?;
         // Kafka's own marker is there by now, or lost.
-        let Some(open) = self.open_transactions(places, 1, deadline).await?.remove(partition) else {
+        let Some(open) = self.open_transactions(places, 1, deadline).await?.open.remove(partition) else {
             self.repairs.closed(*partition);
             return Ok(());
         };
@@ -219,7 +304,7 @@ impl FencedProducer {
         let closed_by = self.close(outcome, place, open, deadline).await?;
         // The marker may be lost as well.
         self.repairs.forget(places);
-        while !self.open_transactions(places, 1, deadline).await?.is_empty() {
+        while !self.open_transactions(places, 1, deadline).await?.open.is_empty() {
             if Instant::now() >= deadline {
                 return Err(not_now(0, "a hanging transaction is still open"));
             }
@@ -239,11 +324,13 @@ impl FencedProducer {
         if self.repairs.undecided.contains_key(&(*partition, start)) {
             return Ok(Finding::Nothing);
         }
-        let FencedProducer { context, .. } = self;
-        let at = (topic.name(), partition.index);
-        let found =
-            coordinator::look_up(&context.queries, &context.fetcher, &context.transactional_id, at, start, deadline);
-        let found = found.await;
+        let query = coordinator::TransactionQuery {
+            id: &self.context.transactional_id,
+            identity: self.identity(),
+            partition: (topic.name(), partition.index),
+            at: start,
+        };
+        let found = coordinator::look_up(&self.context.queries, &self.context.fetcher, query, deadline).await;
         let found = found
             .map_err(|error| not_now(0, format!("cannot read the decision about a hanging transaction: {error}")))?;
         if found == Finding::Nothing {

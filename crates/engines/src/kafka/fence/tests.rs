@@ -8,15 +8,19 @@ use kafka_protocol::messages::add_partitions_to_txn_response::{
     AddPartitionsToTxnPartitionResult, AddPartitionsToTxnTopicResult,
 };
 use kafka_protocol::messages::describe_producers_response::{PartitionResponse, ProducerState, TopicResponse};
+use kafka_protocol::messages::describe_transactions_response::TransactionState;
+use kafka_protocol::messages::list_offsets_request::ListOffsetsPartition;
+use kafka_protocol::messages::list_offsets_response::{ListOffsetsPartitionResponse, ListOffsetsTopicResponse};
 use kafka_protocol::messages::produce_response::{PartitionProduceResponse, TopicProduceResponse};
 use kafka_protocol::messages::write_txn_markers_response::{
     WritableTxnMarkerPartitionResult, WritableTxnMarkerResult, WritableTxnMarkerTopicResult,
 };
 use kafka_protocol::messages::{
     AddPartitionsToTxnRequest, AddPartitionsToTxnResponse, DescribeProducersRequest, DescribeProducersResponse,
-    EndTxnRequest, EndTxnResponse, InitProducerIdResponse, ProduceRequest, ProduceResponse, ProducerId,
-    WriteTxnMarkersRequest, WriteTxnMarkersResponse,
+    DescribeTransactionsResponse, EndTxnRequest, EndTxnResponse, InitProducerIdResponse, ListOffsetsRequest,
+    ListOffsetsResponse, ProduceRequest, ProduceResponse, ProducerId, WriteTxnMarkersRequest, WriteTxnMarkersResponse,
 };
+use kafka_protocol::protocol::StrBytes;
 use std::sync::Mutex;
 use whimbrel_model::{Headers, PartitionId, Record, Timestamp, TopicNumber};
 
@@ -118,14 +122,38 @@ struct Transactions {
     marker_code: Option<Code>,
     /// The outcomes of the markers that the client wrote: whether each was a commit.
     markers: Vec<bool>,
+    /// The epochs of those markers.
+    marker_epochs: Vec<i16>,
     /// Transactions that were begun while the first one was open.
     begun_behind_open: usize,
+    /// The epochs under which transactions were begun.
+    begun_epochs: Vec<i16>,
+    /// Epochs that were assigned.
+    epochs: i16,
+    /// How often the coordinator reports that it has not finished the first transaction.
+    unfinished_reports_max: usize,
+    unfinished_reports: usize,
+    /// How often the coordinator was asked whether it has finished.
+    finish_requests: usize,
+    /// Transactions that were begun before the coordinator reported that it had finished the first one.
+    begun_unfinished: usize,
+    /// The last stable offset of every partition, where the leader reports one.
+    stable_end: Option<i64>,
+    /// How often the coordinator answers an attempt to begin a transaction as if it had to be repeated.
+    unclear_begins: usize,
+    /// The partition in which the first transaction is open; `None`: in all.
+    only_open_in: Option<i32>,
+    produced: usize,
 }
 
 impl Transactions {
     /// Whether the marker of the first transaction is missing.
     fn is_open(&self) -> bool {
         self.ended == 1 && self.markers.is_empty() && self.reported_open < self.reported_open_max
+    }
+
+    fn is_unfinished(&self) -> bool {
+        self.ended == 1 && self.unfinished_reports < self.unfinished_reports_max
     }
 }
 
@@ -141,15 +169,62 @@ impl LateMarker {
 
 impl Respond for LateMarker {
     fn init_producer_id(&self, _: i32) -> Option<InitProducerIdResponse> {
-        Some(InitProducerIdResponse::default().with_producer_id(ProducerId(1)))
+        let epoch = self.get(|transactions| {
+            transactions.epochs += 1;
+            transactions.epochs - 1
+        });
+        Some(InitProducerIdResponse::default().with_producer_id(ProducerId(1)).with_producer_epoch(epoch))
     }
 
-    fn add_partitions_to_txn(&self, _: AddPartitionsToTxnRequest) -> Option<AddPartitionsToTxnResponse> {
-        self.get(|transactions| transactions.begun_behind_open += usize::from(transactions.is_open()));
-        Some(AddPartitionsToTxnResponse::default())
+    fn list_offsets(&self, _: i32, request: ListOffsetsRequest) -> Option<ListOffsetsResponse> {
+        let Some(end) = self.get(|transactions| transactions.stable_end) else {
+            return Some(ListOffsetsResponse::default());
+        };
+        let topics = request.topics.iter().map(|topic| {
+            let part = |each: &ListOffsetsPartition| {
+                ListOffsetsPartitionResponse::default().with_partition_index(each.partition_index).with_offset(end)
+            };
+            let parts = topic.partitions.iter().map(part).collect();
+            ListOffsetsTopicResponse::default().with_name(topic.name.clone()).with_partitions(parts)
+        });
+        Some(ListOffsetsResponse::default().with_topics(topics.collect()))
+    }
+
+    fn describe_transactions(&self) -> Option<DescribeTransactionsResponse> {
+        let state = self.get(|transactions| {
+            transactions.finish_requests += 1;
+            let is_unfinished = transactions.is_unfinished();
+            transactions.unfinished_reports += usize::from(is_unfinished);
+            if is_unfinished { "PrepareCommit" } else { "CompleteCommit" }
+        });
+        let state = TransactionState::default().with_transaction_state(StrBytes::from_static_str(state));
+        Some(DescribeTransactionsResponse::default().with_transaction_states(vec![state]))
+    }
+
+    fn add_partitions_to_txn(&self, request: AddPartitionsToTxnRequest) -> Option<AddPartitionsToTxnResponse> {
+        let is_unclear = self.get(|transactions| {
+            transactions.begun_behind_open += usize::from(transactions.is_open());
+            transactions.begun_unfinished += usize::from(transactions.is_unfinished());
+            transactions.begun_epochs.push(request.v3_and_below_producer_epoch);
+            let is_unclear = transactions.unclear_begins > 0;
+            transactions.unclear_begins -= usize::from(is_unclear);
+            is_unclear
+        });
+        let code = if is_unclear { Code::CoordinatorNotAvailable.code() } else { 0 };
+        let topics = request.v3_and_below_topics.iter().map(|topic| {
+            let part = |index: &i32| {
+                AddPartitionsToTxnPartitionResult::default()
+                    .with_partition_index(*index)
+                    .with_partition_error_code(code)
+            };
+            let parts = topic.partitions.iter().map(part).collect();
+            AddPartitionsToTxnTopicResult::default().with_name(topic.name.clone()).with_results_by_partition(parts)
+        });
+        Some(AddPartitionsToTxnResponse::default().with_results_by_topic_v3_and_below(topics.collect()))
     }
 
     fn produce(&self, _: i32, request: ProduceRequest) -> Option<ProduceResponse> {
+        self.get(|transactions| transactions.produced += 1);
         let topics = request.topic_data.iter().map(|topic| {
             let part = |index| PartitionProduceResponse::default().with_index(index);
             let parts = topic.partition_data.iter().map(|data| part(data.index)).collect();
@@ -163,22 +238,14 @@ impl Respond for LateMarker {
         Some(EndTxnResponse::default())
     }
 
-    fn describe_producers(&self, request: DescribeProducersRequest) -> Option<DescribeProducersResponse> {
+    fn describe_producers(&self, _: i32, request: DescribeProducersRequest) -> Option<DescribeProducersResponse> {
+        let only_in = self.get(|transactions| transactions.only_open_in);
         let is_open = self.get(|transactions| {
             let is_open = transactions.is_open();
             transactions.reported_open += usize::from(is_open);
             is_open
         });
-        let start = if is_open { 0 } else { -1 };
-        let producer = ProducerState::default().with_producer_id(ProducerId(1)).with_current_txn_start_offset(start);
-        let topics = request.topics.iter().map(|topic| {
-            let part = |index: &i32| {
-                PartitionResponse::default().with_partition_index(*index).with_active_producers(vec![producer.clone()])
-            };
-            let parts = topic.partition_indexes.iter().map(part).collect();
-            TopicResponse::default().with_name(topic.name.clone()).with_partitions(parts)
-        });
-        Some(DescribeProducersResponse::default().with_topics(topics.collect()))
+        Some(producers(&request, |index| if is_open && only_in.is_none_or(|only| only == index) { 0 } else { -1 }))
     }
 
     fn write_txn_markers(&self, request: WriteTxnMarkersRequest) -> Option<WriteTxnMarkersResponse> {
@@ -186,6 +253,7 @@ impl Respond for LateMarker {
         let code = self.get(|transactions| {
             if transactions.marker_code.is_none() {
                 transactions.markers.push(marker.transaction_result);
+                transactions.marker_epochs.push(marker.producer_epoch);
             }
             transactions.marker_code.map_or(0, |code| code.code())
         });
@@ -194,6 +262,21 @@ impl Respond for LateMarker {
         let result = WritableTxnMarkerResult::default().with_topics(vec![topic]);
         Some(WriteTxnMarkersResponse::default().with_markers(vec![result]))
     }
+}
+
+/// A leader's answer: the producer has a transaction open from `start_in` the partition on, or none (-1).
+fn producers(request: &DescribeProducersRequest, start_in: impl Fn(i32) -> i64) -> DescribeProducersResponse {
+    let topics = request.topics.iter().map(|topic| {
+        let part = |index: &i32| {
+            let producer = ProducerState::default()
+                .with_producer_id(ProducerId(1))
+                .with_current_txn_start_offset(start_in(*index));
+            PartitionResponse::default().with_partition_index(*index).with_active_producers(vec![producer])
+        };
+        let parts = topic.partition_indexes.iter().map(part).collect();
+        TopicResponse::default().with_name(topic.name.clone()).with_partitions(parts)
+    });
+    DescribeProducersResponse::default().with_topics(topics.collect())
 }
 
 /// Commits one record and waits until `is_over`. Returns the kinds of the events.
@@ -251,6 +334,124 @@ async fn a_marker_that_kafka_does_not_write_is_written_by_the_fence() {
 }
 
 #[tokio::test]
+async fn no_transaction_is_begun_before_the_coordinator_has_finished_the_earlier_one() {
+    // The leader has the marker, and may lose it again: the marker is not replicated.
+    let brokers = LateMarker::after_reports(0);
+    brokers.get(|transactions| transactions.unfinished_reports_max = 3);
+    commit_and_wait(&brokers, |_| true).await;
+    brokers.get(|transactions| {
+        assert_eq!(transactions.begun_unfinished, 0);
+        assert_eq!(transactions.unfinished_reports, 3, "the coordinator was asked until it had finished");
+    });
+}
+
+#[tokio::test]
+async fn a_last_stable_offset_behind_the_commit_proves_that_its_marker_is_replicated() {
+    let brokers = LateMarker::after_reports(0);
+    let asked = Arc::new(Mutex::new(0));
+    let kept = asked.clone();
+    let first_is_over = move |transactions: &mut Transactions| {
+        *kept.lock().unwrap() = transactions.finish_requests;
+        transactions.stable_end = Some(2);
+        true
+    };
+    commit_and_wait(&brokers, first_is_over).await;
+    let asked = *asked.lock().unwrap();
+    assert_eq!(brokers.get(|transactions| transactions.finish_requests), asked, "the coordinator is not asked");
+}
+
+#[tokio::test]
+async fn a_leader_that_was_replaced_cannot_confirm_that_nothing_is_open() {
+    /// Broker 0 leads until the first commit; then broker 1 leads, which lacks the marker.
+    #[derive(Clone)]
+    struct Replaced(LateMarker);
+    impl Respond for Replaced {
+        fn init_producer_id(&self, broker: i32) -> Option<InitProducerIdResponse> {
+            self.0.init_producer_id(broker)
+        }
+        fn add_partitions_to_txn(&self, request: AddPartitionsToTxnRequest) -> Option<AddPartitionsToTxnResponse> {
+            self.0.add_partitions_to_txn(request)
+        }
+        fn produce(&self, broker: i32, request: ProduceRequest) -> Option<ProduceResponse> {
+            self.0.produce(broker, request)
+        }
+        fn end_txn(&self, request: EndTxnRequest) -> Option<EndTxnResponse> {
+            self.0.end_txn(request)
+        }
+        fn write_txn_markers(&self, request: WriteTxnMarkersRequest) -> Option<WriteTxnMarkersResponse> {
+            self.0.write_txn_markers(request)
+        }
+        fn describe_producers(
+            &self,
+            broker: i32,
+            request: DescribeProducersRequest,
+        ) -> Option<DescribeProducersResponse> {
+            match broker {
+                0 => Some(producers(&request, |_| -1)),
+                _ => self.0.describe_producers(broker, request),
+            }
+        }
+    }
+    let brokers = LateMarker::after_reports(usize::MAX);
+    let stub = StubCluster::start_with(2, Replaced(brokers.clone())).await;
+    let context = context(&stub, 4);
+    context.cluster.refresh(TOPIC).await;
+    let fence = FenceHandle::open(context).await.unwrap();
+    assert!(matches!(fence.commit(vec![entry(0)]).await, CommitOutcome::Done(_)));
+    // Only the coordinator's broker has learned of the new leader.
+    stub.set_topic(1, TopicView { partitions: PARTITIONS, leader: 1, leader_epoch: 1 });
+    assert!(matches!(fence.commit(vec![entry(0)]).await, CommitOutcome::Done(_)));
+    brokers.get(|transactions| {
+        assert_eq!(transactions.begun_behind_open, 0);
+        assert_eq!(transactions.markers, [true]);
+    });
+}
+
+#[tokio::test]
+async fn a_missing_marker_is_written_under_a_new_epoch() {
+    let brokers = LateMarker::after_reports(usize::MAX);
+    commit_and_wait(&brokers, |_| true).await;
+    brokers.get(|transactions| {
+        assert_eq!(transactions.marker_epochs, [1], "a late marker of epoch 0 is rejected");
+        assert_eq!(transactions.begun_epochs, [0, 1]);
+    });
+}
+
+#[tokio::test]
+async fn a_hanging_transaction_in_one_partition_does_not_stop_the_others() {
+    let brokers = LateMarker::after_reports(usize::MAX);
+    let stub = StubCluster::start_with(1, brokers.clone()).await;
+    let context = context(&stub, 4);
+    context.cluster.refresh(TOPIC).await;
+    let fence = FenceHandle::open(context).await.unwrap();
+    assert!(matches!(fence.commit(vec![entry(1)]).await, CommitOutcome::Done(_)));
+    brokers.get(|transactions| {
+        transactions.marker_code = Some(Code::NotEnoughReplicas);
+        transactions.only_open_in = Some(1);
+    });
+    let outcome = fence.commit(vec![entry(0), entry(1)]).await;
+    let CommitOutcome::Blocked { partitions, .. } = outcome else { panic!("{outcome:?}") };
+    assert_eq!(partitions, [PartitionId::new(NUMBER, 1)]);
+    let outcome = fence.commit(vec![entry(0)]).await;
+    assert!(matches!(outcome, CommitOutcome::Done(_)), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn a_transaction_whose_beginning_may_arrive_again_is_ended_before_records_are_written() {
+    let brokers = LateMarker::after_reports(0);
+    brokers.get(|transactions| transactions.unclear_begins = 1);
+    let stub = StubCluster::start_with(1, brokers.clone()).await;
+    let context = context(&stub, 4);
+    context.cluster.refresh(TOPIC).await;
+    let fence = FenceHandle::open(context).await.unwrap();
+    assert!(matches!(fence.commit(vec![entry(0)]).await, CommitOutcome::Done(_)));
+    brokers.get(|transactions| {
+        assert_eq!(transactions.begun_epochs, [0, 0, 1], "the records are written under a new epoch");
+        assert_eq!((transactions.produced, transactions.ended), (1, 2), "the empty transaction and the commit");
+    });
+}
+
+#[tokio::test]
 async fn a_commit_that_is_the_last_gets_its_missing_marker_too() {
     let brokers = LateMarker::after_reports(usize::MAX);
     let events = commit_and_wait(&brokers, |transactions| transactions.markers == [true]).await;
@@ -284,6 +485,23 @@ async fn a_partition_without_a_leader_is_named_and_does_not_stop_the_others() {
     assert!(matches!(outcome, CommitOutcome::Done(_)), "{outcome:?}");
 }
 
+#[tokio::test]
+async fn a_partition_with_too_few_replicas_in_sync_is_named_and_does_not_stop_the_others() {
+    let stub = StubCluster::start_with(1, LateMarker::default()).await;
+    stub.set_out_of_sync(&[1]);
+    let context = context(&stub, 4);
+    context.known.get(NUMBER).unwrap().learn_min_insync(2);
+    context.cluster.refresh(TOPIC).await;
+    let fence = FenceHandle::open(context).await.unwrap();
+    let outcome = fence.commit(vec![entry(0), entry(1)]).await;
+    let CommitOutcome::Blocked { partitions, error } = outcome else { panic!("{outcome:?}") };
+    assert_eq!(partitions, [PartitionId::new(NUMBER, 1)]);
+    assert!(error.to_string().contains("min.insync.replicas"), "{error}");
+    stub.set_out_of_sync(&[]);
+    let outcome = fence.commit(vec![entry(0), entry(1)]).await;
+    assert!(matches!(outcome, CommitOutcome::Done(_)), "{outcome:?}");
+}
+
 /// Brokers that have lost the topic.
 #[derive(Clone, Default)]
 struct Deleted {
@@ -295,7 +513,7 @@ impl Respond for Deleted {
         Some(InitProducerIdResponse::default().with_producer_id(ProducerId(1)))
     }
 
-    fn describe_producers(&self, request: DescribeProducersRequest) -> Option<DescribeProducersResponse> {
+    fn describe_producers(&self, _: i32, request: DescribeProducersRequest) -> Option<DescribeProducersResponse> {
         *self.requests.lock().unwrap() += 1;
         let unknown = |index: &i32| {
             let code = Code::UnknownTopicOrPartition.code();

@@ -22,7 +22,6 @@ use whimbrel_model::PartitionId;
 use whimbrel_model::ports::{CommitOutcome, Entry, LogError};
 
 use super::FenceContext;
-use super::inspect::TopicPartition;
 use super::part::Part;
 use super::repair::Repairs;
 use crate::kafka::client::batch::{BatchIdentity, next_sequence};
@@ -30,7 +29,7 @@ use crate::kafka::client::cluster::ANSWER_MAX;
 use crate::kafka::client::connection::CallError;
 use crate::kafka::client::link::Links;
 use crate::kafka::coordinator::TransactionOutcome;
-use crate::kafka::known::KnownTopic;
+use crate::kafka::known::{KnownTopic, TopicPartition};
 use crate::kafka::outcome;
 use crate::kafka::requests::{self, group_by_topic};
 
@@ -118,6 +117,8 @@ pub(super) struct FencedProducer {
     open: Option<Open>,
     /// Whether a request of this epoch was not answered, and may arrive late.
     needs_new_epoch: bool,
+    /// Whether a transaction was begun under this epoch. Its markers may arrive late.
+    is_epoch_used: bool,
 }
 
 impl FencedProducer {
@@ -133,10 +134,13 @@ impl FencedProducer {
             sequences: HashMap::new(),
             open: None,
             needs_new_epoch: false,
+            is_epoch_used: false,
         };
         match fence.init(deadline).await {
             Ok(()) => {
-                fence.learn_leaders(deadline).await.map_err(|error| outcome::unavailable(&error))?;
+                let in_use = fence.context.cluster.topics_in_use();
+                let in_use: Vec<&str> = in_use.iter().map(String::as_str).collect();
+                fence.learn_leaders(&in_use, deadline).await.map_err(|error| outcome::unavailable(&error))?;
                 Ok(fence)
             }
             Err(Refusal::Code { code, .. }) if outcome::is_refused_for_good(code) => {
@@ -150,18 +154,34 @@ impl FencedProducer {
         }
     }
 
-    /// Looks up the leaders at the coordinator. It has finished the transactions of the fence before, so it knows the leaders to which
-    /// their records went. A cached leader that has been replaced since would report an end before those records.
-    async fn learn_leaders(&self, deadline: Instant) -> Result<(), CallError> {
+    /// Looks up the leaders of topics at the coordinator. It has finished the transactions of the fence before, so it knows the leaders
+    /// to which their records and markers went. A cached leader that has been replaced since would report an end before them.
+    pub(super) async fn learn_leaders(&self, topics: &[&str], deadline: Instant) -> Result<(), CallError> {
         let coordinator = self.coordinator.ok_or_else(|| CallError::NotSent("no coordinator".to_owned()))?;
         let connection = self.links.to(&self.context.cluster, coordinator).await?;
-        // The fence is open: a coordinator that took all of the time to open it is still asked.
+        // A coordinator that took all of the time to finish the transactions is still asked.
         let left = deadline.saturating_duration_since(Instant::now()).clamp(LEADERS_MIN, ANSWER_MAX);
-        self.context.cluster.learn_leaders_from(&connection, left).await
+        self.context.cluster.learn_leaders_from(&connection, topics, left).await
     }
 
     pub(super) fn producer_id(&self) -> i64 {
         self.producer_id
+    }
+
+    /// The producer id and the epoch.
+    pub(super) fn identity(&self) -> (i64, i16) {
+        (self.producer_id, self.epoch)
+    }
+
+    /// Whether a request of this epoch may arrive late.
+    pub(super) fn needs_new_epoch(&self) -> bool {
+        self.needs_new_epoch
+    }
+
+    /// Takes a new epoch if a transaction was begun under the current one: its markers, where they arrive late, are then rejected.
+    pub(super) async fn leave_used_epoch(&mut self, deadline: Instant) -> Result<(), WriteError> {
+        self.needs_new_epoch |= self.is_epoch_used;
+        self.settle(deadline).await
     }
 
     /// Begins a transaction and writes all records: not yet visible, each with its offset.
@@ -210,7 +230,7 @@ impl FencedProducer {
         }
         (self.producer_id, self.epoch) = (answer.producer_id.0, answer.producer_epoch);
         self.sequences.clear();
-        self.needs_new_epoch = false;
+        (self.needs_new_epoch, self.is_epoch_used) = (false, false);
         Ok(())
     }
 
@@ -240,6 +260,7 @@ impl FencedProducer {
         let mut unknown_since = None;
         loop {
             self.open = Some(Open::Empty(ends_as));
+            self.is_epoch_used = true;
             let refusal = match self.coordinate(&request, code_of, deadline).await {
                 Ok(_) => return Ok(()),
                 Err(refusal) => refusal,
@@ -477,28 +498,33 @@ impl FencedProducer {
         Ok(())
     }
 
-    /// Waits until the coordinator has finished the fence's last transaction. Each of its markers is then written, or lost.
+    /// Waits until the coordinator has finished the fence's last transaction.
     pub(super) async fn wait_until_finished(&mut self, deadline: Instant) -> Result<(), WriteError> {
+        let began = Instant::now();
+        while !self.has_finished(deadline).await? {
+            if Instant::now() >= deadline {
+                return Err(not_now(0, "the coordinator has not finished the previous transaction"));
+            }
+            tokio::time::sleep(pause_after(began.elapsed())).await;
+        }
+        Ok(())
+    }
+
+    /// Whether the coordinator has finished the fence's last transaction. Each of its markers is then replicated, or lost.
+    pub(super) async fn has_finished(&mut self, deadline: Instant) -> Result<bool, WriteError> {
         let request = DescribeTransactionsRequest::default().with_transactional_ids(vec![self.transactional_id()]);
         let code_of = |answer: &DescribeTransactionsResponse| {
             answer.transaction_states.first().map_or(0, |state| state.error_code)
         };
-        loop {
-            let answer = match self.coordinate(&request, code_of, deadline).await {
-                Ok(answer) => answer,
-                // It has forgotten an id that was not used for long.
-                Err(Refusal::Code { code: Code::TransactionalIdNotFound, .. }) => return Ok(()),
-                Err(Refusal::Code { code, .. }) => return Err(not_now(0, code)),
-                Err(Refusal::Late { why, .. }) => return Err(not_now(0, why)),
-            };
-            let state = answer.transaction_states.first().map_or("", |state| state.transaction_state.as_str());
-            if FINISHED_STATES.contains(&state) {
-                return Ok(());
+        match self.coordinate(&request, code_of, deadline).await {
+            Ok(answer) => {
+                let state = answer.transaction_states.first().map_or("", |state| state.transaction_state.as_str());
+                Ok(FINISHED_STATES.contains(&state))
             }
-            if Instant::now() >= deadline {
-                return Err(not_now(0, format!("the coordinator has not finished the previous transaction ({state})")));
-            }
-            tokio::time::sleep(MOVING_PAUSE).await;
+            // It has forgotten an id that was not used for long.
+            Err(Refusal::Code { code: Code::TransactionalIdNotFound, .. }) => Ok(true),
+            Err(Refusal::Code { code, .. }) => Err(not_now(0, code)),
+            Err(Refusal::Late { why, .. }) => Err(not_now(0, why)),
         }
     }
 
@@ -547,6 +573,7 @@ impl FencedProducer {
             Some(code) if outcome::is_refused_for_good(code) => Err(MarkerError::NotAllowed(code.to_string())),
             Some(code) => {
                 self.needs_new_epoch |= outcome::may_be_written(code);
+                self.context.cluster.refresh(topic.name()).await;
                 Err(MarkerError::NotNow(code.to_string()))
             }
         }

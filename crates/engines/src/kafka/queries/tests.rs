@@ -2,10 +2,13 @@
 
 use std::sync::Mutex;
 
+use kafka_protocol::ResponseError as Code;
+use kafka_protocol::messages::list_offsets_response::{ListOffsetsPartitionResponse, ListOffsetsTopicResponse};
+use kafka_protocol::messages::{ListOffsetsRequest, ListOffsetsResponse};
 use whimbrel_model::TopicNumber;
 
 use super::*;
-use crate::kafka::stub_cluster::{PARTITIONS, Respond, StubCluster, TOPIC, TopicView};
+use crate::kafka::stub_cluster::{PARTITIONS, Respond, StubCluster, TOPIC, TopicView, topic_name};
 
 /// Brokers that answer metadata requests only.
 struct MetadataOnly;
@@ -87,9 +90,17 @@ async fn a_missing_partition_is_remembered_and_asked_for_again_later() {
 
 #[tokio::test]
 async fn the_error_of_a_request_names_the_configured_timeout() {
-    let brokers = StubCluster::start_with(1, MetadataOnly).await;
+    /// Brokers whose leaders have moved.
+    struct Moved;
+    impl Respond for Moved {
+        fn list_offsets(&self, _: i32, _: ListOffsetsRequest) -> Option<ListOffsetsResponse> {
+            let part = ListOffsetsPartitionResponse::default().with_error_code(Code::NotLeaderOrFollower.code());
+            let topic = ListOffsetsTopicResponse::default().with_name(topic_name()).with_partitions(vec![part]);
+            Some(ListOffsetsResponse::default().with_topics(vec![topic]))
+        }
+    }
+    let brokers = StubCluster::start_with(1, Moved).await;
     let ((queries, _), topic) = (queries(&brokers), topic());
-    // The brokers close the connection at a request for offsets.
     let error =
         queries.bounds(&topic, PartitionId::new(TopicNumber(1), 0), End::Written).await.unwrap_err().to_string();
     assert!(error.contains("tried for 2s (`kafka.request_timeout`)"), "{error}");
