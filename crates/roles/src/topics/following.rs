@@ -154,15 +154,8 @@ impl Registry {
             self.leave_old_mapping(name, &stored);
             return self.bring_up(name, stored, found.version, changing).await.map(Some);
         }
-        // An engine that has only names learns here which topic the number means.
         self.hide(name);
-        // This list of entries may be old: the deleting node may have finished, and the name may belong to a new topic.
-        let current = self.ports.catalogue.get(key).await?;
-        if current.is_none_or(|current| current.version != found.version) {
-            return Ok(None);
-        }
-        self.ports.log_topics.create(&stored.spec(name)).await?;
-        self.finish_deleting(name, &stored, found.version, changing).await?;
+        self.finish_deleting(name, stored, found.version, changing).await?;
         Ok(None)
     }
 

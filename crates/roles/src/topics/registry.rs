@@ -339,6 +339,7 @@ impl Registry {
             created_at_ms: self.ports.clock.now().as_millis(),
             adopted,
             deleting: false,
+            identity: None,
             growths: Vec::new(),
             growing: None,
             workers: change.workers.map_or(Ok(None), |workers| workers.applied(name, None))?,

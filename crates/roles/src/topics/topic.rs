@@ -140,6 +140,7 @@ impl Topic {
             created_at_ms: 0,
             adopted: false,
             deleting: false,
+            identity: None,
             growths: Vec::new(),
             growing: None,
             workers: None,

@@ -8,8 +8,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use whimbrel_model::ports::{
-    AppendOutcome, Bounds, CommitOutcome, Entry, Fence, Log, LogError, LogTopics, PartitionStatus, PortFuture,
-    ReadBatch, ReadLimits, TopicStatus,
+    AppendOutcome, Bounds, CommitOutcome, Entry, ExactTopic, Fence, Log, LogError, LogTopics, PartitionStatus,
+    PortFuture, ReadBatch, ReadLimits, TopicStatus,
 };
 use whimbrel_model::{
     FoundTopic, NamedBounds, PartitionId, Record, Retention, StoredRecord, Timestamp, TopicNumber, TopicSpec,
@@ -340,10 +340,18 @@ impl LogTopics for MemoryLog {
         })
     }
 
-    fn delete(&self, topic: TopicNumber) -> PortFuture<'_, Result<(), LogError>> {
+    fn identity<'a>(&'a self, topic: TopicNumber, _: &'a str) -> PortFuture<'a, Result<Option<String>, LogError>> {
+        Box::pin(async move {
+            let state = self.state();
+            state.answering()?;
+            Ok(state.topics.contains_key(&topic).then(|| topic.0.to_string()))
+        })
+    }
+
+    fn delete<'a>(&'a self, topic: ExactTopic<'a>) -> PortFuture<'a, Result<(), LogError>> {
         Box::pin(async move {
             self.state().answering()?;
-            self.state().topics.remove(&topic);
+            self.state().topics.remove(&topic.number);
             self.appended.send_modify(|count| *count += 1);
             Ok(())
         })
