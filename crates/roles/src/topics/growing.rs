@@ -152,10 +152,14 @@ impl Registry {
                 let Some(membership) = membership else { return };
                 while membership.stands() {
                     let changing = self.changing.lock().await;
-                    let read = self.reload(&changing).await;
+                    let read = self.read_entries(&changing).await;
                     drop(changing);
                     match read {
-                        Ok(()) => return self.lease.grant(membership),
+                        // A topic that the log cannot open is not published to by an old mapping: its gate is retired.
+                        Ok(_) => {
+                            self.lease.grant(membership);
+                            return self.changes.send_modify(|count| *count += 1);
+                        }
                         Err(error) => {
                             tracing::warn!(%error, "cannot read the topics under the new session; trying again");
                             tokio::time::sleep(CONFIRM_PAUSE).await;
@@ -322,7 +326,7 @@ impl Registry {
                 self.show(topic.succeeded_by(stored, version));
                 Ok(true)
             }
-            Err(CatalogueError::Conflict { .. }) => self.reload(&changing).await.map(|()| false),
+            Err(CatalogueError::Conflict { .. }) => self.read_entries(&changing).await.map(|_| false),
             Err(error) => Err(error.into()),
         }
     }

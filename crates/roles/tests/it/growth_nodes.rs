@@ -228,3 +228,50 @@ async fn a_node_that_is_alone_waits_too_for_the_outcome_of_its_write() {
     node.catalogue.set_away(false);
     assert_eq!(soon(publish(&node, "new")).await.ok(201)["partition"], Nodes::moved());
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_topic_that_the_log_cannot_open_does_not_stop_the_others() {
+    let mut nodes = two_nodes().await;
+    for name in ["a1", "a2", "a3"] {
+        nodes.world.log.set_unavailable(name, true);
+        nodes.first.house.put(&format!("/v1/topics/{name}"), json!({})).await.problem(503, "unavailable");
+    }
+    nodes.first.house.put("/v1/topics/z", json!({ "partitions": 1 })).await.ok(201);
+    soon(async {
+        while nodes.second.house.registry.get("z").is_none() {
+            tokio::time::sleep(POLL).await;
+        }
+    })
+    .await;
+    nodes.second.membership.expire();
+    nodes.second.join_again();
+    assert_eq!(soon(publish(&nodes.second, "new")).await.ok(201)["partition"], 0, "the new session gives a lease");
+    nodes.world.log.set_unavailable("a2", false);
+    soon(async {
+        while nodes.second.house.registry.get("a2").is_none() {
+            tokio::time::sleep(POLL).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grown_topic_that_the_log_cannot_open_is_not_published_to_by_its_old_mapping() {
+    let mut nodes = two_nodes().await;
+    nodes.second.membership.expire();
+    nodes.second.catalogue.set_stale(true);
+    soon(grow(&nodes.first)).await.ok(200);
+    nodes.world.log.set_unavailable("orders", true);
+    nodes.second.join_again();
+    soon(nodes.second.house.post("/v1/topics/ready/messages?key=k", "x")).await.ok(201);
+    publish(&nodes.second, "by the old mapping").await.problem(503, "topic_growing");
+    nodes.world.log.set_unavailable("orders", false);
+    nodes.second.catalogue.set_stale(false);
+    soon(async {
+        while nodes.second.house.registry.get("orders").is_some_and(|topic| topic.partitions() != PARTITIONS) {
+            tokio::time::sleep(POLL).await;
+        }
+    })
+    .await;
+    assert_eq!(soon(publish(&nodes.second, "new")).await.ok(201)["partition"], Nodes::moved());
+}

@@ -1,6 +1,6 @@
 //! The `Log` and `LogTopics` ports in memory: as honest as the contract asks, with handles for tests to fail it and to hold it up.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
@@ -43,6 +43,8 @@ struct State {
     judge: Option<Judge>,
     /// What `create`, `alter` and the reading calls answer instead, while it is there.
     refuses: Option<LogError>,
+    /// Topics that cannot be opened now.
+    unavailable: BTreeSet<String>,
     /// What it says of itself while it accepts nothing.
     refusal: Option<LogError>,
     waiting_appends: usize,
@@ -98,6 +100,13 @@ impl MemoryLog {
 
     pub fn refuse(&self, error: Option<LogError>) {
         self.state().refuses = error;
+    }
+
+    /// The topic cannot be opened from now on, or can be opened again.
+    pub fn set_unavailable(&self, name: &str, is_unavailable: bool) {
+        let mut state = self.state();
+        state.unavailable.remove(name);
+        state.unavailable.extend(is_unavailable.then(|| name.to_owned()));
     }
 
     pub fn has_topics_of_others(&self, found: &[(&str, u32)]) {
@@ -320,6 +329,9 @@ impl LogTopics for MemoryLog {
         Box::pin(async move {
             let mut state = self.state();
             state.answering()?;
+            if state.unavailable.contains(&spec.name) {
+                return Err(LogError::Unavailable(format!("topic `{}` has no leader", spec.name)));
+            }
             if spec.replicas.is_some_and(|replicas| replicas > 1) {
                 return Err(LogError::Unsupported("this log has one copy of everything".to_owned()));
             }
