@@ -59,6 +59,11 @@ impl Registry {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
+    /// Whether this node may use the mapping of keys now: it has read the catalogue under its current session, or is alone.
+    pub fn has_mapping_lease(&self) -> bool {
+        self.lease.take().is_some()
+    }
+
     /// Whether the topic grows and this node has not read its barriers yet.
     pub fn is_growing(&self, number: TopicNumber) -> bool {
         self.growths().under_way.contains_key(&number)

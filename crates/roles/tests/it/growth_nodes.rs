@@ -144,6 +144,18 @@ async fn a_node_that_lost_its_session_refuses_keys_and_is_not_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn readiness_warns_of_a_missing_session() {
+    let mut nodes = two_nodes().await;
+    assert_eq!(nodes.second.house.get("/readyz").await.ok(200), json!({ "ready": true }));
+    nodes.second.membership.lose();
+    let ready = nodes.second.house.get("/readyz").await.ok(200);
+    assert!(ready["warnings"][0].as_str().is_some_and(|warning| warning.contains("no_session")), "{ready}");
+    nodes.second.join_again();
+    soon(publish(&nodes.second, "x")).await.ok(201);
+    assert_eq!(nodes.second.house.get("/readyz").await.ok(200), json!({ "ready": true }));
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_append_whose_session_ended_meanwhile_is_not_acknowledged() {
     for id in ["", "&id=mine"] {
         let nodes = two_nodes().await;
