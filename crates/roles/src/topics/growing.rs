@@ -64,15 +64,22 @@ impl Registry {
         self.lease.take().is_some()
     }
 
-    /// Whether the topic grows and this node has not read its barriers yet.
-    pub fn is_growing(&self, number: TopicNumber) -> bool {
-        self.growths().under_way.contains_key(&number)
+    /// Whether this node knows every barrier of the topic that is in force. The lease is checked first: under a valid lease, a growth
+    /// that this node does not know to have ended is one of those that it has read.
+    fn knows_barriers(&self, number: TopicNumber) -> bool {
+        let topic = || self.by_number(number);
+        if topic().is_some_and(|topic| topic.is_system()) {
+            return true;
+        }
+        let is_replaced = || topic().is_some_and(|topic| topic.mapping_gate.is_retired());
+        self.has_mapping_lease() && !self.growths().under_way.contains_key(&number) && !is_replaced()
     }
 
-    /// Returns when this node has read the topic's barriers: at once unless it grows.
-    pub async fn wait_while_growing(&self, number: TopicNumber) {
+    /// Returns when this node knows every barrier in front of the messages that it has read before the call. It waits while the topic
+    /// grows, and until the node has read the catalogue under its session.
+    pub async fn wait_for_barriers(&self, number: TopicNumber) {
         let mut changes = self.changes.subscribe();
-        while self.is_growing(number) {
+        while !self.knows_barriers(number) {
             if changes.changed().await.is_err() {
                 return;
             }

@@ -242,6 +242,27 @@ async fn a_node_that_is_alone_waits_too_for_the_outcome_of_its_write() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_reader_waits_until_its_node_has_read_the_catalogue_under_its_session() {
+    let mut nodes = two_nodes().await;
+    publish(&nodes.first, "old").await.ok(201);
+    let number = nodes.first.house.registry.get("orders").unwrap().number();
+    let registry = Arc::clone(&nodes.second.house.registry);
+    soon(registry.wait_for_barriers(number)).await;
+    nodes.second.catalogue.set_stale(true);
+    nodes.second.membership.expire();
+    soon(grow(&nodes.first)).await.ok(200);
+    nodes.second.catalogue.set_away(true);
+    nodes.second.join_again();
+    let reader = registry.wait_for_barriers(number);
+    tokio::pin!(reader);
+    let waits = tokio::time::timeout(Duration::from_secs(1), reader.as_mut()).await;
+    assert!(waits.is_err(), "the node does not know the barriers");
+    nodes.second.catalogue.set_away(false);
+    soon(reader).await;
+    assert_eq!(registry.get("orders").unwrap().stored.growths.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_topic_that_the_log_cannot_open_does_not_stop_the_others() {
     let mut nodes = two_nodes().await;
     for name in ["a1", "a2", "a3"] {
