@@ -174,6 +174,41 @@ async fn an_append_whose_session_ended_meanwhile_is_not_acknowledged() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_repeat_does_not_acknowledge_a_message_behind_the_barrier() {
+    let nodes = two_nodes().await;
+    publish(&nodes.first, "first").await.ok(201);
+    let uri = format!("/v1/topics/orders/messages?key={}&id=mine", key());
+    nodes.world.log.hold_up(true);
+    let late = nodes.second.house.post(&uri, "late");
+    tokio::pin!(late);
+    while nodes.world.log.waiting_appends() == 0 {
+        assert!(futures_util::poll!(late.as_mut()).is_pending());
+        tokio::task::yield_now().await;
+    }
+    nodes.second.membership.expire();
+    soon(grow(&nodes.first)).await.ok(200);
+    nodes.world.log.hold_up(false);
+    late.await.problem(504, "outcome_unknown");
+    for _ in 0..2 {
+        nodes.world.receipts.lapse_all();
+        let repeated = soon(nodes.first.house.post(&uri, "late")).await.problem(504, "outcome_unknown");
+        assert!(repeated["detail"].as_str().unwrap().contains("offset 1"), "{repeated}");
+    }
+    let written: usize = nodes.first.house.payloads("orders").await.iter().map(Vec::len).sum();
+    assert_eq!(written, 2, "nothing is written twice");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_repeat_after_a_growth_gets_the_answer_from_before() {
+    let nodes = two_nodes().await;
+    let uri = format!("/v1/topics/orders/messages?key={}&id=mine", key());
+    let first = nodes.first.house.post(&uri, "x").await.ok(201);
+    soon(grow(&nodes.first)).await.ok(200);
+    let repeated = soon(nodes.second.house.post(&uri, "x")).await.ok(201);
+    assert_eq!((&repeated["partition"], &repeated["offset"]), (&first["partition"], &first["offset"]));
+}
+
+#[tokio::test(start_paused = true)]
 async fn another_node_finishes_what_a_dead_one_began() {
     let nodes = two_nodes().await;
     publish(&nodes.first, "old").await.ok(201);
