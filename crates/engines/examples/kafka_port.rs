@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use futures_util::future::join_all;
 use whimbrel_engines::kafka::{KafkaLog, KafkaSettings};
-use whimbrel_model::ports::{CommitOutcome, Entry, Fence, Log, LogTopics, ReadLimits};
+use whimbrel_model::ports::{CommitOutcome, Entry, ExactTopic, Fence, Log, LogTopics, ReadLimits};
 use whimbrel_model::{Headers, PartitionId, Record, Retention, Timestamp, TopicNumber, TopicSpec};
 
 /// Rounds that count, after one that warms up.
@@ -88,7 +88,9 @@ async fn main() {
         }
     }
     for spec in &specs {
-        log.delete(spec.number).await.expect("the topic can be deleted");
+        let identity = log.identity(spec.number, &spec.name).await.expect("the topic can be identified");
+        let topic = ExactTopic { number: spec.number, name: &spec.name, identity: identity.as_deref() };
+        log.delete(topic).await.expect("the topic can be deleted");
     }
     match &bare {
         Some(_) => println!(

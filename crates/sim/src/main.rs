@@ -47,7 +47,7 @@ struct Arguments {
     /// Of people: devices, crashes, zombies, links, gateways, store, clock, mixed; or a deliberate breakage: no-gaps, sent-is-acked,
     /// lost-writes, double-release, no-announce, no-kicks.
     /// Of growth: stale, partitions, frozen, unknown, crashes, mixed; or a deliberate breakage: unconfirmed, no-lease, early-ack, reopen,
-    /// stale-join, blind-reader. All but the breakages where it is left out
+    /// stale-join, blind-reader, hasty-reader. All but the breakages where it is left out
     #[arg(long)]
     fault: Option<String>,
 }

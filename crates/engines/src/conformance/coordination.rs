@@ -318,7 +318,8 @@ mod properties {
 fn member(name: &str) -> Member {
     let roles = vec!["receive".to_owned(), "center".to_owned()];
     let (address, key_check) = (format!("{name}.example:7601"), format!("check of {name}"));
-    Member { name: name.to_owned(), roles, address, incarnation: 1_800_000_000_000, key_check }
+    let (name, key_check_previous) = (name.to_owned(), format!("previous check of {name}"));
+    Member { name, roles, address, incarnation: 1_800_000_000_000, key_check, key_check_previous }
 }
 
 async fn join(open: &OpenCoordination, name: &str) -> Arc<dyn Membership> {

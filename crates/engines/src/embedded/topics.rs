@@ -2,7 +2,7 @@
 
 use std::io;
 
-use whimbrel_model::ports::{LogError, LogTopics, PartitionStatus, PortFuture, TopicStatus};
+use whimbrel_model::ports::{ExactTopic, LogError, LogTopics, PartitionStatus, PortFuture, TopicStatus};
 use whimbrel_model::{FoundTopic, NamedBounds, PartitionId, Retention, TopicNumber, TopicSpec};
 use whimbrel_storage::{PartitionKey, TopicRetention};
 
@@ -23,8 +23,15 @@ impl LogTopics for EmbeddedLog {
         Box::pin(self.make_partitions(spec))
     }
 
-    fn delete(&self, topic: TopicNumber) -> PortFuture<'_, Result<(), LogError>> {
-        Box::pin(async move { self.blocking(move |store| store.delete_topic(topic.0)).await?.map_err(io_error) })
+    /// The number: the catalogue never gives it to another topic.
+    fn identity<'a>(&'a self, topic: TopicNumber, _: &'a str) -> PortFuture<'a, Result<Option<String>, LogError>> {
+        let is_here = self.store.partition_count(topic.0) > 0;
+        Box::pin(async move { Ok(is_here.then(|| topic.0.to_string())) })
+    }
+
+    fn delete<'a>(&'a self, topic: ExactTopic<'a>) -> PortFuture<'a, Result<(), LogError>> {
+        let number = topic.number.0;
+        Box::pin(async move { self.blocking(move |store| store.delete_topic(number)).await?.map_err(io_error) })
     }
 
     fn describe(&self, topic: TopicNumber) -> PortFuture<'_, Result<TopicStatus, LogError>> {

@@ -262,6 +262,8 @@ struct StoredMember {
     incarnation: u64,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     key_check: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    key_check_previous: String,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -271,15 +273,15 @@ struct StoredOwner {
 
 impl StoredMember {
     fn of(member: &Member) -> Self {
-        let Member { name, roles, address, incarnation, key_check } = member.clone();
-        Self { name, roles, address, incarnation, key_check }
+        let Member { name, roles, address, incarnation, key_check, key_check_previous } = member.clone();
+        Self { name, roles, address, incarnation, key_check, key_check_previous }
     }
 }
 
 impl From<StoredMember> for Member {
     fn from(stored: StoredMember) -> Self {
-        let StoredMember { name, roles, address, incarnation, key_check } = stored;
-        Self { name, roles, address, incarnation, key_check }
+        let StoredMember { name, roles, address, incarnation, key_check, key_check_previous } = stored;
+        Self { name, roles, address, incarnation, key_check, key_check_previous }
     }
 }
 
@@ -300,7 +302,8 @@ mod tests {
     #[test]
     fn a_member_reads_as_it_was_written() {
         let (name, address, key_check) = ("a".to_owned(), "a:1".to_owned(), "c0ffee".to_owned());
-        let member = Member { name, roles: vec![], address, incarnation: 7, key_check };
+        let key_check_previous = "decaf".to_owned();
+        let member = Member { name, roles: vec![], address, incarnation: 7, key_check, key_check_previous };
         let stored: StoredMember = serde_json::from_slice(&encode(&StoredMember::of(&member))).unwrap();
         assert_eq!(Member::from(stored), member);
     }

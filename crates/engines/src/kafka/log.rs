@@ -8,8 +8,8 @@ use futures_util::future::join_all;
 use tokio::runtime::{Handle, Runtime};
 use tokio::task::JoinSet;
 use whimbrel_model::ports::{
-    AppendOutcome, Bounds, CommitOutcome, Entry, Fence, Log, LogError, LogTopics, PortFuture, ReadBatch, ReadLimits,
-    TopicStatus,
+    AppendOutcome, Bounds, CommitOutcome, Entry, ExactTopic, Fence, Log, LogError, LogTopics, PortFuture, ReadBatch,
+    ReadLimits, TopicStatus,
 };
 use whimbrel_model::{EventSink, FoundTopic, NamedBounds, PartitionId, Timestamp, TopicNumber, TopicSpec};
 
@@ -317,7 +317,11 @@ impl LogTopics for KafkaLog {
         Box::pin(self.parts.topics.alter(spec, named))
     }
 
-    fn delete(&self, topic: TopicNumber) -> PortFuture<'_, Result<(), LogError>> {
+    fn identity<'a>(&'a self, _: TopicNumber, name: &'a str) -> PortFuture<'a, Result<Option<String>, LogError>> {
+        Box::pin(self.parts.topics.identity(name))
+    }
+
+    fn delete<'a>(&'a self, topic: ExactTopic<'a>) -> PortFuture<'a, Result<(), LogError>> {
         Box::pin(self.parts.topics.delete(topic))
     }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::MetadataResponse;
+use kafka_protocol::messages::metadata_response::MetadataResponseTopic;
 use whimbrel_model::ports::LogError;
 use whimbrel_model::{PartitionId, format_duration};
 
@@ -90,6 +91,13 @@ pub(super) fn is_without(metadata: &MetadataResponse, topic: &str, index: u32) -
         Some(code) => is_unknown_partition(code),
     });
     !metadata.brokers.is_empty() && is_certain && !has
+}
+
+/// The id of the topic that a broker lists under the name.
+pub(super) fn topic_id(metadata: &MetadataResponse, name: &str) -> Option<String> {
+    let is_it = |found: &&MetadataResponseTopic| found.name.as_ref().is_some_and(|each| each.as_str() == name);
+    let found = metadata.topics.iter().find(is_it)?;
+    (!found.partitions.is_empty() && !found.topic_id.is_nil()).then(|| found.topic_id.to_string())
 }
 
 /// Whether trying again cannot help. `InvalidTimestamp` is not among them: our clock or the broker's is wrong, not the record.

@@ -1,5 +1,6 @@
 //! Read-only requests: first and end offsets of partitions, offsets for times, and the list of topics.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -129,7 +130,20 @@ impl Queries {
         Ok(answers.iter().all(|answer| outcome::is_without(answer, topic, index)))
     }
 
-    /// The same for a partition of a topic that the catalogue has. Reports a topic that another application has deleted.
+    /// The ids that brokers report for the topic of a name. A broker that has not learned of a change reports none, or an old one.
+    pub async fn topic_ids(&self, name: &str) -> Result<BTreeSet<String>, LogError> {
+        let answers = self.metadata_of_each(name).await?;
+        Ok(answers.iter().filter_map(|answer| outcome::topic_id(answer, name)).collect())
+    }
+
+    /// Whether no broker that answers lists the topic of that name and id. They may list a later topic of that name.
+    pub async fn is_deleted(&self, name: &str, id: &str) -> Result<bool, LogError> {
+        let is_other = |answer| outcome::topic_id(answer, name).is_some_and(|found| found != id);
+        let answers = self.metadata_of_each(name).await?;
+        Ok(answers.iter().all(|answer| outcome::is_without(answer, name, 0) || is_other(answer)))
+    }
+
+    /// Like [`Self::is_gone`], for a partition of a topic that the catalogue has. Reports a topic that another application has deleted.
     pub async fn is_missing(&self, topic: &KnownTopic, index: u32) -> Result<bool, LogError> {
         let answers = self.metadata_of_each(topic.name()).await?;
         let is_without = |index| answers.iter().all(|answer| outcome::is_without(answer, topic.name(), index));

@@ -1,4 +1,4 @@
-//! Creates, changes, deletes and describes topics, and warns about topics that acknowledge with one replica.
+//! Creates, changes and describes topics, and warns about topics that acknowledge with one replica.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,14 +8,13 @@ use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::create_partitions_request::CreatePartitionsTopic;
 use kafka_protocol::messages::create_topics_request::{CreatableTopic, CreatableTopicConfig};
 use kafka_protocol::messages::delete_records_request::{DeleteRecordsPartition, DeleteRecordsTopic};
-use kafka_protocol::messages::delete_topics_request::DeleteTopicState;
 use kafka_protocol::messages::describe_configs_request::DescribeConfigsResource;
 use kafka_protocol::messages::describe_configs_response::DescribeConfigsResourceResult;
 use kafka_protocol::messages::incremental_alter_configs_request::{AlterConfigsResource, AlterableConfig};
 use kafka_protocol::messages::metadata_response::MetadataResponseTopic;
 use kafka_protocol::messages::{
-    BrokerId, CreatePartitionsRequest, CreateTopicsRequest, DeleteRecordsRequest, DeleteTopicsRequest,
-    DescribeConfigsRequest, IncrementalAlterConfigsRequest, TopicName,
+    BrokerId, CreatePartitionsRequest, CreateTopicsRequest, DeleteRecordsRequest, DescribeConfigsRequest,
+    IncrementalAlterConfigsRequest, TopicName,
 };
 use kafka_protocol::protocol::{Request, StrBytes};
 use whimbrel_model::ports::{LogError, PartitionStatus, TopicStatus};
@@ -28,6 +27,8 @@ use super::outcome::{self, KafkaError};
 use super::queries::{Attempt, Queries};
 use super::read::Reader;
 use super::settings::KafkaSettings;
+
+mod deletion;
 
 const RETENTION_MS: &str = "retention.ms";
 const RETENTION_BYTES: &str = "retention.bytes";
@@ -145,48 +146,6 @@ impl Topics {
         };
         let found = self.wait_for(name, has_grown).await?;
         Ok(found.partitions.len() as u32)
-    }
-
-    pub async fn delete(&self, number: TopicNumber) -> Result<(), LogError> {
-        let Some(topic) = self.known.get(number) else { return Ok(()) };
-        topic.missing.expect();
-        // By id: a request that a broker executes late must not delete a topic that has the name by then.
-        match self.look(topic.name(), |_| true).await? {
-            Some(found) => self.delete_by_id(found.by_id, topic.name()).await?,
-            None if self.queries.is_gone(topic.name(), 0).await? => {}
-            None => {
-                return Err(LogError::Unavailable(format!(
-                    "not every broker knows topic `{}` yet; try again",
-                    topic.name()
-                )));
-            }
-        }
-        let began = Instant::now();
-        while !self.queries.is_gone(topic.name(), 0).await? {
-            if began.elapsed() > self.settings.request_timeout {
-                return Err(LogError::Unavailable(format!(
-                    "brokers still list topic `{}` {:?} after its deletion; try again",
-                    topic.name(),
-                    self.settings.request_timeout
-                )));
-            }
-            tokio::time::sleep(METADATA_POLL_INTERVAL).await;
-        }
-        self.known.remove(number);
-        self.retire(&[number]);
-        self.cluster.forget(topic.name());
-        Ok(())
-    }
-
-    async fn delete_by_id(&self, topic: DeleteTopicState, name: &str) -> Result<(), LogError> {
-        let request = DeleteTopicsRequest::default().with_topics(vec![topic]).with_timeout_ms(self.timeout_ms());
-        let code_of = |answer: &<DeleteTopicsRequest as Request>::Response| {
-            answer.responses.first().map_or(UNKNOWN_ERROR, |result| result.error_code)
-        };
-        match self.administer(&request, code_of).await {
-            Err(error) if !error.code().is_some_and(outcome::is_unknown_partition) => Err(refused(&error, name)),
-            _ => Ok(()),
-        }
     }
 
     /// Drops the records before an offset.
@@ -456,8 +415,6 @@ fn text(text: &str) -> StrBytes {
 
 /// A topic as the brokers report it.
 struct ReportedTopic {
-    /// The request that deletes this very topic.
-    by_id: DeleteTopicState,
     partitions: Vec<PartitionStatus>,
 }
 
@@ -476,8 +433,7 @@ impl ReportedTopic {
             })
             .collect();
         partitions.sort_by_key(|partition| partition.index);
-        let by_id = DeleteTopicState::default().with_name(None).with_topic_id(topic.topic_id);
-        Self { by_id, partitions }
+        Self { partitions }
     }
 }
 

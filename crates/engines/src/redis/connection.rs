@@ -136,7 +136,7 @@ impl RedisConnection {
     ) -> Result<Value, CallError> {
         match tokio::time::timeout(self.patience, answer).await {
             Ok(answer) => answer.map_err(|error| CallError(error.to_string())),
-            Err(_) => Err(CallError(format!("no answer from Redis within {} ms", self.patience.as_millis()))),
+            Err(_) => Err(CallError::late(self.patience)),
         }
     }
 
@@ -152,6 +152,13 @@ impl RedisConnection {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct CallError(String);
+
+impl CallError {
+    /// Redis did not answer in time.
+    pub(super) fn late(within: Duration) -> Self {
+        Self(format!("no answer from Redis within {} ms", within.as_millis()))
+    }
+}
 
 /// Opens the link that fits, with what the servers say of themselves.
 async fn open(

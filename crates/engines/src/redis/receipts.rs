@@ -36,6 +36,10 @@ const RENEWED_AT_ONCE: usize = 64;
 const CONFIRM_EVERY: Duration = Duration::from_millis(500);
 /// Ends that Redis is told at the same time.
 const CONFIRMED_AT_ONCE: usize = 64;
+/// The timeout of one confirmation. A shard of Redis Cluster that does not answer must not delay the ends of other shards.
+const CONFIRM_WITHIN: Duration = Duration::from_secs(1);
+/// How long one round sends ends. The next round begins with those that have not failed.
+const CONFIRM_ROUND: Duration = Duration::from_secs(1);
 /// Bytes of a place: topic, partition, offset.
 const PLACE_BYTES: usize = 16;
 
@@ -187,15 +191,21 @@ impl Inner {
         Ok(answer.as_deref() == Some(b"done"))
     }
 
-    /// Tells Redis the ends of claims that it has not confirmed. Where it does not answer, the next time is soon enough.
+    /// Tells Redis the ends of claims that it has not confirmed. Those that it does not confirm are sent again in the next round.
     async fn confirm_ends(&self) {
         let due = self.unconfirmed().due(Instant::now());
-        let told: Vec<_> = due.into_iter().map(|end| self.confirm(end)).collect();
-        let told = stream::iter(told).buffer_unordered(CONFIRMED_AT_ONCE);
-        let failed: Vec<_> = told.filter_map(|done| ready(done.err())).collect().await;
-        if let Some(error) = failed.first() {
+        let confirmations = due.into_iter().map(|end| self.confirm_in_time(end)).collect();
+        if let Some(error) = in_one_round(confirmations).await.first() {
             tracing::debug!(%error, "Redis could not be told how claims ended; it is tried again");
         }
+    }
+
+    async fn confirm_in_time(&self, end: End) -> Result<(), Failure> {
+        let key = end.key().to_owned();
+        let confirmed = tokio::time::timeout(CONFIRM_WITHIN, self.confirm(end)).await;
+        let confirmed = confirmed.unwrap_or_else(|_| Err(CallError::late(CONFIRM_WITHIN).into()));
+        self.unconfirmed().tried(&key, confirmed.is_ok());
+        confirmed
     }
 
     async fn confirm(&self, end: End) -> Result<(), Failure> {
@@ -275,6 +285,12 @@ async fn keep_renewing(inner: Weak<Inner>, interval: Duration) {
 }
 
 /// Tells Redis the ends of claims from time to time until the receipts are dropped.
+/// Runs confirmations in their order, some at the same time, and begins none after [`CONFIRM_ROUND`]. Returns the errors.
+async fn in_one_round<E>(confirmations: Vec<impl Future<Output = Result<(), E>>>) -> Vec<E> {
+    let begun = stream::iter(confirmations).take_until(tokio::time::sleep(CONFIRM_ROUND));
+    begun.buffer_unordered(CONFIRMED_AT_ONCE).filter_map(|done| ready(done.err())).collect().await
+}
+
 async fn keep_confirming(inner: Weak<Inner>) {
     loop {
         tokio::time::sleep(CONFIRM_EVERY).await;
@@ -359,5 +375,33 @@ impl Receipts for RedisReceipts {
 
     fn find<'a>(&'a self, id: &'a str) -> PortFuture<'a, Result<Vec<Answer>, ReceiptsError>> {
         Box::pin(async move { Ok(self.0.find(id).await?) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn ends_that_redis_does_not_confirm_delay_a_round_by_a_bounded_time() {
+        let (began, confirmed) = (tokio::time::Instant::now(), Cell::new(0));
+        let confirmation = |is_away: bool| {
+            let confirmed = &confirmed;
+            async move {
+                if is_away {
+                    tokio::time::sleep(CONFIRM_WITHIN).await;
+                    return Err(());
+                }
+                confirmed.set(confirmed.get() + 1);
+                Ok(())
+            }
+        };
+        let ends = (0..10_000).map(|number| confirmation(number >= 1_000)).collect();
+        let failed = in_one_round(ends).await;
+        assert!(began.elapsed() <= CONFIRM_ROUND + CONFIRM_WITHIN, "{:?}", began.elapsed());
+        assert_eq!(confirmed.get(), 1_000);
+        assert!(!failed.is_empty() && failed.len() < 1_000, "{}", failed.len());
     }
 }

@@ -3,7 +3,7 @@
 //! A claim is added here when a call to Redis fails. Redis may still execute that call, even after a call that was sent later. So an end
 //! is kept for a whole lease: after that the claim lapses without action. Pure: the time is passed in.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use whimbrel_model::ports::{Answer, Claim};
@@ -31,10 +31,21 @@ pub(super) enum End {
     Answered { key: String, claim: Claim, answer: Answer },
 }
 
+impl End {
+    /// The key of the claim.
+    pub fn key(&self) -> &str {
+        match self {
+            Self::NotWritten { key, .. } | Self::Answered { key, .. } => key,
+        }
+    }
+}
+
 /// The ends of this process's claims that Redis has not confirmed.
 pub(super) struct UnconfirmedEnds {
     lease: Duration,
     by_key: HashMap<String, Entry>,
+    /// Claims whose last confirmation failed.
+    failed: HashSet<String>,
 }
 
 enum Entry {
@@ -52,7 +63,7 @@ struct DeadHolder {
 
 impl UnconfirmedEnds {
     pub fn new(lease: Duration) -> Self {
-        Self { lease, by_key: HashMap::new() }
+        Self { lease, by_key: HashMap::new(), failed: HashSet::new() }
     }
 
     /// The holder of a claim wrote nothing, and Redis may have the claim under its name.
@@ -93,7 +104,7 @@ impl UnconfirmedEnds {
         }
     }
 
-    /// The ends to send to Redis now. Drops the ends of claims that have lapsed.
+    /// The ends to send to Redis now; those whose last attempt failed come last. Drops the ends of claims that have lapsed.
     pub fn due(&mut self, now: Instant) -> Vec<End> {
         let mut due = Vec::new();
         self.by_key.retain(|key, entry| match entry {
@@ -108,7 +119,18 @@ impl UnconfirmedEnds {
                 !holders.is_empty()
             }
         });
+        self.failed.retain(|key| self.by_key.contains_key(key));
+        due.sort_by_key(|end| self.failed.contains(end.key()));
         due
+    }
+
+    /// Redis has confirmed an end, or not.
+    pub fn tried(&mut self, key: &str, is_confirmed: bool) {
+        if is_confirmed {
+            self.failed.remove(key);
+        } else if self.by_key.contains_key(key) {
+            self.failed.insert(key.to_owned());
+        }
     }
 
     /// Redis has the answer.
@@ -192,6 +214,19 @@ mod tests {
         assert_eq!(ends.due(began), [End::Answered { key: "k".to_owned(), claim: claim(), answer: answer() }]);
         ends.confirmed_answer("k");
         assert_eq!(ends.known("k", began).holders(), [""; 0]);
+    }
+
+    #[test]
+    fn ends_whose_confirmation_failed_come_after_the_others() {
+        let (now, mut ends) = (Instant::now(), UnconfirmedEnds::new(LEASE));
+        for number in 0..100 {
+            ends.not_written(format!("away-{number}"), "a".to_owned(), now);
+            ends.tried(&format!("away-{number}"), false);
+        }
+        ends.not_written("here".to_owned(), "a".to_owned(), now);
+        assert_eq!(ends.due(now)[0].key(), "here");
+        ends.due(now + LEASE);
+        assert_eq!(ends.failed.len(), 0, "ends of lapsed claims are dropped");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use whimbrel_engines::kafka::settings::{Sasl, SaslMechanism};
 use whimbrel_engines::kafka::{KafkaLog, KafkaSettings};
-use whimbrel_model::ports::{CommitOutcome, Entry, Log as _, LogError, LogTopics as _, ReadLimits};
+use whimbrel_model::ports::{CommitOutcome, Entry, ExactTopic, Log as _, LogError, LogTopics as _, ReadLimits};
 use whimbrel_model::{Clock as _, Headers, NamedBounds, PartitionId, Record, Retention, SystemClock, TopicSpec};
 
 use crate::broker::{Extras, Listener, OwnBroker, free_address, new_spec};
@@ -61,7 +61,9 @@ async fn the_documented_rights_suffice_for_every_operation() {
     log.alter(&changed, NamedBounds::ALL).await.expect("a topic can be changed");
     assert_eq!(log.describe(spec.number).await.expect("a topic can be described").partitions.len(), 2);
     assert!(log.found(&|_| false).await.expect("topics can be listed").iter().any(|topic| topic.name == spec.name));
-    log.delete(spec.number).await.expect("a topic can be deleted");
+    let identity = log.identity(spec.number, &spec.name).await.expect("a topic can be identified");
+    let topic = ExactTopic { number: spec.number, name: &spec.name, identity: identity.as_deref() };
+    log.delete(topic).await.expect("a topic can be deleted");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -22,6 +22,8 @@ pub struct Member {
     pub incarnation: u64,
     /// By which members notice that their internal keys differ; empty where an older binary joined, which had none.
     pub key_check: String,
+    /// The same for the second internal key that the member accepts; empty without one.
+    pub key_check_previous: String,
 }
 
 /// A member with its node number, which no other living member has.

@@ -88,8 +88,14 @@ pub trait LogTopics: Send + Sync {
     /// offset zero. Other applications may have changed the bounds that are not named: those must stay as the engine has them.
     fn alter<'a>(&'a self, spec: &'a TopicSpec, named: NamedBounds) -> PortFuture<'a, Result<(), LogError>>;
 
-    /// Drops the topic and all its records. Deleting what is not there is no error.
-    fn delete(&self, topic: TopicNumber) -> PortFuture<'_, Result<(), LogError>>;
+    /// Names exactly one topic of the engine: a topic that is created later under the same name has another identity. `None`: the
+    /// engine does not have the topic. The topic need not be known under its number. An engine that has only names answers for the topic
+    /// that has the name at the time of the call; callers check that it is still the topic that they mean.
+    fn identity<'a>(&'a self, topic: TopicNumber, name: &'a str) -> PortFuture<'a, Result<Option<String>, LogError>>;
+
+    /// Drops exactly this topic and all its records. It need not be known under its number, and a later topic of its name stays. Deleting
+    /// a topic that the engine does not have is no error.
+    fn delete<'a>(&'a self, topic: ExactTopic<'a>) -> PortFuture<'a, Result<(), LogError>>;
 
     /// The topic is being deleted, by this process or another one. An engine that reports topics which other applications deleted does
     /// not report this one.
@@ -107,6 +113,15 @@ pub trait LogTopics: Send + Sync {
         &'a self,
         is_skipped: &'a (dyn Fn(&str) -> bool + Sync),
     ) -> PortFuture<'a, Result<Vec<FoundTopic>, LogError>>;
+}
+
+/// One topic of the engine, and no other that had or will have its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExactTopic<'a> {
+    pub number: TopicNumber,
+    pub name: &'a str,
+    /// The answer of [`LogTopics::identity`]. `None`: the engine does not have the topic; deleting it only drops its number.
+    pub identity: Option<&'a str>,
 }
 
 /// An open fence. Cloning shares it.

@@ -33,8 +33,8 @@ pub use dispatch::{
 pub use holds::{Ask, HoldView, Holds, HoldsError, NewDue, Told};
 pub use inbox::{Inbox, InboxChange, InboxError, InboxRead, InboxWrite, RECLAIM_GRAIN_MS, RowKey, reclaim_hour};
 pub use log::{
-    AppendOutcome, Bounds, CommitOutcome, Entry, Fence, Log, LogError, LogTopics, PartitionStatus, ReadBatch,
-    ReadLimits, TopicStatus,
+    AppendOutcome, Bounds, CommitOutcome, Entry, ExactTopic, Fence, Log, LogError, LogTopics, PartitionStatus,
+    ReadBatch, ReadLimits, TopicStatus,
 };
 pub use notebook::{ANSWER_KEPT_BYTES, AfterFailure, AttemptNote, AttemptOutcome, MinuteRow, Notebook, Spread};
 pub use presence::{Presence, PresenceAnswer, PresenceError, Reporter};

@@ -26,9 +26,9 @@ use crate::owners::wire::protocol::{LinkDown, LinkUp, PeopleRequest, PeopleRespo
 pub fn carriers_service(
     desk: Arc<dyn CarrierDesk>,
     gateways: Arc<GatewayLinks>,
-    internal_key: Option<&str>,
+    admission: impl Into<Admission>,
 ) -> CarriersServer<CarriersDoor> {
-    let door = CarriersDoor { desk, gateways, admission: Admission::new(internal_key) };
+    let door = CarriersDoor { desk, gateways, admission: admission.into() };
     CarriersServer::new(door).max_decoding_message_size(MESSAGE_BYTES_MAX)
 }
 

@@ -1,28 +1,66 @@
-//! Who may ask at the internal port: whoever brings the key that all nodes of the installation share.
+//! Decides which callers the internal port serves: those that present a key which this node accepts.
 
 use sha2::{Digest, Sha256};
 use tonic::{Request, Status};
 
-/// Under which name the key of the internal port travels.
+/// The name of the metadata that carries the key.
 pub const KEY_METADATA: &str = "whimbrel-internal-key";
 
-/// Refuses whoever does not bring the key, where one is set, before the question is looked at.
-#[derive(Clone)]
+/// Refuses a caller without an accepted key before its request is read. Without keys, it admits every caller.
+#[derive(Clone, Default)]
 pub struct Admission {
-    key_hash: Option<[u8; 32]>,
+    key_hashes: Vec<[u8; 32]>,
 }
 
 impl Admission {
-    pub fn new(internal_key: Option<&str>) -> Self {
-        Self { key_hash: internal_key.map(|key| Sha256::digest(key.as_bytes()).into()) }
+    /// `previous` is a second key that callers may present.
+    pub fn new(internal_key: Option<&str>, previous: Option<&str>) -> Self {
+        let keys = internal_key.into_iter().chain(previous);
+        Self { key_hashes: keys.map(|key| Sha256::digest(key.as_bytes()).into()).collect() }
     }
 
     pub fn admit<T>(&self, request: &Request<T>) -> Result<(), Status> {
-        let Some(expected) = &self.key_hash else { return Ok(()) };
+        if self.key_hashes.is_empty() {
+            return Ok(());
+        }
         let brought = request.metadata().get(KEY_METADATA).map(|key| key.as_bytes()).unwrap_or_default();
         let hash: [u8; 32] = Sha256::digest(brought).into();
-        // All bytes are compared, and hashes at that, so that the time taken tells nothing about the key.
-        let difference = expected.iter().zip(hash).fold(0u8, |sum, (ours, theirs)| sum | (ours ^ theirs));
-        if difference == 0 { Ok(()) } else { Err(Status::unauthenticated("the internal key is missing or wrong")) }
+        // All bytes of all hashes are compared, so that the time taken tells nothing about the keys.
+        let difference = |key: &[u8; 32]| key.iter().zip(hash).fold(0u8, |sum, (ours, theirs)| sum | (ours ^ theirs));
+        let is_known = self.key_hashes.iter().fold(false, |known, key| known | (difference(key) == 0));
+        if is_known { Ok(()) } else { Err(Status::unauthenticated("the internal key is missing or wrong")) }
+    }
+}
+
+impl From<Option<&str>> for Admission {
+    fn from(internal_key: Option<&str>) -> Self {
+        Self::new(internal_key, None)
+    }
+}
+
+impl From<&Admission> for Admission {
+    fn from(admission: &Admission) -> Self {
+        admission.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn admits(admission: &Admission, key: Option<&str>) -> bool {
+        let mut request = Request::new(());
+        if let Some(key) = key {
+            request.metadata_mut().insert(KEY_METADATA, key.parse().unwrap());
+        }
+        admission.admit(&request).is_ok()
+    }
+
+    #[test]
+    fn a_caller_presents_the_key_or_the_second_one() {
+        let admission = Admission::new(Some("new"), Some("old"));
+        assert!(admits(&admission, Some("new")) && admits(&admission, Some("old")));
+        assert!(!admits(&admission, Some("other")) && !admits(&admission, Some("")) && !admits(&admission, None));
+        assert!(admits(&Admission::default(), None));
     }
 }

@@ -1,6 +1,6 @@
 //! Joins the cluster, owns the shards that are this node's share, and gives up what is not: for as long as the node runs.
 //!
-//! When the session is lost everything ends at once, and the node joins again. A node whose clock is apart from the others'
+//! When the session is lost everything ends at once, and the node joins again, unless its internal key differs from the others'. A node whose clock is apart from the others'
 //! stays a member, and does not call itself a center until the clocks agree.
 
 use std::sync::Arc;
@@ -21,6 +21,10 @@ use super::tenure::{Ended, Tenure};
 
 /// How long the keeper rests before it tries again what failed.
 const PAUSE: Duration = Duration::from_millis(200);
+/// How long a node stays out whose internal key differs, before it tries again.
+const OTHER_KEY_PAUSE: Duration = Duration::from_secs(10);
+/// How long a node that joined again waits until it sees its own entry.
+const SEEN_WITHIN: Duration = Duration::from_secs(5);
 
 /// What a keeper needs to know.
 #[derive(Debug, Clone)]
@@ -219,9 +223,10 @@ impl Keeper {
                     }
                 }
                 let member = member_as(&settings.member, apart.is_some());
-                let joined = join_again(&*coordination, member, &settings, &*clock, incarnation);
+                let (coordination, kinds, clock) = (&*coordination, &kinds[..], &*clock);
+                let rejoin = Rejoin { coordination, settings: &settings, kinds, clock, events: &events };
                 (membership, incarnation) = tokio::select! {
-                    joined = joined => joined,
+                    joined = rejoin.join(member, incarnation) => joined,
                     () = shutdown.cancelled() => return,
                 };
                 me.send_replace(Some(GatewayId { node: membership.node(), incarnation }));
@@ -279,23 +284,60 @@ async fn see_itself(
     }
 }
 
-async fn join_again(
-    coordination: &dyn Coordination,
-    mut member: Member,
-    settings: &KeeperSettings,
-    clock: &dyn Clock,
-    last: u64,
-) -> (Arc<dyn Membership>, u64) {
-    member.incarnation = last;
-    loop {
-        // A try whose answer was lost may have been seen by others: the next one is above it too.
-        member.incarnation = next_incarnation(clock, member.incarnation);
-        let signed = settings.key_check.signed(member.clone());
-        match coordination.join(signed, settings.wanted).await {
-            Ok(membership) => return (membership, member.incarnation),
-            Err(error) => tracing::debug!(%error, "the node could not join again yet"),
+/// Joins again after a session has ended.
+struct Rejoin<'a> {
+    coordination: &'a dyn Coordination,
+    settings: &'a KeeperSettings,
+    kinds: &'a [Kind],
+    clock: &'a dyn Clock,
+    events: &'a EventSink,
+}
+
+impl Rejoin<'_> {
+    /// Tries until the node has joined. While its internal key differs from that of a member, the node stays out.
+    async fn join(&self, mut member: Member, last: u64) -> (Arc<dyn Membership>, u64) {
+        member.incarnation = last;
+        let mut reported: Option<OtherKey> = None;
+        loop {
+            // An attempt whose answer was lost may have been seen by others: the next one is above it too.
+            member.incarnation = next_incarnation(self.clock, member.incarnation);
+            let pause = match self.try_join(&member).await {
+                Ok(membership) => return (membership, member.incarnation),
+                Err(JoinError::OtherKey(other)) => {
+                    if reported.as_ref() != Some(&other) {
+                        let event =
+                            Event::failure("internal_key_differs", format!("this node cannot join again: {other}"));
+                        (self.events)(event.with("node", other.node).with("name", &other.name));
+                    }
+                    reported = Some(other);
+                    OTHER_KEY_PAUSE
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "the node could not join again yet");
+                    PAUSE
+                }
+            };
+            sleep(pause).await;
         }
-        sleep(PAUSE).await;
+    }
+
+    async fn try_join(&self, member: &Member) -> Result<Arc<dyn Membership>, JoinError> {
+        let (coordination, key_check) = (self.coordination, &self.settings.key_check);
+        key_check.compare(&coordination.picture(0).await?.nodes)?;
+        let membership = coordination.join(key_check.signed(member.clone()), self.settings.wanted).await?;
+        let me = GatewayId { node: membership.node(), incarnation: member.incarnation };
+        // Nodes that join at the same time do not see each other before that.
+        let seen = tokio::select! {
+            seen = see_itself(coordination, self.kinds, me, Instant::now() + SEEN_WITHIN) => seen,
+            reason = membership.lost() => Err(CoordinationError::Lost(reason).into()),
+        };
+        match seen.and_then(|view| Ok(key_check.compare(&view.nodes)?)) {
+            Ok(()) => Ok(membership),
+            Err(error) => {
+                membership.leave().await;
+                Err(error)
+            }
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use super::families::{CARRIER_ROLE, CENTER_ROLE, Family, HOLDS_FAMILY, PUSH_FAMI
 use super::keeper::{JoinError, Keeper, KeeperParts, KeeperSettings, Resign, resignations};
 use super::key_check::KeyCheck;
 use super::sight::Sight;
-use super::testing::{FakeClock, FakeClocks, FakeCluster, FakeDuties, Ledger, center};
+use super::testing::{FakeClock, FakeClocks, FakeCluster, FakeDuties, Ledger, PATIENCE, center};
 
 const SHARDS: u32 = 16;
 const PUSH_PARTITIONS: u32 = 6;
@@ -56,6 +56,16 @@ impl Scene {
         off_ms: i64,
         key: &str,
     ) -> Result<Running, JoinError> {
+        self.try_start_with(number, member, off_ms, KeyCheck::new(Some(key))).await
+    }
+
+    async fn try_start_with(
+        &self,
+        number: u16,
+        member: Member,
+        off_ms: i64,
+        key_check: KeyCheck,
+    ) -> Result<Running, JoinError> {
         let clock = FakeClock::new(off_ms);
         self.clocks.clocks.lock().unwrap().insert(member.address.clone(), clock.clone());
         let ending_takes = Duration::from_millis(30);
@@ -86,7 +96,6 @@ impl Scene {
             clock: clock.clone(),
             events: Arc::new(move |event: Event| events.lock().unwrap().push(event.kind)),
         };
-        let key_check = KeyCheck::new(Some(key));
         let settings = KeeperSettings { wanted: Some(number), key_check, ..KeeperSettings::new(member) };
         let keeper = Keeper::join(settings, parts).await?;
         assert_eq!(keeper.node(), number);
@@ -97,6 +106,19 @@ impl Scene {
 
     async fn start(&self, number: u16) -> Running {
         self.try_start(number, center(number), 0).await.unwrap()
+    }
+
+    fn has_event(&self, kind: &'static str) -> bool {
+        self.events.lock().unwrap().contains(&kind)
+    }
+
+    async fn until(&self, what: &str, is_so: impl Fn() -> bool) {
+        let waiting = async {
+            while !is_so() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, waiting).await.unwrap_or_else(|_| panic!("waited in vain until {what}"));
     }
 
     async fn wait_for_event(&self, kind: &'static str) {
@@ -269,6 +291,44 @@ async fn a_node_that_joins_again_shows_its_key_again() {
     scene.wait_for_event("joined_again").await;
     let refused = scene.try_start_with_key(2, center(2), 0, "other").await.err().expect("it is refused");
     assert!(matches!(refused, JoinError::OtherKey(_)), "{refused}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_running_node_whose_key_differs_does_not_join_again() {
+    let scene = Scene::new();
+    let _first = scene.start(1).await;
+    scene.cluster.wait_for_shares(&[(1, 16)]).await;
+    let session = scene.cluster.tell_lost(1);
+    scene.until("the session is lost", || scene.has_event("session_lost")).await;
+    // The others got another key while this node could not reach the coordination.
+    scene.cluster.let_go(session);
+    let second = scene.try_start_with_key(2, center(2), 0, "new").await.expect("no member has the old key");
+    scene.until("the node reports the key", || scene.has_event("internal_key_differs")).await;
+    scene.cluster.wait_for_shares(&[(2, 16)]).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(scene.cluster.shares(HOLDS_FAMILY), [(2, 16)]);
+    assert_eq!(scene.events.lock().unwrap().iter().filter(|kind| **kind == "internal_key_differs").count(), 1);
+    second.stop().await;
+    scene.cluster.wait_for_shares(&[(1, 16)]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_key_can_be_changed_node_by_node_while_both_keys_are_accepted() {
+    let scene = Scene::new();
+    let keys = |key: &str, previous: Option<&str>| KeyCheck::new(Some(key)).accepting(previous);
+    let mut nodes = vec![];
+    for number in [1, 2] {
+        nodes.push(scene.try_start_with(number, center(number), 0, keys("old", None)).await.unwrap());
+    }
+    let skipped = scene.try_start_with(3, center(3), 0, keys("new", Some("old"))).await;
+    assert!(matches!(skipped, Err(JoinError::OtherKey(_))), "the others do not accept the new key yet");
+    for (key, previous) in [("old", Some("new")), ("new", Some("old")), ("new", None)] {
+        for number in [1, 2] {
+            nodes.remove(0).stop().await;
+            nodes.push(scene.try_start_with(number, center(number), 0, keys(key, previous)).await.unwrap());
+            scene.cluster.wait_for_shares(&[(1, 8), (2, 8)]).await;
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]

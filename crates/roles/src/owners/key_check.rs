@@ -1,7 +1,8 @@
-//! Checks that all nodes have the same internal key, without revealing it.
+//! Checks that nodes accept each other's internal keys, without revealing them.
 //!
-//! Every member publishes a check value: an HMAC of its name and incarnation, keyed with its internal key. A node with the same key
-//! computes the same value. A node with another key would own shards that no other node can reach, so it must not stay a member.
+//! Every member publishes a check value: an HMAC of its name and incarnation, keyed with its internal key. It publishes a second one for
+//! the second key that it accepts, if any. A node with the same key computes the same value. A node whose calls other nodes reject would own
+//! shards that they cannot reach, so it must not stay a member.
 
 use std::fmt;
 
@@ -12,34 +13,44 @@ use whimbrel_model::ports::{Member, Node};
 /// The domain separator of the check value, with the version of its layout.
 const PURPOSE: &str = "whimbrel internal key check 1";
 
-/// Another live node has a different internal key.
+/// Another live node does not accept the internal key of this node, or the reverse.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the `internal_key` of this node differs from that of node {node} (`{name}`): set the same key on every node")]
+#[error(
+    "the `internal_key` of this node differs from that of node {node} (`{name}`): set the same key on every node, or let both nodes accept \
+     both keys with `internal_key_previous`"
+)]
 pub struct OtherKey {
     pub node: u16,
     pub name: String,
 }
 
-/// Computes and compares check values with the internal key of this node.
+/// Computes and compares check values with the internal keys of this node.
 #[derive(Clone)]
 pub struct KeyCheck {
     keyed: Hmac<Sha256>,
+    /// The key that this node accepts and does not present.
+    previous: Option<Hmac<Sha256>>,
 }
 
 impl KeyCheck {
     /// `None` counts as an empty key: nodes without a key match each other.
     pub fn new(internal_key: Option<&str>) -> Self {
-        let key = internal_key.unwrap_or_default().as_bytes();
-        Self { keyed: Hmac::new_from_slice(key).expect("HMAC takes a key of any length") }
+        Self { keyed: keyed(internal_key.unwrap_or_default()), previous: None }
     }
 
-    /// The member with its check value. Name and incarnation must be as they are published.
+    /// Accepts a second key, while the keys of the nodes are changed one by one.
+    pub fn accepting(self, previous: Option<&str>) -> Self {
+        Self { previous: previous.map(keyed), ..self }
+    }
+
+    /// The member with its check values. Name and incarnation must be as they are published.
     pub(super) fn signed(&self, member: Member) -> Member {
-        let key_check = self.value_for(&member);
-        Member { key_check, ..member }
+        let key_check = value_for(&self.keyed, &member);
+        let key_check_previous = self.previous.as_ref().map_or_else(String::new, |key| value_for(key, &member));
+        Member { key_check, key_check_previous, ..member }
     }
 
-    /// Fails if a member has another key. Members of older versions publish no check value and are skipped.
+    /// Fails if this node and a member would reject each other's calls. Members of older versions publish no check value and are skipped.
     pub(super) fn compare(&self, nodes: &[Node]) -> Result<(), OtherKey> {
         let differs = |node: &&Node| !node.member.key_check.is_empty() && !self.agrees(&node.member);
         match nodes.iter().find(differs) {
@@ -48,15 +59,23 @@ impl KeyCheck {
         }
     }
 
+    /// Whether this node accepts the key of the member, and the member accepts the key of this node.
     fn agrees(&self, member: &Member) -> bool {
-        member.key_check == self.value_for(member)
+        let ours = value_for(&self.keyed, member);
+        let is_previous = |key| value_for(key, member) == member.key_check;
+        let accepts = ours == member.key_check || self.previous.as_ref().is_some_and(is_previous);
+        accepts && (ours == member.key_check || ours == member.key_check_previous)
     }
+}
 
-    fn value_for(&self, member: &Member) -> String {
-        let mut mac = self.keyed.clone();
-        mac.update(format!("{PURPOSE}\n{}\n{}", member.incarnation, member.name).as_bytes());
-        mac.finalize().into_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
-    }
+fn keyed(key: &str) -> Hmac<Sha256> {
+    Hmac::new_from_slice(key.as_bytes()).expect("HMAC takes a key of any length")
+}
+
+fn value_for(key: &Hmac<Sha256>, member: &Member) -> String {
+    let mut mac = key.clone();
+    mac.update(format!("{PURPOSE}\n{}\n{}", member.incarnation, member.name).as_bytes());
+    mac.finalize().into_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl fmt::Debug for KeyCheck {
@@ -100,5 +119,21 @@ mod tests {
     fn a_member_of_an_older_binary_is_left_out() {
         let older = Node { number: 1, member: Member { name: "n1".to_owned(), ..Member::default() } };
         assert_eq!(KeyCheck::new(Some("secret")).compare(&[older]), Ok(()));
+    }
+
+    #[test]
+    fn nodes_agree_that_accept_each_others_keys() {
+        let rotating = |key: &str, previous: Option<&str>| KeyCheck::new(Some(key)).accepting(previous);
+        let member = |check: &KeyCheck| Node { number: 1, member: check.signed(node(1, None).member) };
+        let (old, old_too) = (rotating("old", None), rotating("old", Some("new")));
+        let (new_too, new) = (rotating("new", Some("old")), rotating("new", None));
+        for (one, other) in [(&old, &old_too), (&old_too, &new_too), (&new_too, &new)] {
+            assert_eq!(one.compare(&[member(other)]), Ok(()));
+            assert_eq!(other.compare(&[member(one)]), Ok(()));
+        }
+        for (one, other) in [(&old, &new), (&old, &new_too), (&old_too, &new)] {
+            assert!(one.compare(&[member(other)]).is_err());
+            assert!(other.compare(&[member(one)]).is_err());
+        }
     }
 }

@@ -17,8 +17,12 @@ const QUESTION_BYTES_MAX: usize = 256 << 20;
 /// The service `whimbrel.internal.v1.Owners`, to be mounted on the internal port.
 ///
 /// Where a key is set, whoever does not bring it is refused before the question is looked at.
-pub fn service(desk: Arc<dyn Desk>, clock: Arc<dyn Clock>, internal_key: Option<&str>) -> OwnersServer<OwnersDoor> {
-    let admission = Admission::new(internal_key);
+pub fn service(
+    desk: Arc<dyn Desk>,
+    clock: Arc<dyn Clock>,
+    admission: impl Into<Admission>,
+) -> OwnersServer<OwnersDoor> {
+    let admission = admission.into();
     OwnersServer::new(OwnersDoor { desk, clock, admission }).max_decoding_message_size(QUESTION_BYTES_MAX)
 }
 

@@ -14,8 +14,8 @@ use protocol::presence_server::{Presence, PresenceServer};
 /// The service `whimbrel.internal.v1.Presence`, to be mounted on the internal port.
 ///
 /// Where a key is set, whoever does not bring it is refused before anything is looked at.
-pub fn presence_service(station: Arc<Station>, internal_key: Option<&str>) -> PresenceServer<PresenceDoor> {
-    let door = PresenceDoor { station, admission: Admission::new(internal_key) };
+pub fn presence_service(station: Arc<Station>, admission: impl Into<Admission>) -> PresenceServer<PresenceDoor> {
+    let door = PresenceDoor { station, admission: admission.into() };
     PresenceServer::new(door).max_decoding_message_size(MESSAGE_BYTES_MAX)
 }
 

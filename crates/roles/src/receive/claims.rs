@@ -116,6 +116,7 @@ impl Claiming<'_> {
         }
         let first = firsts.into_iter().map(|(first, _)| first).min();
         self.first_of.extend(new.iter().map(|name| ((*name).into(), (first.unwrap_or(index), fingerprint))));
+        let key = draft.key.clone();
         let (partition, ready) = self.make_ready(draft, &brought, fingerprint)?;
         let claim_of = |name: &str| Claim {
             owner: self.owner.to_owned(),
@@ -127,7 +128,7 @@ impl Claiming<'_> {
         };
         let claims: Vec<Claim> = new.into_iter().map(claim_of).collect();
         let end = self.end_of(partition).await?;
-        let earlier = self.begin(&claims, end).await?;
+        let earlier = self.begin(&claims, end, key.as_deref()).await?;
         match (first, earlier) {
             (Some(first), None) => self.fates.push(Fate::SameAs { first, claims }),
             // Whatever its other name has had before: in this batch it is that one.
@@ -139,8 +140,8 @@ impl Claiming<'_> {
     }
 
     /// Begins all claims of a message. Where it was published before under one of them, the others are finished with that answer; where
-    /// one stands in the way, none of them is begun.
-    async fn begin(&self, claims: &[Claim], end: u64) -> Result<Option<Answer>, Problem> {
+    /// one stands in the way, none of them is begun. `key` is the key of the message.
+    async fn begin(&self, claims: &[Claim], end: u64, key: Option<&[u8]>) -> Result<Option<Answer>, Problem> {
         let (mut begun, mut answer) = (Vec::with_capacity(claims.len()), None);
         for claim in claims {
             let problem = match self.door.ports.receipts.begin(claim, end, self.now).await {
@@ -180,12 +181,31 @@ impl Claiming<'_> {
                 }
             }
         }
+        if let Some(problem) = answer.as_ref().and_then(|answer| self.out_of_order(answer, key)) {
+            self.give_back(&begun).await;
+            return Err(problem);
+        }
         if let Some(answer) = &answer {
             for (claim, _) in &begun {
                 self.finish(claim, answer.clone()).await;
             }
         }
         Ok(answer)
+    }
+
+    /// The answer to a repeat whose message is in the log behind a growth that its node did not know. It is not acknowledged, since
+    /// readers may deliver later messages of its key first. It is not written again, since readers deliver it.
+    fn out_of_order(&self, answer: &Answer, key: Option<&[u8]>) -> Option<Problem> {
+        let place = answer.partition;
+        let is_by_key = answer.due.is_none() && place.topic == self.pass.number();
+        let key = key.filter(|key| is_by_key && !self.pass.is_in_order(key, place.index, answer.offset))?;
+        let detail = format!(
+            "the message is in partition {} at offset {}, which key `{}` had left by then: a node that lost its session wrote it while the              topic grew. It is delivered, and perhaps after later messages of its key. Nothing was published now; publish it under another              key or id if its order matters",
+            place.index,
+            answer.offset,
+            String::from_utf8_lossy(key)
+        );
+        Some(Problem::new(Code::OutcomeUnknown, detail))
     }
 
     /// Claims as they were before they were begun: free, or with an outcome that is not known.

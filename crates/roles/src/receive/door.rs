@@ -78,7 +78,15 @@ impl Door {
 
     /// What an operator should know of a process that should get requests.
     pub(super) fn warnings(&self) -> Vec<String> {
-        self.ports.reachability.as_ref().map_or_else(Vec::new, |reachability| reachability.warnings())
+        let mut warnings = Vec::new();
+        if !self.registry.has_mapping_lease() {
+            warnings.push(
+                "this node has no session with the coordination: it rejects publishes by key with 503 `no_session`"
+                    .to_owned(),
+            );
+        }
+        warnings.extend(self.ports.reachability.iter().flat_map(|reachability| reachability.warnings()));
+        warnings
     }
 
     /// Why this process should get no requests now: nothing, where it should.

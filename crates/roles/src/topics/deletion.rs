@@ -1,10 +1,11 @@
-//! Deletes a topic: closes and drains its gates, marks the entry as `deleting`, deletes the topic in the log, and removes the entry.
+//! Deletes a topic: closes and drains its gates, marks the entry as `deleting` with the topic's identity in the log, deletes exactly that
+//! topic, and removes the entry.
 
 use std::sync::Arc;
 
 use tokio::sync::MutexGuard;
 use whimbrel_model::Event;
-use whimbrel_model::ports::CatalogueError;
+use whimbrel_model::ports::{CatalogueError, ExactTopic};
 
 use super::gate::{Closed, StillInside};
 use super::growth::DRAIN_WITHIN;
@@ -26,14 +27,35 @@ impl Registry {
         Ok(Deletion { registry: self, topic, changing, closed })
     }
 
+    /// Finishes a deletion that the entry records. The entry may be old: another node may have finished the deletion, and the name may
+    /// belong to a later topic, which must stay.
     pub(super) async fn finish_deleting(
+        &self,
+        name: &str,
+        mut stored: StoredTopic,
+        mut version: u64,
+        changing: &MutexGuard<'_, i64>,
+    ) -> Result<(), TopicError> {
+        if stored.identity.is_none() {
+            stored.identity = self.ports.log_topics.identity(stored.number, name).await?;
+            if stored.identity.is_some() {
+                // The write fails if the entry has changed. So no later topic had the name when its identity was read.
+                version = self.ports.catalogue.put(&key_of(name), encode(&stored), Some(version)).await?;
+            }
+        }
+        self.delete_exactly(name, &stored, version, changing).await
+    }
+
+    /// Deletes the topic that the entry identifies, and removes the entry.
+    async fn delete_exactly(
         &self,
         name: &str,
         stored: &StoredTopic,
         version: u64,
         _changing: &MutexGuard<'_, i64>,
     ) -> Result<(), TopicError> {
-        self.ports.log_topics.delete(stored.number).await?;
+        let topic = ExactTopic { number: stored.number, name, identity: stored.identity.as_deref() };
+        self.ports.log_topics.delete(topic).await?;
         match self.ports.catalogue.remove(&key_of(name), version).await {
             // Another node finished the same deletion and reported it.
             Err(CatalogueError::Conflict { .. }) => return Ok(()),
@@ -59,6 +81,8 @@ impl Deletion<'_> {
         let name = &*topic.name;
         let mut stored = topic.stored.clone();
         stored.deleting = true;
+        // Read before the write: if the write succeeds, the entry was this topic's throughout, and so was the name.
+        stored.identity = registry.ports.log_topics.identity(stored.number, name).await?;
         let written = registry.ports.catalogue.put(&key_of(name), encode(&stored), Some(topic.version)).await;
         let version = match written {
             Ok(version) => version,
@@ -70,6 +94,6 @@ impl Deletion<'_> {
             }
         };
         registry.hide(name);
-        registry.finish_deleting(name, &stored, version, &changing).await
+        registry.delete_exactly(name, &stored, version, &changing).await
     }
 }

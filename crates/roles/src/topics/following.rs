@@ -23,6 +23,8 @@ use super::topic::{Topic, is_system_name};
 /// The pause between two reads of a catalogue that keeps changing.
 const RELOAD_PAUSE: Duration = Duration::from_millis(100);
 const WATCH_RETRY_AFTER: Duration = Duration::from_secs(1);
+/// Topics in a row that the log cannot open before an attempt ends. Each may take a whole timeout of the log if the log is down.
+const UNOPENED_IN_A_ROW_MAX: u32 = 2;
 
 impl Registry {
     /// Follows the catalogue until the shutdown. If several nodes share the topics, also does this node's part in growths, under its
@@ -72,31 +74,67 @@ impl Registry {
         }
     }
 
-    /// Applies the current entries of the catalogue.
+    /// Applies the current entries of the catalogue. An entry that cannot be applied does not stop the others.
     pub(super) async fn reload(&self, changing: &MutexGuard<'_, i64>) -> Result<(), TopicError> {
-        let entries = self.ports.catalogue.list(TOPIC_PREFIX).await?;
+        self.read_entries(changing).await?.map_or(Ok(()), Err)
+    }
+
+    /// Reads all entries of the catalogue and applies them. `Ok` means that this node uses no mapping any more that the catalogue has
+    /// replaced. It then holds the error of a topic, if any, that the log could not open.
+    pub(super) async fn read_entries(&self, changing: &MutexGuard<'_, i64>) -> Result<Option<TopicError>, TopicError> {
+        let mut entries = self.ports.catalogue.list(TOPIC_PREFIX).await?;
         let map = self.map.load_full();
         for name in map.by_name.keys() {
             if entries.binary_search_by(|(key, _)| key.as_str().cmp(&key_of(name))).is_err() {
                 self.hide(name);
             }
         }
-        for (key, found) in &entries {
+        entries.retain(|(key, found)| {
             let known = map.by_name.get(key.strip_prefix(TOPIC_PREFIX).unwrap_or_default());
-            if known.is_some_and(|topic| topic.version == found.version) {
-                continue;
-            }
-            match self.take_in_changing(key, found, changing).await {
-                Ok(()) => {}
-                Err(error @ (TopicError::Log(LogError::Unavailable(_)) | TopicError::Catalogue(_))) => {
-                    return Err(error);
-                }
-                Err(error) => tracing::error!(%error, "the topic under `{key}` is left out until this is mended"),
-            }
+            known.is_none_or(|topic| topic.version != found.version)
+        });
+        for (key, found) in &entries {
+            self.leave_old_mapping(key, found);
         }
+        let unopened = self.open_changed(entries, changing).await?;
+        // The gates of replaced mappings were retired above; the others may open again.
         let settled = std::mem::take(&mut *self.unsettled.lock().unwrap_or_else(PoisonError::into_inner));
         drop(settled);
-        Ok(())
+        Ok(unopened)
+    }
+
+    /// Applies entries whose old mappings are not in use any more. A topic that the log cannot open does not stop the others: it comes
+    /// last in the next attempt.
+    async fn open_changed(
+        &self,
+        mut entries: Vec<(String, Versioned)>,
+        changing: &MutexGuard<'_, i64>,
+    ) -> Result<Option<TopicError>, TopicError> {
+        let failed = std::mem::take(&mut *self.unopened.lock().unwrap_or_else(PoisonError::into_inner));
+        entries.sort_by_key(|(key, _)| failed.contains(key));
+        let (mut unread, mut unopened, mut in_a_row) = (None, None, 0);
+        for (key, found) in &entries {
+            match self.take_in_changing(key, found, changing).await {
+                Err(error @ TopicError::Log(LogError::Unavailable(_))) => {
+                    if !failed.contains(key) {
+                        tracing::warn!(%error, "the topic under `{key}` cannot be opened now; trying again");
+                    }
+                    self.unopened.lock().unwrap_or_else(PoisonError::into_inner).insert(key.clone());
+                    unopened = Some(error);
+                    in_a_row += 1;
+                    if in_a_row == UNOPENED_IN_A_ROW_MAX {
+                        break;
+                    }
+                    continue;
+                }
+                // The entry has changed once more, and its new value is unknown.
+                Err(error @ TopicError::Catalogue(_)) => unread = Some(error),
+                Err(error) => tracing::error!(%error, "the topic under `{key}` is left out until this is mended"),
+                Ok(()) => {}
+            }
+            in_a_row = 0;
+        }
+        unread.map_or(Ok(unopened), Err)
     }
 
     /// Applies an entry that other nodes may change at the same time.
@@ -137,38 +175,45 @@ impl Registry {
         found: &Versioned,
         changing: &MutexGuard<'_, i64>,
     ) -> Result<Option<Arc<Topic>>, TopicError> {
+        let (name, mut stored) = self.decode(key, found)?;
+        if !stored.deleting {
+            // A single process has no other nodes to agree with: it does not continue a growth that a cluster began.
+            stored.growing = stored.growing.filter(|_| self.lease.is_shared());
+            self.leave_mapping_before(name, &stored);
+            return self.bring_up(name, stored, found.version, changing).await.map(Some);
+        }
+        self.hide(name);
+        self.finish_deleting(name, stored, found.version, changing).await?;
+        Ok(None)
+    }
+
+    fn decode<'a>(&self, key: &'a str, found: &Versioned) -> Result<(&'a str, StoredTopic), TopicError> {
         let name = key.strip_prefix(TOPIC_PREFIX).unwrap_or(key);
         let malformed = |why: String| {
             // The current mapping is unknown: publishes must not use the old one.
             self.hide(name);
             TopicError::Malformed { key: key.to_owned(), why }
         };
-        let mut stored: StoredTopic =
-            serde_json::from_slice(&found.value).map_err(|error| malformed(error.to_string()))?;
+        let stored: StoredTopic = serde_json::from_slice(&found.value).map_err(|error| malformed(error.to_string()))?;
         if !(1..=PARTITIONS_MAX).contains(&stored.partitions) || stored.number.0 > TOPIC_NUMBER_MAX {
             return Err(malformed("its number or its partitions are out of range".to_owned()));
         }
-        if !stored.deleting {
-            // A single process has no other nodes to agree with: it does not continue a growth that a cluster began.
-            stored.growing = stored.growing.filter(|_| self.lease.is_shared());
-            self.leave_old_mapping(name, &stored);
-            return self.bring_up(name, stored, found.version, changing).await.map(Some);
+        Ok((name, stored))
+    }
+
+    /// Stops publishes by a mapping that the entry has replaced, without a call to the log.
+    fn leave_old_mapping(&self, key: &str, found: &Versioned) {
+        match self.decode(key, found) {
+            Ok((name, stored)) if stored.deleting => self.hide(name),
+            Ok((name, stored)) => self.leave_mapping_before(name, &stored),
+            // The topic is hidden. Applying the entry reports the error.
+            Err(_) => {}
         }
-        // An engine that has only names learns here which topic the number means.
-        self.hide(name);
-        // This list of entries may be old: the deleting node may have finished, and the name may belong to a new topic.
-        let current = self.ports.catalogue.get(key).await?;
-        if current.is_none_or(|current| current.version != found.version) {
-            return Ok(None);
-        }
-        self.ports.log_topics.create(&stored.spec(name)).await?;
-        self.finish_deleting(name, &stored, found.version, changing).await?;
-        Ok(None)
     }
 
     /// Closes the gates of a mapping that the entry has replaced or is about to replace. A growth relies on this, so it happens before any
     /// call to the log, which may fail.
-    fn leave_old_mapping(&self, name: &str, stored: &StoredTopic) {
+    fn leave_mapping_before(&self, name: &str, stored: &StoredTopic) {
         let Some(known) = self.get(name) else { return };
         if known.number() != stored.number {
             known.retire();

@@ -59,15 +59,27 @@ impl Registry {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Whether the topic grows and this node has not read its barriers yet.
-    pub fn is_growing(&self, number: TopicNumber) -> bool {
-        self.growths().under_way.contains_key(&number)
+    /// Whether this node may use the mapping of keys now: it has read the catalogue under its current session, or is alone.
+    pub fn has_mapping_lease(&self) -> bool {
+        self.lease.take().is_some()
     }
 
-    /// Returns when this node has read the topic's barriers: at once unless it grows.
-    pub async fn wait_while_growing(&self, number: TopicNumber) {
+    /// Whether this node knows every barrier of the topic that is in force. The lease is checked first: under a valid lease, a growth
+    /// that this node does not know to have ended is one of those that it has read.
+    fn knows_barriers(&self, number: TopicNumber) -> bool {
+        let topic = || self.by_number(number);
+        if topic().is_some_and(|topic| topic.is_system()) {
+            return true;
+        }
+        let is_replaced = || topic().is_some_and(|topic| topic.mapping_gate.is_retired());
+        self.has_mapping_lease() && !self.growths().under_way.contains_key(&number) && !is_replaced()
+    }
+
+    /// Returns when this node knows every barrier in front of the messages that it has read before the call. It waits while the topic
+    /// grows, and until the node has read the catalogue under its session.
+    pub async fn wait_for_barriers(&self, number: TopicNumber) {
         let mut changes = self.changes.subscribe();
-        while self.is_growing(number) {
+        while !self.knows_barriers(number) {
             if changes.changed().await.is_err() {
                 return;
             }
@@ -152,10 +164,14 @@ impl Registry {
                 let Some(membership) = membership else { return };
                 while membership.stands() {
                     let changing = self.changing.lock().await;
-                    let read = self.reload(&changing).await;
+                    let read = self.read_entries(&changing).await;
                     drop(changing);
                     match read {
-                        Ok(()) => return self.lease.grant(membership),
+                        // A topic that the log cannot open is not published to by an old mapping: its gate is retired.
+                        Ok(_) => {
+                            self.lease.grant(membership);
+                            return self.changes.send_modify(|count| *count += 1);
+                        }
                         Err(error) => {
                             tracing::warn!(%error, "cannot read the topics under the new session; trying again");
                             tokio::time::sleep(CONFIRM_PAUSE).await;
@@ -322,7 +338,7 @@ impl Registry {
                 self.show(topic.succeeded_by(stored, version));
                 Ok(true)
             }
-            Err(CatalogueError::Conflict { .. }) => self.reload(&changing).await.map(|()| false),
+            Err(CatalogueError::Conflict { .. }) => self.read_entries(&changing).await.map(|_| false),
             Err(error) => Err(error.into()),
         }
     }

@@ -1,6 +1,6 @@
 //! The registry itself: looks up, makes and changes topics, catalogue and log together.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -145,6 +145,8 @@ pub struct Registry {
     pub(super) growths: std::sync::Mutex<Growths>,
     /// Gates of topics whose last write has an unknown outcome. They stay closed until the catalogue was read.
     pub(super) unsettled: std::sync::Mutex<Vec<Closed>>,
+    /// Keys of topics that the log could not open at the last attempt.
+    pub(super) unopened: std::sync::Mutex<BTreeSet<String>>,
     pub(super) started: Instant,
 }
 
@@ -167,6 +169,7 @@ impl Registry {
             changes: watch::Sender::new(0),
             growths: std::sync::Mutex::default(),
             unsettled: std::sync::Mutex::default(),
+            unopened: std::sync::Mutex::default(),
             started: Instant::now(),
         };
         patiently("topics", TopicError::is_log_away, async || {
@@ -339,6 +342,7 @@ impl Registry {
             created_at_ms: self.ports.clock.now().as_millis(),
             adopted,
             deleting: false,
+            identity: None,
             growths: Vec::new(),
             growing: None,
             workers: change.workers.map_or(Ok(None), |workers| workers.applied(name, None))?,
@@ -452,7 +456,7 @@ impl Registry {
             Ok(version) => self.show(topic.succeeded_by(stored, version)),
             Err(error) if is_unknown(&error) => {
                 self.keep_closed([closed]);
-                self.reload(changing).await?;
+                self.read_entries(changing).await?;
                 let now = self.get(&name).filter(|now| now.stored.growths.last() == Some(&growth));
                 now.ok_or(error)?
             }

@@ -33,9 +33,13 @@ pub struct StoredTopic {
     /// Made by others in the engine, and found there.
     #[serde(default)]
     pub adopted: bool,
-    /// Being deleted: the log may or may not have it still. Whoever finds this finishes it.
+    /// Being deleted: the log may or may not have it still. Any node that reads this finishes the deletion.
     #[serde(default)]
     pub deleting: bool,
+    /// The identity of a topic that is being deleted in the log: nodes delete exactly this topic, however old the entry is that they read.
+    /// Earlier versions did not store it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<String>,
     #[serde(default)]
     pub growths: Vec<Growth>,
     /// A growth that not every node has confirmed yet: `partitions` is the old mapping, and no node publishes by key.

@@ -9,6 +9,7 @@ use whimbrel_model::{HOLDS_TOPIC, PartitionId, TopicNumber};
 
 use super::folding::Folding;
 use super::gate::{Gate, Placement};
+use super::growth::Growth;
 use super::rates::Meter;
 use super::stored::StoredTopic;
 use crate::figures::TopicFigures;
@@ -124,6 +125,16 @@ impl Topic {
         places
     }
 
+    /// Whether a record of the key at this place keeps the key's order: it lies in the partition that the key mapped to between the
+    /// barriers around it. A node that lost its session may have appended behind a barrier by the mapping before it.
+    pub fn is_in_order(&self, key: &[u8], partition: u32, offset: u64) -> bool {
+        let growths = &self.stored.growths;
+        let is_behind = |growth: &&Growth| growth.ends.get(partition as usize).is_none_or(|end| offset >= *end);
+        let passed = growths.iter().filter(is_behind).count();
+        let count = growths.get(passed).map_or(self.stored.partitions, |next| next.from);
+        partition_of(key, count) == partition
+    }
+
     pub fn is_system(&self) -> bool {
         is_system_name(&self.name)
     }
@@ -140,6 +151,7 @@ impl Topic {
             created_at_ms: 0,
             adopted: false,
             deleting: false,
+            identity: None,
             growths: Vec::new(),
             growing: None,
             workers: None,
@@ -156,7 +168,6 @@ pub fn is_system_name(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topics::Growth;
 
     #[test]
     fn messages_without_a_key_take_turns_and_keys_stay() {
@@ -173,5 +184,15 @@ mod tests {
         let now = topic.place(Some(b"abc")).index;
         assert_ne!(now, 0, "the key was chosen to move");
         assert_eq!(topic.places_ever(b"abc"), [0, now]);
+    }
+
+    #[test]
+    fn a_record_by_an_old_mapping_is_in_order_before_the_barrier_only() {
+        let mut topic = Arc::into_inner(Topic::for_tests("orders", 64)).unwrap();
+        topic.stored.growths.push(Growth { at_ms: 0, from: 1, to: 64, ends: vec![9] });
+        let now = topic.place(Some(b"abc")).index;
+        assert_ne!(now, 0, "the key was chosen to move");
+        assert!(topic.is_in_order(b"abc", 0, 8) && topic.is_in_order(b"abc", now, 0));
+        assert!(!topic.is_in_order(b"abc", 0, 9));
     }
 }

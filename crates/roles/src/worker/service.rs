@@ -20,8 +20,8 @@ use crate::owners::wire::protocol::{CallRequest, CallResponse, LoadRequest, Load
 /// The service `whimbrel.internal.v1.Workers`, to be mounted on the internal port.
 ///
 /// Where a key is set, whoever does not bring it is refused before the call is looked at.
-pub fn workers_service(desks: impl Into<CallDesks>, internal_key: Option<&str>) -> WorkersServer<WorkersDoor> {
-    let door = WorkersDoor { desks: desks.into(), admission: Admission::new(internal_key), targets: Mutex::default() };
+pub fn workers_service(desks: impl Into<CallDesks>, admission: impl Into<Admission>) -> WorkersServer<WorkersDoor> {
+    let door = WorkersDoor { desks: desks.into(), admission: admission.into(), targets: Mutex::default() };
     WorkersServer::new(door).max_decoding_message_size(CALL_BYTES_MAX)
 }
 

@@ -144,6 +144,18 @@ async fn a_node_that_lost_its_session_refuses_keys_and_is_not_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn readiness_warns_of_a_missing_session() {
+    let mut nodes = two_nodes().await;
+    assert_eq!(nodes.second.house.get("/readyz").await.ok(200), json!({ "ready": true }));
+    nodes.second.membership.lose();
+    let ready = nodes.second.house.get("/readyz").await.ok(200);
+    assert!(ready["warnings"][0].as_str().is_some_and(|warning| warning.contains("no_session")), "{ready}");
+    nodes.second.join_again();
+    soon(publish(&nodes.second, "x")).await.ok(201);
+    assert_eq!(nodes.second.house.get("/readyz").await.ok(200), json!({ "ready": true }));
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_append_whose_session_ended_meanwhile_is_not_acknowledged() {
     for id in ["", "&id=mine"] {
         let nodes = two_nodes().await;
@@ -159,6 +171,41 @@ async fn an_append_whose_session_ended_meanwhile_is_not_acknowledged() {
         nodes.world.log.hold_up(false);
         late.await.problem(504, "outcome_unknown");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_repeat_does_not_acknowledge_a_message_behind_the_barrier() {
+    let nodes = two_nodes().await;
+    publish(&nodes.first, "first").await.ok(201);
+    let uri = format!("/v1/topics/orders/messages?key={}&id=mine", key());
+    nodes.world.log.hold_up(true);
+    let late = nodes.second.house.post(&uri, "late");
+    tokio::pin!(late);
+    while nodes.world.log.waiting_appends() == 0 {
+        assert!(futures_util::poll!(late.as_mut()).is_pending());
+        tokio::task::yield_now().await;
+    }
+    nodes.second.membership.expire();
+    soon(grow(&nodes.first)).await.ok(200);
+    nodes.world.log.hold_up(false);
+    late.await.problem(504, "outcome_unknown");
+    for _ in 0..2 {
+        nodes.world.receipts.lapse_all();
+        let repeated = soon(nodes.first.house.post(&uri, "late")).await.problem(504, "outcome_unknown");
+        assert!(repeated["detail"].as_str().unwrap().contains("offset 1"), "{repeated}");
+    }
+    let written: usize = nodes.first.house.payloads("orders").await.iter().map(Vec::len).sum();
+    assert_eq!(written, 2, "nothing is written twice");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_repeat_after_a_growth_gets_the_answer_from_before() {
+    let nodes = two_nodes().await;
+    let uri = format!("/v1/topics/orders/messages?key={}&id=mine", key());
+    let first = nodes.first.house.post(&uri, "x").await.ok(201);
+    soon(grow(&nodes.first)).await.ok(200);
+    let repeated = soon(nodes.second.house.post(&uri, "x")).await.ok(201);
+    assert_eq!((&repeated["partition"], &repeated["offset"]), (&first["partition"], &first["offset"]));
 }
 
 #[tokio::test(start_paused = true)]
@@ -227,4 +274,72 @@ async fn a_node_that_is_alone_waits_too_for_the_outcome_of_its_write() {
     node.house.post("/v1/topics/orders/messages", "without a key").await.ok(201);
     node.catalogue.set_away(false);
     assert_eq!(soon(publish(&node, "new")).await.ok(201)["partition"], Nodes::moved());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reader_waits_until_its_node_has_read_the_catalogue_under_its_session() {
+    let mut nodes = two_nodes().await;
+    publish(&nodes.first, "old").await.ok(201);
+    let number = nodes.first.house.registry.get("orders").unwrap().number();
+    let registry = Arc::clone(&nodes.second.house.registry);
+    soon(registry.wait_for_barriers(number)).await;
+    nodes.second.catalogue.set_stale(true);
+    nodes.second.membership.expire();
+    soon(grow(&nodes.first)).await.ok(200);
+    nodes.second.catalogue.set_away(true);
+    nodes.second.join_again();
+    let reader = registry.wait_for_barriers(number);
+    tokio::pin!(reader);
+    let waits = tokio::time::timeout(Duration::from_secs(1), reader.as_mut()).await;
+    assert!(waits.is_err(), "the node does not know the barriers");
+    nodes.second.catalogue.set_away(false);
+    soon(reader).await;
+    assert_eq!(registry.get("orders").unwrap().stored.growths.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_topic_that_the_log_cannot_open_does_not_stop_the_others() {
+    let mut nodes = two_nodes().await;
+    for name in ["a1", "a2", "a3"] {
+        nodes.world.log.set_unavailable(name, true);
+        nodes.first.house.put(&format!("/v1/topics/{name}"), json!({})).await.problem(503, "unavailable");
+    }
+    nodes.first.house.put("/v1/topics/z", json!({ "partitions": 1 })).await.ok(201);
+    soon(async {
+        while nodes.second.house.registry.get("z").is_none() {
+            tokio::time::sleep(POLL).await;
+        }
+    })
+    .await;
+    nodes.second.membership.expire();
+    nodes.second.join_again();
+    assert_eq!(soon(publish(&nodes.second, "new")).await.ok(201)["partition"], 0, "the new session gives a lease");
+    nodes.world.log.set_unavailable("a2", false);
+    soon(async {
+        while nodes.second.house.registry.get("a2").is_none() {
+            tokio::time::sleep(POLL).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grown_topic_that_the_log_cannot_open_is_not_published_to_by_its_old_mapping() {
+    let mut nodes = two_nodes().await;
+    nodes.second.membership.expire();
+    nodes.second.catalogue.set_stale(true);
+    soon(grow(&nodes.first)).await.ok(200);
+    nodes.world.log.set_unavailable("orders", true);
+    nodes.second.join_again();
+    soon(nodes.second.house.post("/v1/topics/ready/messages?key=k", "x")).await.ok(201);
+    publish(&nodes.second, "by the old mapping").await.problem(503, "topic_growing");
+    nodes.world.log.set_unavailable("orders", false);
+    nodes.second.catalogue.set_stale(false);
+    soon(async {
+        while nodes.second.house.registry.get("orders").is_some_and(|topic| topic.partitions() != PARTITIONS) {
+            tokio::time::sleep(POLL).await;
+        }
+    })
+    .await;
+    assert_eq!(soon(publish(&nodes.second, "new")).await.ok(201)["partition"], Nodes::moved());
 }

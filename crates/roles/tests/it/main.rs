@@ -31,5 +31,6 @@ mod subscription_runs;
 mod subscriptions;
 mod system_subscriptions;
 mod tail;
+mod topic_deletion;
 mod topics;
 mod workers;

@@ -177,6 +177,9 @@ fn judge_doors(config: &Config, at: &impl Fn(&str) -> String, findings: &mut Fin
             config.internal_listen
         ));
     }
+    if config.internal_key.0.is_empty() && !config.internal_key_previous.0.is_empty() {
+        wrong(format!("{} needs internal_key: without it every caller is accepted", at("internal_key_previous")));
+    }
     if is_apart && config.internal_listen.ip().is_unspecified() && config.advertise.is_none() {
         wrong(format!(
             "{}: {} is no address that others can reach; name one with advertise = \"host:port\"",
@@ -440,6 +443,8 @@ mod tests {
         assert!(problems(&open).contains("set internal_key"), "{}", problems(&open));
         let keyed = [&open[..], &[("internal_key", "0123456789abcdef")]].concat();
         assert!(with_flags(&keyed).config.is_some(), "{}", problems(&keyed));
+        assert!(problems(&[("internal_key_previous", "old")]).contains("needs internal_key"));
+        assert!(with_flags(&[("internal_key", "new"), ("internal_key_previous", "old")]).config.is_some());
         let nowhere = [&SHARED[..], &[("internal_listen", "0.0.0.0:7601"), ("insecure", "true")]].concat();
         assert!(problems(&nowhere).contains("no address that others can reach"), "{}", problems(&nowhere));
         assert!(problems(&[("advertise", "example")]).contains("not a host:port"));

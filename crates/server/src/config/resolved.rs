@@ -20,6 +20,8 @@ pub struct Config {
     /// Where others reach `internal_listen`, where that was said.
     pub advertise: Option<String>,
     pub internal_key: Secret,
+    /// Accepted from callers, never presented.
+    pub internal_key_previous: Secret,
     pub data: PathBuf,
     pub roles: Roles,
     pub insecure: bool,
@@ -286,6 +288,7 @@ pub fn resolve(settings: &Settings, findings: &mut Findings) -> Config {
         internal_listen: take.address("internal_listen"),
         advertise: take.unless_auto("advertise"),
         internal_key: take.secret("internal_key"),
+        internal_key_previous: take.secret("internal_key_previous"),
         data: PathBuf::from(take.text("data")),
         roles: Roles::of(&take.words("roles")),
         insecure: take.flag("insecure"),

@@ -83,7 +83,14 @@ const SERVICES: &[Setting] = &[
         "internal_key",
         Kind::Secret,
         Text(""),
-        "What processes that share the work show each other. Wanted where internal_listen is not loopback.",
+        "Shared secret for calls between processes, the same in all of them. Required unless internal_listen is loopback.",
+    ),
+    setting(
+        "internal_key_previous",
+        Kind::Secret,
+        Text(""),
+        "A second internal_key that this process accepts from others and does not present. Set it while you change internal_key\n\
+         process by process.",
     ),
     setting(
         "data",

@@ -13,9 +13,9 @@ use whimbrel_model::ports::{
 };
 use whimbrel_model::{Clock, EventSink, SubscriptionNumber, Timestamp, TopicNumber};
 use whimbrel_roles::owners::{
-    CENTER_ROLE, Desk, DeskError, DispatchDesk, DispatchDeskError, DispatchRouter, Duties, Family, HOLDS_FAMILY,
-    JoinError, Keeper, KeeperParts, KeeperSettings, KeyCheck, OWNER_WAIT_DEFAULT, PeerSettings, Peers, Resignations,
-    Router, Sight, dispatch_service, service,
+    Admission, CENTER_ROLE, Desk, DeskError, DispatchDesk, DispatchDeskError, DispatchRouter, Duties, Family,
+    HOLDS_FAMILY, JoinError, Keeper, KeeperParts, KeeperSettings, KeyCheck, OWNER_WAIT_DEFAULT, PeerSettings, Peers,
+    Resignations, Router, Sight, dispatch_service, service,
 };
 use whimbrel_roles::stats::TopicStats;
 use whimbrel_roles::topics::Memberships;
@@ -47,8 +47,8 @@ pub struct Parts {
     pub add_services: AddServices,
 }
 
-/// Adds services to what the internal port has, which may want a key.
-pub type AddServices = Box<dyn FnOnce(Routes, Option<&str>) -> Routes + Send>;
+/// Adds services to the internal port, which serve the callers that are admitted.
+pub type AddServices = Box<dyn FnOnce(Routes, &Admission) -> Routes + Send>;
 
 /// What a process stands on before it joins: what it is called, where it is reached, and how it reaches others.
 pub struct Ground {
@@ -56,7 +56,8 @@ pub struct Ground {
     /// Where other processes reach this one; of one that is alone, where clients connect.
     pub address: String,
     pub peers: Arc<Peers>,
-    internal_key: Option<String>,
+    admission: Admission,
+    key_check: KeyCheck,
     internal: Option<TcpListener>,
     internal_address: Option<SocketAddr>,
 }
@@ -64,13 +65,16 @@ pub struct Ground {
 impl Ground {
     /// `internal` is the internal port, where several processes share the work; `listen` is where clients connect.
     pub fn of(config: &Config, internal: Option<TcpListener>, listen: SocketAddr) -> Result<Self, Failure> {
-        let internal_key = Some(config.internal_key.0.clone()).filter(|key| !key.is_empty());
+        let set = |key: &str| Some(key.to_owned()).filter(|key| !key.is_empty());
+        let (internal_key, previous) = (set(&config.internal_key.0), set(&config.internal_key_previous.0));
+        let admission = Admission::new(internal_key.as_deref(), previous.as_deref());
+        let key_check = KeyCheck::new(internal_key.as_deref()).accepting(previous.as_deref());
         let internal_address = internal.as_ref().map(TcpListener::local_addr).transpose()?;
-        let peers = PeerSettings { internal_key: internal_key.clone(), ..PeerSettings::default() };
+        let peers = PeerSettings { internal_key, ..PeerSettings::default() };
         let peers = Arc::new(Peers::new(peers).map_err(|error| Failure::new(error.to_string()))?);
         let name = config.name.clone().unwrap_or_else(|| name_of(listen));
         let address = config.advertise.clone().unwrap_or_else(|| internal_address.unwrap_or(listen).to_string());
-        Ok(Self { name, address, peers, internal_key, internal, internal_address })
+        Ok(Self { name, address, peers, admission, key_check, internal, internal_address })
     }
 }
 
@@ -96,18 +100,17 @@ pub struct Cluster {
 impl Cluster {
     /// Opens the internal port, then joins, so that nobody who sees this process finds it deaf.
     pub async fn join(config: &Config, ground: Ground, parts: Parts) -> Result<Self, Failure> {
-        let Ground { name, address, peers, internal_key, internal, internal_address } = ground;
+        let Ground { name, address, peers, admission, key_check, internal, internal_address } = ground;
         let internal_ends = CancellationToken::new();
         let (add_services, call_desks) = (parts.add_services, parts.call_desks);
         let internal = internal.map(|listener| {
-            let key = internal_key.as_deref();
-            let owners = service(Arc::clone(&parts.desk), Arc::clone(&parts.clock), key);
+            let owners = service(Arc::clone(&parts.desk), Arc::clone(&parts.clock), &admission);
             let mut routes = Routes::new(owners);
-            routes = routes.add_service(dispatch_service(Arc::clone(&parts.dispatch_desk), key));
+            routes = routes.add_service(dispatch_service(Arc::clone(&parts.dispatch_desk), &admission));
             if call_desks.worker.is_some() || call_desks.horn.is_some() {
-                routes = routes.add_service(workers_service(call_desks, key));
+                routes = routes.add_service(workers_service(call_desks, &admission));
             }
-            let router = add_services(routes, key).into_axum_router();
+            let router = add_services(routes, &admission).into_axum_router();
             let settings = ListenSettings { workers: INTERNAL_WORKERS, ..super::listen_settings(config) };
             // Other nodes ask here, and no browser: the internal key guards it.
             tokio::spawn(listen::serve(listener, router, Guard::default(), settings, internal_ends.clone()))
@@ -119,7 +122,7 @@ impl Cluster {
             ..Member::default()
         };
         let settings = KeeperSettings {
-            key_check: KeyCheck::new(internal_key.as_deref()),
+            key_check,
             wanted: Some(config.node),
             clocks_apart_max: config.clock_skew,
             ..KeeperSettings::new(member)

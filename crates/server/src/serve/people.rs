@@ -152,11 +152,11 @@ impl People {
     pub fn services(&self) -> AddServices {
         let (carrier, gateways, station) =
             (self.carrier.clone(), Arc::clone(&self.gateways), Arc::clone(&self.station));
-        Box::new(move |mut routes, internal_key| {
+        Box::new(move |mut routes, admission| {
             if let Some(carrier) = carrier {
-                routes = routes.add_service(carriers_service(carrier, gateways, internal_key));
+                routes = routes.add_service(carriers_service(carrier, gateways, admission));
             }
-            routes.add_service(presence_service(station, internal_key))
+            routes.add_service(presence_service(station, admission))
         })
     }
 

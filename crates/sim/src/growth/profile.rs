@@ -28,6 +28,8 @@ pub enum GrowthProfile {
     StaleJoin,
     /// A breakage: readers process messages while the topic grows.
     BlindReader,
+    /// A breakage: readers process messages before their node has read the entry under its session.
+    HastyReader,
 }
 
 /// How often each kind of fault occurs: once in this many ticks; zero means never.
@@ -49,8 +51,15 @@ impl GrowthProfile {
     /// Profiles whose runs must be clean.
     pub const ALL: [Self; 6] = [Self::Stale, Self::Partitions, Self::Frozen, Self::Unknown, Self::Crashes, Self::Mixed];
     /// Breakages that a run must detect.
-    pub const BREAKAGES: [Self; 6] =
-        [Self::Unconfirmed, Self::NoLease, Self::EarlyAck, Self::Reopen, Self::StaleJoin, Self::BlindReader];
+    pub const BREAKAGES: [Self; 7] = [
+        Self::Unconfirmed,
+        Self::NoLease,
+        Self::EarlyAck,
+        Self::Reopen,
+        Self::StaleJoin,
+        Self::BlindReader,
+        Self::HastyReader,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -66,6 +75,7 @@ impl GrowthProfile {
             Self::Reopen => "reopen",
             Self::StaleJoin => "stale-join",
             Self::BlindReader => "blind-reader",
+            Self::HastyReader => "hasty-reader",
         }
     }
 
@@ -79,7 +89,9 @@ impl GrowthProfile {
             Trouble { unanswered: rng.between(2, 5), lost: rng.between(3, 8), slow: rng.between(2, 5), ..quiet };
         match self {
             Self::Stale | Self::Unconfirmed | Self::BlindReader => Trouble { stale: rng.between(50, 300), ..quiet },
-            Self::Partitions | Self::NoLease | Self::StaleJoin => Trouble { cut: rng.between(100, 400), ..quiet },
+            Self::Partitions | Self::NoLease | Self::StaleJoin | Self::HastyReader => {
+                Trouble { cut: rng.between(100, 400), ..quiet }
+            }
             Self::Frozen | Self::EarlyAck => Trouble { freeze: rng.between(60, 300), ..quiet },
             Self::Unknown | Self::Reopen => unknown,
             Self::Crashes => Trouble { crash: rng.between(100, 500), ..quiet },

@@ -314,7 +314,11 @@ impl World {
         let (now, growths) = (self.now, self.coordination.entry().growths.len());
         let is_blind = self.profile == GrowthProfile::BlindReader;
         let node = &mut self.nodes[at];
-        let Some(session) = node.lease(now) else {
+        let session = match self.profile {
+            GrowthProfile::HastyReader => node.standing(now).map(|session| session.id),
+            _ => node.lease(now),
+        };
+        let Some(session) = session else {
             node.page = None;
             return Ok(());
         };

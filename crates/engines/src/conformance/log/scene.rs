@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use whimbrel_model::ports::{Bounds, CommitOutcome, Entry, Fence, LogError, ReadBatch, ReadLimits};
+use whimbrel_model::ports::{Bounds, CommitOutcome, Entry, ExactTopic, Fence, LogError, ReadBatch, ReadLimits};
 use whimbrel_model::{Headers, PartitionId, Record, Retention, StoredRecord, Timestamp, TopicNumber, TopicSpec};
 
 use super::{Factory, LogTraits, OpenLog};
@@ -24,9 +24,15 @@ impl<'f> Scene<'f> {
 
     /// A scene with one topic of that many partitions.
     pub async fn with_topic(factory: &'f dyn Factory, partitions: u32) -> (Self, TopicNumber) {
-        let scene = Self::new(factory).await;
-        let topic = scene.topic(partitions).await;
-        (scene, topic)
+        let (scene, spec) = Self::with_spec(factory, partitions).await;
+        (scene, spec.number)
+    }
+
+    /// A scene with one topic of that many partitions, and its specification.
+    pub async fn with_spec(factory: &'f dyn Factory, partitions: u32) -> (Self, TopicSpec) {
+        let (scene, spec) = (Self::new(factory).await, new_spec(partitions));
+        scene.create(&spec).await;
+        (scene, spec)
     }
 
     /// A second instance on the same store, where the engine can have one.
@@ -43,6 +49,22 @@ impl<'f> Scene<'f> {
 
     pub async fn create(&self, spec: &TopicSpec) -> u32 {
         self.open.topics.create(spec).await.expect("the topic can be made")
+    }
+
+    pub async fn identity(&self, spec: &TopicSpec) -> Option<String> {
+        self.open.topics.identity(spec.number, &spec.name).await.expect("the topic can be identified")
+    }
+
+    /// Deletes the topic that has this identity.
+    pub async fn delete_exactly(&self, spec: &TopicSpec, identity: Option<&str>) {
+        let topic = ExactTopic { number: spec.number, name: &spec.name, identity };
+        self.open.topics.delete(topic).await.expect("the topic can be deleted");
+    }
+
+    /// Deletes the topic that has this name now.
+    pub async fn delete(&self, spec: &TopicSpec) {
+        let identity = self.identity(spec).await;
+        self.delete_exactly(spec, identity.as_deref()).await;
     }
 
     pub fn traits(&self) -> LogTraits {

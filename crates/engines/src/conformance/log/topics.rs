@@ -1,4 +1,4 @@
-//! Topics: made, made known again, grown, deleted, described; and two instances on one store.
+//! Topics: made, made known again, grown, identified, deleted, described; and two instances on one store.
 
 use std::time::Duration;
 
@@ -60,19 +60,56 @@ pub async fn altering_never_shrinks(factory: &dyn Factory) {
 }
 
 pub async fn deleting_what_is_not_there_is_no_error(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+    let (scene, spec) = Scene::with_spec(factory, 1).await;
+    let identity = scene.identity(&spec).await;
     for _ in 0..2 {
-        assert_eq!(scene.open.topics.delete(topic).await, Ok(()));
+        scene.delete_exactly(&spec, identity.as_deref()).await;
     }
-    assert_eq!(scene.open.topics.delete(TopicNumber(999_999)).await, Ok(()));
+    scene.delete(&spec).await;
+    scene.delete(&TopicSpec { number: TopicNumber(999_999), ..new_spec(1) }).await;
+}
+
+pub async fn an_identity_belongs_to_one_topic_and_not_to_a_later_one_of_its_name(factory: &dyn Factory) {
+    let (scene, old) = Scene::with_spec(factory, 1).await;
+    let identity = scene.identity(&old).await;
+    assert!(identity.is_some(), "the engine has the topic");
+    scene.create(&old).await;
+    assert_eq!(scene.identity(&old).await, identity, "making it known again changes nothing");
+    scene.delete(&old).await;
+    assert_eq!(scene.identity(&old).await, None);
+    let new = TopicSpec { number: new_spec(1).number, ..old.clone() };
+    scene.create(&new).await;
+    let later = scene.identity(&new).await;
+    assert!(later.is_some() && later != identity, "{later:?} after {identity:?}");
+}
+
+pub async fn a_late_deletion_keeps_a_later_topic_of_that_name(factory: &dyn Factory) {
+    let (scene, old) = Scene::with_spec(factory, 1).await;
+    let identity = scene.identity(&old).await;
+    scene.delete(&old).await;
+    let new = TopicSpec { number: new_spec(1).number, ..old.clone() };
+    scene.create(&new).await;
+    let partition = PartitionId::new(new.number, 0);
+    scene.append_texts(partition, &["new"]).await;
+    scene.delete_exactly(&old, identity.as_deref()).await;
+    assert_eq!(scene.texts(partition).await, ["new"]);
+}
+
+pub async fn an_instance_deletes_a_topic_that_it_does_not_know(factory: &dyn Factory) {
+    let (here, spec) = Scene::with_spec(factory, 1).await;
+    let Some(there) = here.beside().await else { return };
+    let identity = here.identity(&spec).await;
+    assert_eq!(there.identity(&spec).await, identity);
+    there.delete_exactly(&spec, identity.as_deref()).await;
+    assert_eq!(here.identity(&spec).await, None);
 }
 
 pub async fn a_deleted_topic_takes_and_gives_nothing(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
-    let partition = PartitionId::new(topic, 0);
+    let (scene, spec) = Scene::with_spec(factory, 1).await;
+    let partition = PartitionId::new(spec.number, 0);
     scene.append_texts(partition, &["a"]).await;
     scene.read_now(partition, 0).await;
-    scene.open.topics.delete(topic).await.expect("the topic can be deleted");
+    scene.delete(&spec).await;
     let gone = LogError::UnknownPartition(partition);
     let log = &scene.open.log;
     assert_eq!(log.append(vec![entry(partition, "b")]).await, [Err(gone.clone())]);
@@ -81,13 +118,13 @@ pub async fn a_deleted_topic_takes_and_gives_nothing(factory: &dyn Factory) {
 }
 
 pub async fn a_reader_that_waits_in_a_topic_is_told_of_its_deletion(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
-    let partition = PartitionId::new(topic, 0);
+    let (scene, spec) = Scene::with_spec(factory, 1).await;
+    let partition = PartitionId::new(spec.number, 0);
     let log = scene.open.log.clone();
     let waiting = tokio::spawn(async move { log.read(partition, 0, wide()).await });
     // Whether the reader waits already or comes just too late, it gets the same answer.
     scene.try_read(partition, 0, Duration::from_millis(20)).await.expect("the end can be waited at");
-    scene.open.topics.delete(topic).await.expect("the topic can be deleted");
+    scene.delete(&spec).await;
     let told = tokio::time::timeout(PATIENCE / 2, waiting).await.expect("the reader does not wait in vain");
     assert_eq!(told.expect("the reader ends by itself"), Err(LogError::UnknownPartition(partition)));
 }
@@ -102,7 +139,7 @@ pub async fn a_topic_made_again_under_an_old_name_inherits_nothing(factory: &dyn
     // Somebody has waited at the end of the old one: that place must not be taken for one of the new.
     let old_end = scene.bounds(old_partition).await.next;
     scene.try_read(old_partition, old_end, Duration::from_millis(20)).await.expect("the end can be waited at");
-    scene.open.topics.delete(old.number).await.expect("the topic can be deleted");
+    scene.delete(&old).await;
     let new = TopicSpec { number: new_spec(1).number, partitions: 1, ..old.clone() };
     assert_eq!(scene.create(&new).await, 1, "not even its number of partitions");
     let partition = PartitionId::new(new.number, 0);

@@ -16,8 +16,8 @@ const QUESTION_BYTES_MAX: usize = 16 << 20;
 /// The service `whimbrel.internal.v1.Dispatch`, to be mounted on the internal port.
 ///
 /// Where a key is set, whoever does not bring it is refused before the question is looked at.
-pub fn dispatch_service(desk: Arc<dyn DispatchDesk>, internal_key: Option<&str>) -> DispatchServer<DispatchDoor> {
-    let door = DispatchDoor { desk, admission: Admission::new(internal_key) };
+pub fn dispatch_service(desk: Arc<dyn DispatchDesk>, admission: impl Into<Admission>) -> DispatchServer<DispatchDoor> {
+    let door = DispatchDoor { desk, admission: admission.into() };
     DispatchServer::new(door).max_decoding_message_size(QUESTION_BYTES_MAX)
 }
 

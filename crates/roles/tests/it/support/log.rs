@@ -1,6 +1,6 @@
 //! The `Log` and `LogTopics` ports in memory: as honest as the contract asks, with handles for tests to fail it and to hold it up.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
@@ -8,8 +8,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use whimbrel_model::ports::{
-    AppendOutcome, Bounds, CommitOutcome, Entry, Fence, Log, LogError, LogTopics, PartitionStatus, PortFuture,
-    ReadBatch, ReadLimits, TopicStatus,
+    AppendOutcome, Bounds, CommitOutcome, Entry, ExactTopic, Fence, Log, LogError, LogTopics, PartitionStatus,
+    PortFuture, ReadBatch, ReadLimits, TopicStatus,
 };
 use whimbrel_model::{
     FoundTopic, NamedBounds, PartitionId, Record, Retention, StoredRecord, Timestamp, TopicNumber, TopicSpec,
@@ -43,6 +43,8 @@ struct State {
     judge: Option<Judge>,
     /// What `create`, `alter` and the reading calls answer instead, while it is there.
     refuses: Option<LogError>,
+    /// Topics that cannot be opened now.
+    unavailable: BTreeSet<String>,
     /// What it says of itself while it accepts nothing.
     refusal: Option<LogError>,
     waiting_appends: usize,
@@ -98,6 +100,13 @@ impl MemoryLog {
 
     pub fn refuse(&self, error: Option<LogError>) {
         self.state().refuses = error;
+    }
+
+    /// The topic cannot be opened from now on, or can be opened again.
+    pub fn set_unavailable(&self, name: &str, is_unavailable: bool) {
+        let mut state = self.state();
+        state.unavailable.remove(name);
+        state.unavailable.extend(is_unavailable.then(|| name.to_owned()));
     }
 
     pub fn has_topics_of_others(&self, found: &[(&str, u32)]) {
@@ -320,6 +329,9 @@ impl LogTopics for MemoryLog {
         Box::pin(async move {
             let mut state = self.state();
             state.answering()?;
+            if state.unavailable.contains(&spec.name) {
+                return Err(LogError::Unavailable(format!("topic `{}` has no leader", spec.name)));
+            }
             if spec.replicas.is_some_and(|replicas| replicas > 1) {
                 return Err(LogError::Unsupported("this log has one copy of everything".to_owned()));
             }
@@ -340,10 +352,18 @@ impl LogTopics for MemoryLog {
         })
     }
 
-    fn delete(&self, topic: TopicNumber) -> PortFuture<'_, Result<(), LogError>> {
+    fn identity<'a>(&'a self, topic: TopicNumber, _: &'a str) -> PortFuture<'a, Result<Option<String>, LogError>> {
+        Box::pin(async move {
+            let state = self.state();
+            state.answering()?;
+            Ok(state.topics.contains_key(&topic).then(|| topic.0.to_string()))
+        })
+    }
+
+    fn delete<'a>(&'a self, topic: ExactTopic<'a>) -> PortFuture<'a, Result<(), LogError>> {
         Box::pin(async move {
             self.state().answering()?;
-            self.state().topics.remove(&topic);
+            self.state().topics.remove(&topic.number);
             self.appended.send_modify(|count| *count += 1);
             Ok(())
         })

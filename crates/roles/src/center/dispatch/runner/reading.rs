@@ -43,8 +43,8 @@ impl Runner {
                 let limits = ReadLimits { max_records: READ_RECORDS, max_bytes: wanted.max_bytes, wait };
                 self.reads.push(Box::pin(async move {
                     let outcome = log.read(wanted.partition, wanted.from, limits).await;
-                    // What was read may lie behind barriers that this node does not know yet.
-                    registry.wait_while_growing(wanted.partition.topic).await;
+                    // The messages may lie behind barriers that this node does not know yet.
+                    registry.wait_for_barriers(wanted.partition.topic).await;
                     let is_known = matches!(outcome, Ok(_) | Err(LogError::Trimmed { .. } | LogError::Damaged { .. }));
                     // Bodies that are not visible again yet (a store that fell back) are asked for once more, a little later.
                     let is_empty = wanted.again && matches!(&outcome, Ok(batch) if batch.next <= wanted.from);
