@@ -284,13 +284,13 @@ async fn keep_renewing(inner: Weak<Inner>, interval: Duration) {
     }
 }
 
-/// Tells Redis the ends of claims from time to time until the receipts are dropped.
 /// Runs confirmations in their order, some at the same time, and begins none after [`CONFIRM_ROUND`]. Returns the errors.
 async fn in_one_round<E>(confirmations: Vec<impl Future<Output = Result<(), E>>>) -> Vec<E> {
     let begun = stream::iter(confirmations).take_until(tokio::time::sleep(CONFIRM_ROUND));
     begun.buffer_unordered(CONFIRMED_AT_ONCE).filter_map(|done| ready(done.err())).collect().await
 }
 
+/// Tells Redis the ends of claims from time to time until the receipts are dropped.
 async fn keep_confirming(inner: Weak<Inner>) {
     loop {
         tokio::time::sleep(CONFIRM_EVERY).await;
