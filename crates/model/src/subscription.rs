@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Timestamp, TopicNumber};
+use crate::{PartitionId, Timestamp, TopicNumber};
 
 /// What the catalogue's keys of subscriptions start with.
 pub const SUBSCRIPTION_PREFIX: &str = "subscriptions/";
@@ -400,11 +400,29 @@ pub struct Origin {
     pub died_at_ms: Option<i64>,
 }
 
+/// The message and the attempt that an id was made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MadeId {
+    pub partition: PartitionId,
+    pub offset: u64,
+    pub attempts: u32,
+}
+
 impl Origin {
     /// The id of what is made of this message and attempt: the same after a crash, so that a repeat folds away.
     pub fn made_id(&self, purpose: &str, number: SubscriptionNumber) -> String {
         let Self { run, topic_number, partition, offset, attempts, .. } = self;
         format!("{purpose}-{}-{run}-{}-{partition}-{offset}-{attempts}", number.0, topic_number.0)
+    }
+
+    /// What an id says that [`Origin::made_id`] made for this purpose.
+    pub fn parse_made_id(id: &str, purpose: &str) -> Option<MadeId> {
+        // The numbers of the subscription and of the run come first.
+        let mut parts = id.strip_prefix(purpose)?.strip_prefix('-')?.split('-').skip(2);
+        let topic = TopicNumber(parts.next()?.parse().ok()?);
+        let partition = PartitionId::new(topic, parts.next()?.parse().ok()?);
+        let made = MadeId { partition, offset: parts.next()?.parse().ok()?, attempts: parts.next()?.parse().ok()? };
+        parts.next().is_none().then_some(made)
     }
 
     pub fn published_at(&self) -> Timestamp {
@@ -435,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn made_ids_differ_by_attempt_and_run_and_fit_a_hold() {
+    fn made_ids_differ_by_attempt_and_run_fit_a_hold_and_can_be_parsed() {
         let origin = Origin {
             subscription: "s".repeat(200),
             run: u32::MAX,
@@ -452,6 +470,11 @@ mod tests {
             died_at_ms: None,
         };
         let id = origin.made_id("retry", SubscriptionNumber(u32::MAX));
+        let partition = PartitionId::new(TopicNumber(u32::MAX), u32::MAX);
+        let made = MadeId { partition, offset: u64::MAX, attempts: u32::MAX };
+        assert_eq!(Origin::parse_made_id(&id, "retry"), Some(made));
+        assert_eq!(Origin::parse_made_id(&id, "other"), None);
+        assert_eq!(Origin::parse_made_id("retry-1-2-3-4-5", "retry"), None);
         assert!(id.len() <= crate::hold::HOLD_ID_MAX_BYTES);
         let next = Origin { attempts: 1, ..origin.clone() };
         let again = Origin { run: 1, ..origin };

@@ -52,8 +52,12 @@ impl KnownTopic {
         self.name.clone()
     }
 
+    pub fn partitions(&self) -> u32 {
+        self.partitions.load(Ordering::Acquire)
+    }
+
     pub fn has(&self, index: u32) -> bool {
-        index < self.partitions.load(Ordering::Acquire)
+        index < self.partitions()
     }
 
     /// The bytes of one batch with several records. It stays below Kafka's default of `max.message.bytes`, which counts whole batches.

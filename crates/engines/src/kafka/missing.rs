@@ -41,6 +41,16 @@ impl MissingPartitions {
         }
     }
 
+    /// Records that the brokers do not have the topic, which had so many partitions.
+    pub fn learn_all_missing(&self, partitions: u32, now: Instant) {
+        self.state().partitions.extend((0..partitions).map(|index| (index, now)));
+    }
+
+    /// Whether the brokers do not have the topic at all: no topic is without its first partition.
+    pub fn is_whole_topic(&self) -> bool {
+        self.at(0).is_some()
+    }
+
     /// When the brokers last reported that they do not have the partition.
     pub fn at(&self, index: u32) -> Option<Instant> {
         self.state().partitions.get(&index).copied()

@@ -147,12 +147,17 @@ impl Queries {
     pub async fn is_missing(&self, topic: &KnownTopic, index: u32) -> Result<bool, LogError> {
         let answers = self.metadata_of_each(topic.name()).await?;
         let is_without = |index| answers.iter().all(|answer| outcome::is_without(answer, topic.name(), index));
-        let is_missing = is_without(index);
+        let (is_missing, is_whole_topic) = (is_without(index), is_without(0));
         if topic.has(index) {
             topic.missing.learn(index, is_missing, Instant::now());
         }
-        if is_missing && is_without(0) && topic.missing.begin_report() {
-            self.report_missing(topic);
+        if !is_whole_topic {
+            topic.missing.learn(0, false, Instant::now());
+        } else if is_missing {
+            topic.missing.learn_all_missing(topic.partitions(), Instant::now());
+            if topic.missing.begin_report() {
+                self.report_missing(topic);
+            }
         }
         Ok(is_missing)
     }

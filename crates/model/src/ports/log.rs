@@ -146,7 +146,8 @@ pub enum CommitOutcome {
     Done(Vec<u64>),
     /// A newer fence of that name is open. Nothing was written.
     Fenced,
-    /// The entry of that index can never be written (its topic is gone, it is too large). Nothing was written.
+    /// The entry of that index can never be written (its topic is gone, it is too large). Nothing was written. Where the log has no
+    /// partition of its topic any more, the error is `UnknownPartition` with partition 0.
     Refused { index: usize, error: LogError },
     /// Nothing was written and the fence still stands: these partitions cannot be written now, others of the commit can. Try again
     /// without them; try them again later.

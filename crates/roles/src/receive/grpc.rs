@@ -359,6 +359,7 @@ fn grpc_code(code: Code) -> tonic::Code {
         | Code::BadHeader
         | Code::ReservedHeader
         | Code::TooManyHeaders
+        | Code::TooManyRequestHeaders
         | Code::HeaderTooLarge
         | Code::BadJson
         | Code::BadUrl

@@ -110,6 +110,7 @@ codes! {
     TooManyPlatforms 422 "too_many_platforms" "No more platforms can be configured",
     TooManyDevices 422 "too_many_devices" "The user has as many devices as there can be",
     Overloaded 429 "overloaded" "Too much is under way",
+    TooManyRequestHeaders 431 "too_many_request_headers" "The request has too many headers",
     NotYet 501 "not_yet" "This comes with a later version",
     UnsupportedTransferCoding 501 "unsupported_transfer_coding" "The transfer coding is not supported",
     DiskFull 503 "disk_full" "The disk is full",

@@ -1,4 +1,5 @@
-//! What RFC 9112 demands of a request beyond what the HTTP library checks: one valid `Host`, and no transfer coding but `chunked`.
+//! What RFC 9112 demands of a request beyond what the HTTP library checks: one valid `Host`, and no transfer coding but `chunked`. And
+//! the bound of its headers: the library refuses more than it parses without a word.
 //!
 //! A request that two programs in a row could understand differently is refused before anything decides by it: the guard of web pages
 //! reads the `Host`, and the body of a request is what its framing says.
@@ -10,9 +11,21 @@ use http::{HeaderMap, HeaderValue, Version};
 use whimbrel_roles::receive::{Code, Problem};
 
 /// The answer to a request that is not valid; `None` where it is.
-pub fn refusal(version: Version, headers: &HeaderMap) -> Option<Response> {
-    let checked = check_host(version, headers).and_then(|()| check_coding(headers));
+pub fn refusal(version: Version, headers: &HeaderMap, headers_max: usize) -> Option<Response> {
+    let checked = check_count(version, headers, headers_max);
+    let checked = checked.and_then(|()| check_host(version, headers)).and_then(|()| check_coding(headers));
     checked.err().map(|problem| problem.into_response())
+}
+
+/// HTTP/2 has a bound of its own, in bytes.
+fn check_count(version: Version, headers: &HeaderMap, headers_max: usize) -> Result<(), Problem> {
+    let count = headers.len();
+    if version == Version::HTTP_2 || count <= headers_max {
+        return Ok(());
+    }
+    let detail =
+        format!("the request has {count} headers; the limit is {headers_max}, which follows from `limits.headers`");
+    Err(Problem::new(Code::TooManyRequestHeaders, detail).with("limit", headers_max))
 }
 
 /// HTTP/1.1 has exactly one `Host`. HTTP/1.0 may have none, and HTTP/2 has `:authority` instead.
@@ -67,7 +80,7 @@ mod tests {
         for (name, value) in headers {
             map.append(*name, HeaderValue::from_static(value));
         }
-        refusal(version, &map).map(|answer| answer.status().as_u16())
+        refusal(version, &map, 3).map(|answer| answer.status().as_u16())
     }
 
     #[test]
@@ -83,6 +96,15 @@ mod tests {
         }
         assert_eq!(status(Version::HTTP_10, &[]), None);
         assert_eq!(status(Version::HTTP_2, &[]), None, "`:authority` has it");
+    }
+
+    #[test]
+    fn a_request_has_no_more_headers_than_the_limit() {
+        let headers = [("host", "a"), ("x", "1"), ("x", "2"), ("y", "1")];
+        assert_eq!(status(Version::HTTP_11, &headers[..3]), None);
+        assert_eq!(status(Version::HTTP_11, &headers), Some(431));
+        assert_eq!(status(Version::HTTP_10, &headers), Some(431));
+        assert_eq!(status(Version::HTTP_2, &headers), None);
     }
 
     #[test]

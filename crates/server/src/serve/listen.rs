@@ -37,8 +37,9 @@ const BACKLOG: u32 = 1024;
 const ACCEPT_REST: Duration = Duration::from_millis(50);
 /// Requests at the same time on one HTTP/2 connection.
 const STREAMS_MAX: u32 = 256;
-/// Headers of a request that the HTTP library parses without an allocation for them, which is also its default bound.
-const HEADERS_WITHOUT_ALLOCATION: usize = 100;
+/// The HTTP library parses so many headers more than a request may have. A request with that many is answered with a problem; the library
+/// itself answers one with more without a body. It allocates 64 bytes for each header that it may parse, for the time of parsing.
+const HEADERS_PARSED_BEYOND: usize = 156;
 /// What an HTTP/2 connection begins with.
 const HTTP2_PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// How soon a connection that began as HTTP/2 would is looked at again.
@@ -150,9 +151,7 @@ async fn work(
 ) {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(settings.header_wait);
-    if settings.headers_max > HEADERS_WITHOUT_ALLOCATION {
-        builder.http1().max_headers(settings.headers_max);
-    }
+    builder.http1().max_headers(settings.headers_max + HEADERS_PARSED_BEYOND);
     builder
         .http2()
         .timer(TokioTimer::new())
@@ -176,7 +175,7 @@ async fn work(
         let service = service_fn(move |request: http::Request<Incoming>| {
             let version = request.version();
             let mut request = request.map(|body| unread.track(version, body));
-            if let Some(refusal) = framing::refusal(version, request.headers()) {
+            if let Some(refusal) = framing::refusal(version, request.headers(), settings.headers_max) {
                 return Either::Left(ready(Ok(refusal)));
             }
             match guard.judge(request.method(), request.uri(), request.headers()) {
@@ -253,7 +252,7 @@ mod tests {
     fn settings(connections_max: usize, shutdown_wait: Duration) -> ListenSettings {
         let linger = LingerLimits { bytes: 1 << 20, timeout: Duration::from_secs(5) };
         let header_wait = Duration::from_secs(30);
-        ListenSettings { workers: 2, connections_max, header_wait, shutdown_wait, linger, headers_max: 0 }
+        ListenSettings { workers: 2, connections_max, header_wait, shutdown_wait, linger, headers_max: 100 }
     }
 
     async fn status_of(stream: &mut TcpStream) -> String {

@@ -96,6 +96,13 @@ fn wait_for_event(client: &Client, kind: &str) {
     eventually(&format!("the event {kind}"), || clock_events(client).iter().any(|event| event == kind));
 }
 
+/// Waits until two steps were followed: one ahead, and its correction.
+fn wait_until_followed_back(client: &Client) {
+    eventually("the clock is back", || {
+        clock_events(client).iter().filter(|kind| *kind == "clock_step_followed").count() == 2
+    });
+}
+
 fn orders(client: &Client) -> usize {
     converse(read_all(client, "orders", 0, 0)).0.len()
 }
@@ -191,6 +198,25 @@ fn a_retry_parked_during_an_excursion_is_tried_again_by_its_schedule() {
 }
 
 #[test]
+fn a_retry_that_waits_as_a_hold_is_tried_again_after_the_clock_was_corrected() {
+    let machine = Machine::new();
+    let server = machine.start(&["coordination.clock_stepout=1s"]);
+    let client = server.client();
+    let receiver = Receiver::answering(|_| reply(500));
+    let settings = SubscriptionSettings::push(["orders"], receiver.url("/"));
+    let settings = SubscriptionSettings { ordering: Some("none".to_owned()), ..retrying(settings, 50, "1s") };
+    converse(client.put_subscription("billing", &settings)).unwrap();
+    machine.set_clock(DAY_MS);
+    wait_for_event(&client, "clock_step_followed");
+    converse(client.publish("orders", &NewMessage::text("x").key("k"))).unwrap();
+    receiver.wait_for(2);
+    machine.set_clock(0);
+    wait_until_followed_back(&client);
+    let seen = receiver.count();
+    receiver.wait_for(seen + 3);
+}
+
+#[test]
 fn a_step_that_lasts_is_followed_both_ways() {
     let machine = Machine::new();
     let server = machine.start(&["coordination.clock_stepout=2s"]);
@@ -200,9 +226,7 @@ fn a_step_that_lasts_is_followed_both_ways() {
     wait_until_fired(&client, &early);
     wait_for_event(&client, "clock_step_followed");
     machine.set_clock(0);
-    eventually("the clock is back", || {
-        clock_events(&client).iter().filter(|kind| *kind == "clock_step_followed").count() == 2
-    });
+    wait_until_followed_back(&client);
     // A shard reads its clock once a second; this one is decided after all have.
     wait_until_fired(&client, &hold_many(&client, "settled", "1500ms"));
     let hour = hold_many(&client, "hour", "1h");

@@ -7,6 +7,7 @@ use std::process::{Output, Stdio};
 use serde_json::Value;
 
 use super::server::{Server, run, stderr_of, stdout_of, whimbrel};
+use super::serving::get;
 
 /// Runs a command against the server; `--server` stands last, so that subcommands can come first.
 pub fn on(server: &Server, folder: &Path, arguments: &[&str]) -> Output {
@@ -162,6 +163,19 @@ fn a_topic_is_made_shown_grown_and_deleted() {
     assert!(stderr_of(&gone).contains("(unknown_topic)"), "{}", stderr_of(&gone));
     let altered = topic(&["alter", "orders", "--partitions", "5"]);
     assert!(stderr_of(&altered).contains("(unknown_topic)"), "{}", stderr_of(&altered));
+}
+
+#[test]
+fn the_number_of_messages_is_labelled_as_an_upper_bound() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &[]);
+    json_of(&on(&server, folder.path(), &["publish", "orders", "x", "--json"]));
+    let shown = |arguments: &[&str]| stdout_of(&on(&server, folder.path(), arguments));
+    let (list, topic) = (shown(&["topic", "list"]), shown(&["topic", "show", "orders"]));
+    assert!(list.contains("messages (at most)"), "{list}");
+    assert!(topic.contains("at most 1 messages") && topic.contains("messages (at most)"), "{topic}");
+    let page = get(&server, "/");
+    assert!(page.contains("Messages (at most)"), "{page}");
 }
 
 #[test]

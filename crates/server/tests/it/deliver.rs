@@ -99,6 +99,7 @@ macro_rules! properties {
 properties![
     push::a_binary_callback_is_the_payload_with_its_metadata_and_a_true_signature,
     push::a_structured_callback_is_a_cloud_event_in_json,
+    push::a_cloud_event_keeps_its_id_and_its_attributes_in_both_envelopes,
     push::a_kmq_callback_has_the_headers_of_a_pusher,
     push::during_a_rotation_both_secrets_sign,
     push::a_signed_payload_that_common_libraries_cannot_verify_is_shown,

@@ -6,9 +6,11 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use serde_json::{Value, json};
 use whimbrel_client::{NewMessage, SubscriptionSettings, TopicSettings};
 
 use super::deliver::retrying;
+use super::deliver_doors::post;
 use super::hold_crash::number;
 use super::kafka_cluster::KafkaCluster;
 use super::random::Random;
@@ -87,6 +89,39 @@ fn a_redrive_that_was_answered_is_not_done_again_after_a_kill() {
     let server = Server::start(folder.path(), &[]);
     assert!(letters(&server).is_empty(), "they are not dead any more");
     assert_eq!(converse(server.client().redrive("dying", None)).unwrap()["redriven"], 0);
+}
+
+#[test]
+fn a_messages_own_retry_interval_outlives_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let start = || Server::start(folder.path(), &["--set", "subscriptions.save_interval=50ms"]);
+    let server = start();
+    let receiver = Receiver::answering(|_| reply(500));
+    let settings = SubscriptionSettings::push(["send_mail"], receiver.url("/"));
+    let settings = SubscriptionSettings { ordering: Some("partition".to_owned()), ..retrying(settings, 50, "1s") };
+    converse(server.client().put_subscription("mails", &settings)).unwrap();
+    let task = json!({
+        "taskId": "task-1", "functionName": "send_mail", "params": {}, "retryCount": 3, "retryInterval": 604_800,
+        "delayTime": 0, "executeTimeout": 3, "nonceStr": "n-1",
+    });
+    let answer = post(&server, "/dq/acceptMsg", &task);
+    assert_eq!(answer["code"], "0", "{answer}");
+    let planned = next_try(&server, "mails");
+    assert!(server.end().success());
+    let server = start();
+    assert_eq!(next_try(&server, "mails"), planned, "its own interval is 7 days");
+    assert_eq!(receiver.count(), 1);
+}
+
+/// When the subscription tries its failed message again, once that is planned.
+fn next_try(server: &Server, subscription: &str) -> String {
+    let client = server.client();
+    let mut shown = None;
+    eventually("a retry is planned", || {
+        shown = converse(client.subscription(subscription)).unwrap().more.remove("next_try");
+        shown.as_ref().is_some_and(Value::is_string)
+    });
+    shown.unwrap().to_string()
 }
 
 fn kill_at_random(engines: &str, settings: &[String]) {

@@ -9,11 +9,11 @@ use whimbrel_client::{NewMessage, SubscriptionSettings};
 
 use super::deliver::{A_WHILE, Site};
 use super::receiver::{Receiver, Reply, reply};
-use super::server::{eventually, run, stderr_of, stdout_of};
+use super::server::{Server, eventually, run, stderr_of, stdout_of};
 
-fn post(site: &Site, path: &str, body: &Value) -> Value {
+pub fn post(server: &Server, path: &str, body: &Value) -> Value {
     let body = body.to_string();
-    let mut stream = TcpStream::connect(site.server.address()).unwrap();
+    let mut stream = TcpStream::connect(server.address()).unwrap();
     let head = format!(
         "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
         body.len()
@@ -31,7 +31,7 @@ pub fn a_soraka_message_is_called_back_where_it_says(site: &Site) {
     let submit = |method: &str, path: &str| {
         let callback = json!({ "request_type": method, "url": receiver.url(path), "params": { "order": "7" } });
         let message = json!({ "topic_name": "soraka-orders", "delay_time": 200, "ttr": 3000, "callback": callback });
-        let answer = post(site, "/sorakaq/msg/submit", &message);
+        let answer = post(&site.server, "/sorakaq/msg/submit", &message);
         assert_eq!(answer["ec"], 200, "{answer}");
         assert!(!answer["result"]["msgId"].is_null(), "{answer}");
     };
@@ -48,7 +48,7 @@ pub fn a_soraka_message_is_called_back_where_it_says(site: &Site) {
 fn submit_now(site: &Site, topic: &str, url: String) -> String {
     let callback = json!({ "request_type": "POST", "url": url, "params": {} });
     let message = json!({ "topic_name": topic, "delay_time": 0, "ttr": 3000, "callback": callback });
-    let answer = post(site, "/sorakaq/msg/submit", &message);
+    let answer = post(&site.server, "/sorakaq/msg/submit", &message);
     assert_eq!(answer["ec"], 200, "{answer}");
     answer["result"]["msgId"].as_str().unwrap().to_owned()
 }
@@ -102,16 +102,17 @@ pub fn a_soraka_message_that_was_cancelled_never_comes(site: &Site) {
     let submit = |delay: u64, path: &str| {
         let callback = json!({ "request_type": "POST", "url": receiver.url(path), "params": {} });
         let message = json!({ "topic_name": "soraka-undone", "delay_time": delay, "ttr": 3000, "callback": callback });
-        post(site, "/sorakaq/msg/submit", &message)["result"]["msgId"].clone()
+        post(&site.server, "/sorakaq/msg/submit", &message)["result"]["msgId"].clone()
     };
     // Both are pending for long enough that the commands come in time on a busy machine too.
     let began = std::time::Instant::now();
     let cancelled = submit(3000, "/cancelled");
     let moved = submit(3000, "/moved");
-    let answer = post(site, "/sorakaq/msg/cancel", &json!({ "topic_name": "soraka-undone", "msg_id": cancelled }));
+    let answer =
+        post(&site.server, "/sorakaq/msg/cancel", &json!({ "topic_name": "soraka-undone", "msg_id": cancelled }));
     assert_eq!(answer["ec"], 200, "{answer}");
     let more = json!({ "topic_name": "soraka-undone", "msg_id": moved, "add_time": 500 });
-    let answer = post(site, "/sorakaq/msg/addTime", &more);
+    let answer = post(&site.server, "/sorakaq/msg/addTime", &more);
     assert_eq!(answer["ec"], 200, "{answer}");
     let got = receiver.wait_for(1);
     assert_eq!(got[0].path, "/moved");
@@ -128,7 +129,7 @@ pub fn a_task_of_a_delay_queue_is_delivered_by_its_own_rule(site: &Site) {
         "taskId": "task-7", "functionName": "send_mail", "params": { "to": "a@b" }, "retryCount": 1, "retryInterval": 1,
         "delayTime": 0, "executeTimeout": 3, "nonceStr": "n-7",
     });
-    let answer = post(site, "/dq/acceptMsg", &task);
+    let answer = post(&site.server, "/dq/acceptMsg", &task);
     assert_eq!(answer["code"], "0", "{answer}");
     let client = site.client();
     eventually("a dead letter after one retry", || {

@@ -2,6 +2,8 @@
 //! endpoint that misbehaves.
 
 use std::collections::HashMap;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -93,6 +95,43 @@ pub fn a_structured_callback_is_a_cloud_event_in_json(site: &Site) {
     assert_eq!((&events[first]["specversion"], &events[first]["data"]), (&json!("1.0"), &json!({ "a": 1 })));
     assert_eq!((&events[first]["partitionkey"], &events[second]["data_base64"]), (&json!("k"), &json!("AP8=")));
     assert_eq!(got[first].header("webhook-signature"), signature(SECRET, &got[first]));
+}
+
+pub fn a_cloud_event_keeps_its_id_and_its_attributes_in_both_envelopes(site: &Site) {
+    let receiver = Receiver::willing();
+    site.topic("events", 1);
+    for envelope in ["binary", "structured"] {
+        let settings = SubscriptionSettings {
+            envelope: Some(envelope.into()),
+            ..SubscriptionSettings::push(["events"], receiver.url(&format!("/{envelope}")))
+        };
+        site.subscribe(&format!("events-{envelope}"), &settings);
+    }
+    // As a publisher sends a CloudEvent in binary mode.
+    let mut stream = TcpStream::connect(site.server.address()).unwrap();
+    let head = "POST /v1/topics/events/messages HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n";
+    let event =
+        "ce-specversion: 1.0\r\nce-id: order-7\r\nce-source: /shop\r\nce-type: paid\r\nce-subject: ord%C3%A9r\r\n";
+    stream.write_all(format!("{head}{event}content-length: 7\r\n\r\n{{\"a\":1}}").as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 201"), "{answer}");
+
+    let got = receiver.wait_for(2);
+    let binary = got.iter().find(|one| one.path == "/binary").unwrap();
+    for (name, expected) in
+        [("ce-id", "order-7"), ("ce-source", "/shop"), ("ce-type", "paid"), ("ce-subject", "ord%C3%A9r")]
+    {
+        assert_eq!(binary.header(name), expected, "{name}");
+    }
+    let structured = got.iter().find(|one| one.path == "/structured").unwrap();
+    let event: Value = serde_json::from_slice(&structured.body).unwrap();
+    for (name, expected) in [("id", "order-7"), ("source", "/shop"), ("type", "paid"), ("subject", "ordér")] {
+        assert_eq!(event[name], expected, "{name}");
+    }
+    let id = binary.header("webhook-id");
+    assert_ne!(id, "order-7", "the message has an id of its own");
+    assert_eq!((structured.header("webhook-id"), event["whimbrelid"].as_str()), (id, Some(id)));
 }
 
 pub fn a_kmq_callback_has_the_headers_of_a_pusher(site: &Site) {

@@ -68,5 +68,21 @@ fn as_many_headers_as_the_settings_allow_are_taken() {
     assert_eq!(status_of(&server, &post(200)), "201");
     assert_eq!(status_of(&server, &post(1024)), "201");
     let refused = answer_to(&server, &post(1030));
-    assert!(refused.starts_with("HTTP/1.1 422") && refused.contains("too_many_headers"), "{refused}");
+    assert!(refused.starts_with("HTTP/1.1 422") && refused.contains("\"too_many_headers\""), "{refused}");
+}
+
+#[test]
+fn a_request_with_too_many_headers_is_told_the_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &[]);
+    let get = |count: usize| {
+        let headers: String = (0..count).map(|n| format!("x-{n}: v\r\n")).collect();
+        format!("GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}\r\n")
+    };
+    assert_eq!(status_of(&server, &get(98)), "200");
+    let refused = answer_to(&server, &get(198));
+    assert!(refused.starts_with("HTTP/1.1 431") && refused.contains("\"too_many_request_headers\""), "{refused}");
+    assert!(refused.contains("has 200 headers; the limit is 100"), "{refused}");
+    // The HTTP library does not parse so many.
+    assert_eq!(status_of(&server, &get(1_000)), "431");
 }

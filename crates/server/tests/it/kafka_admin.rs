@@ -1,4 +1,5 @@
-//! Administrative requests in Kafka's own protocol: the replica order of a partition, a preferred leader election, and topic settings.
+//! Administrative requests in Kafka's own protocol: the replica order of a partition, a preferred leader election, the deletion of a topic, and
+//! topic settings.
 //!
 //! Kafka's command classes are not among the jars of the tests, and a Java process per request would take seconds. Each request opens a
 //! connection of its own and fails the test where the broker answers with an error.
@@ -9,6 +10,7 @@ use std::time::Duration;
 
 const ALTER_PARTITION_REASSIGNMENTS: (i16, i16) = (45, 0);
 const ELECT_LEADERS: (i16, i16) = (43, 2);
+const DELETE_TOPICS: (i16, i16) = (20, 4);
 const DESCRIBE_CONFIGS: (i16, i16) = (32, 4);
 /// The resource type of a topic in a request for settings.
 const TOPIC_RESOURCE: i8 = 2;
@@ -63,6 +65,18 @@ pub fn elect_preferred_leaders(broker: &str, partitions: &[PartitionReplicas]) {
     body.no_tags();
     let error = request(broker, ELECT_LEADERS, &body.0).i16();
     assert!([NO_ERROR, ELECTION_NOT_NEEDED].contains(&error), "{broker} rejected the election: error {error}");
+}
+
+/// Deletes a topic.
+pub fn delete_topic(broker: &str, topic: &str) {
+    let mut body = Body::default();
+    body.length(1);
+    body.text(topic);
+    body.i32(timeout_ms());
+    body.no_tags();
+    let mut reply = request(broker, DELETE_TOPICS, &body.0);
+    assert_eq!((reply.length(), reply.text().as_deref()), (Some(1), Some(topic)));
+    assert_eq!(reply.i16(), NO_ERROR, "{broker} did not delete {topic}");
 }
 
 /// The value of one setting in force for each of these topics, with its topic. An unset setting has no value.

@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use serde::Deserialize;
 use tempfile::TempDir;
 
-use super::kafka_admin::{PartitionReplicas, elect_preferred_leaders, set_replicas, topic_setting};
+use super::kafka_admin::{PartitionReplicas, delete_topic, elect_preferred_leaders, set_replicas, topic_setting};
 use super::random::Random;
 use super::services::{Outage, Process, free_address, silent, wait_until};
 
@@ -330,6 +330,11 @@ impl KafkaCluster {
                     .all(|each| listing.leader_of(&each.topic, each.partition) == each.replicas.first().copied())
             })
         });
+    }
+
+    /// Deletes a topic as another application would.
+    pub fn delete_topic(&self, topic: &str) {
+        delete_topic(&self.nodes[0].address, topic);
     }
 
     /// The node whose broker coordinates the transactions of this id.

@@ -23,6 +23,7 @@ mod full_disk;
 mod growth_nodes;
 mod hold_crash;
 mod hold_heard;
+mod hold_missing_topic;
 mod hold_model;
 mod hold_nodes;
 mod hold_outage;

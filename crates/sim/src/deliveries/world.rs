@@ -10,7 +10,7 @@ use whimbrel_model::ports::{LogError, ProgressError};
 use whimbrel_model::subscription::{Mode, OnExhausted, Ordering, RetryPolicy};
 use whimbrel_model::{Headers, PartitionId, Record, SubscriptionNumber, SubscriptionSpec, Timestamp};
 use whimbrel_roles::center::dispatch::judge::{Failure, Verdict, judge};
-use whimbrel_roles::center::dispatch::letters::{Parcel, RetryTopic, buried};
+use whimbrel_roles::center::dispatch::letters::{BroughtRetry, Parcel, RetryTopic, buried};
 use whimbrel_roles::center::dispatch::line::{Line, LineRules, Next};
 use whimbrel_roles::center::dispatch::window::{Arrival, Ticket, WindowLimits};
 
@@ -120,12 +120,16 @@ impl World {
     // ---- the world around ----------------------------------------------------------------------------------------
 
     pub fn publish(&mut self, key: Option<&str>, size: usize) {
+        self.publish_with(key, size, Headers::EMPTY);
+    }
+
+    pub fn publish_with(&mut self, key: Option<&str>, size: usize, headers: Headers) {
         let number = self.truth.messages.len();
         let key = key.map(|key| Bytes::copy_from_slice(key.as_bytes()));
         let id = self.log.place_of(key.as_deref(), number as u64);
         let mut value = format!("{number} ").into_bytes();
         value.resize(value.len().max(size), b'.');
-        let record = Record { key: key.clone(), value: value.into(), headers: Headers::EMPTY, timestamp: self.now() };
+        let record = Record { key: key.clone(), value: value.into(), headers, timestamp: self.now() };
         self.largest = self.largest.max(record.size());
         let offset = self.log.append(id, record);
         self.truth.published(id, offset, key.map(|key| key.to_vec()), self.time);
@@ -325,6 +329,7 @@ impl World {
 
     /// A read is answered. False where it waits at the tail.
     pub fn finish_read(&mut self, node: usize, index: usize, fails: bool) -> Check<bool> {
+        let now = self.now();
         let Some(owner) = &mut self.nodes[node] else { return Ok(false) };
         let (incarnation, wanted) = owner.reads[index];
         if incarnation != owner.line.incarnation {
@@ -345,6 +350,13 @@ impl World {
                 // How the topic grew is known, and its partitions are open, before anything that came after it is taken in.
                 self.log.ids().for_each(|id| owner.open(id));
                 owner.line.window.set_growths(TOPIC, &self.log.growths);
+                for stored in batch.records.iter().filter(|_| !wanted.again) {
+                    let brought = match wanted.partition {
+                        RETRIES => BroughtRetry::of_letter(&stored.record),
+                        _ => BroughtRetry::of(&stored.record),
+                    };
+                    owner.line.judge_saved_retry(wanted.partition, stored.offset, &brought, now);
+                }
                 let arrivals = batch.records.into_iter().map(|stored| Arrival {
                     offset: stored.offset,
                     key: stored.record.key.clone(),
@@ -418,7 +430,8 @@ impl World {
         let now = self.now();
         let Some(owner) = &mut self.nodes[node] else { return };
         let message = message_number(&out.parcel.record);
-        match owner.line.failed(out.ticket, out.attempt, failure, None, now, random) {
+        let own = out.parcel.own_retry();
+        match owner.line.failed(out.ticket, out.attempt, failure, own, now, random) {
             Next::Parked(until) => owner.remember_try(out.read_at, true, until),
             Next::Hold(due) => {
                 let topic: Arc<str> = "_retry.billing".into();

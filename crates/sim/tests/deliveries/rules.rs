@@ -3,7 +3,8 @@
 //! that is not done, a key's messages are first taken in order, and an owner goes on exactly where its progress was saved.
 
 use super::scene::{Scene, key_with, ordered, unordered, without_retries};
-use whimbrel_model::subscription::OnExhausted;
+use whimbrel_model::Headers;
+use whimbrel_model::subscription::{HEADER_DELIVERY, OnExhausted};
 use whimbrel_sim::deliveries::endpoint::Endpoint;
 use whimbrel_sim::deliveries::log::{DEAD, RETRIES};
 use whimbrel_sim::deliveries::truth::Starts;
@@ -225,6 +226,24 @@ fn attempts_the_ladder_goes_on_where_it_was_after_a_crash() {
     scene.wait(1, HOUR);
     assert_eq!(scene.world.calls, 6, "six attempts in all, whoever made them");
     assert!(scene.world.truth.messages[0].is_buried);
+}
+
+#[test]
+fn own_rule_a_messages_own_interval_outlives_a_crash() {
+    let mut scene = Scene::new(ordered());
+    scene.bad_key("a", HOUR);
+    let mut headers = Headers::builder();
+    headers.push(HEADER_DELIVERY, br#"{"retry":{"times":3,"schedule_ms":[604800000]}}"#);
+    scene.world.publish_with(Some("a"), 10, headers.take());
+    scene.wait(0, 2_000);
+    let id = scene.world.log.ids().next().unwrap();
+    let before = scene.world.memory(0, id);
+    scene.world.crash(0);
+    scene.take(1);
+    scene.wait(1, 2 * HOUR);
+    assert_eq!(scene.world.memory(1, id), before, "it was tried before its time");
+    scene.wait(1, 8 * 24 * HOUR);
+    assert_eq!(scene.taken(), [1]);
 }
 
 #[test]

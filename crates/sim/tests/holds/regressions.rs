@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::scene::{Scene, quiet, withdraw};
 use whimbrel_model::ports::{Ask, HoldQuery, HoldsError, NewDue, Told};
-use whimbrel_model::{Ending, HoldEnd, Timestamp, TopicNumber};
+use whimbrel_model::{Ending, Hold, HoldEnd, Timestamp, TopicNumber};
 use whimbrel_roles::center::HoldsSettings;
 use whimbrel_sim::holds::world::CommitFault;
 
@@ -143,4 +143,40 @@ fn a_window_too_small_for_what_is_near_was_filled_and_emptied_on_and_on() {
     assert_eq!(scene.world.truth.fired, 0);
     scene.wait(0, 3_000);
     assert_eq!(scene.world.truth.fired, 6);
+}
+
+#[test]
+fn holds_of_a_topic_that_takes_nothing_left_no_room_for_others() {
+    const MANY: u64 = 40;
+    let settings = HoldsSettings { window_bytes: 2_000, checkpoint_interval: Duration::from_millis(100), ..quiet() };
+    let mut scene = Scene::new(settings);
+    scene.world.closed.insert(TopicNumber(1));
+    for each in 0..MANY {
+        scene.append(&scene.hold(&format!("closed{each}"), 1_000));
+    }
+    let others = [2_000, 20_000, 40_000].map(|due_in_ms| Hold {
+        topic: TopicNumber(2),
+        topic_name: "payments".into(),
+        ..scene.hold(&format!("other{due_in_ms}"), due_in_ms)
+    });
+    others.iter().for_each(|hold| scene.append(hold));
+    scene.run(0);
+    for fired in 0..=others.len() {
+        assert_eq!(scene.world.truth.fired, fired as u64, "at {}", scene.now());
+        let until = others.get(fired).map_or(scene.now(), |hold| hold.due.as_millis());
+        while scene.now() < until {
+            scene.wait(0, 250);
+        }
+    }
+    // One of them is withdrawn and one is moved while their topic takes nothing; the others are fired when it does.
+    let (withdrawn, moved) = (scene.hold("closed7", 0), scene.hold("closed30", 0));
+    assert_eq!(scene.told(withdraw(&withdrawn)), Told::Withdrawn);
+    let due = Timestamp::from_millis(scene.now() + MINUTE);
+    let extend = Ask::Extend { id: moved.id, to: NewDue::Until(due), if_version: None, key: None };
+    assert!(matches!(scene.told(extend), Told::Rescheduled { .. }));
+    scene.world.closed.clear();
+    (0..40).for_each(|_| scene.wait(0, 250));
+    assert_eq!(scene.world.truth.fired, others.len() as u64 + MANY - 2);
+    scene.wait(0, MINUTE);
+    assert_eq!(scene.world.truth.fired, others.len() as u64 + MANY - 1);
 }

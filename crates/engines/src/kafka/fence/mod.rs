@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio::sync::oneshot;
-use whimbrel_model::EventSink;
 use whimbrel_model::ports::{CommitOutcome, Entry, LogError};
+use whimbrel_model::{EventSink, PartitionId, TopicNumber};
 
 use self::transaction::{FencedProducer, WriteError};
 use super::append::check_record;
@@ -156,7 +156,7 @@ impl FencedProducer {
         for (index, entry) in entries.iter().enumerate() {
             match self.check(entry).await {
                 Ok(topic) => topics.push(topic),
-                Err(error) => return failed(index, error),
+                Err(error) => return self.failed(index, error),
             }
         }
         match self.begin_and_write(&topics, entries, write_deadline).await {
@@ -172,7 +172,7 @@ impl FencedProducer {
                 if matches!(self.end_open(Instant::now() + CLEAN_UP_MAX).await, Err(WriteError::Fenced)) {
                     return CommitOutcome::Fenced;
                 }
-                failed(index, error)
+                self.failed(index, error)
             }
             Err(WriteError::Blocked { partitions, error }) => {
                 if matches!(self.end_open(Instant::now() + CLEAN_UP_MAX).await, Err(WriteError::Fenced)) {
@@ -193,12 +193,20 @@ impl FencedProducer {
         check_record(&entry.record, topic.record_bytes_max)?;
         Ok(topic)
     }
-}
 
-/// The outcome of a commit of which nothing is written because of the entry at `index`.
-fn failed(index: usize, error: LogError) -> CommitOutcome {
-    match error {
-        LogError::Unavailable(_) | LogError::Overloaded(_) | LogError::Unknown(_) => CommitOutcome::NotNow(error),
-        refused => CommitOutcome::Refused { index, error: refused },
+    /// The outcome of a commit of which nothing is written because of the entry at `index`.
+    fn failed(&self, index: usize, error: LogError) -> CommitOutcome {
+        match error {
+            LogError::Unavailable(_) | LogError::Overloaded(_) | LogError::Unknown(_) => CommitOutcome::NotNow(error),
+            LogError::UnknownPartition(partition) if self.is_topic_missing(partition.topic) => {
+                let error = LogError::UnknownPartition(PartitionId::new(partition.topic, 0));
+                CommitOutcome::Refused { index, error }
+            }
+            refused => CommitOutcome::Refused { index, error: refused },
+        }
+    }
+
+    fn is_topic_missing(&self, number: TopicNumber) -> bool {
+        self.context.known.get(number).is_some_and(|topic| topic.missing.is_whole_topic())
     }
 }

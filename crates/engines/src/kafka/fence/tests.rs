@@ -545,7 +545,7 @@ impl Respond for Deleted {
 }
 
 #[tokio::test]
-async fn a_second_commit_to_a_missing_partition_is_refused_without_a_request() {
+async fn a_second_commit_to_a_missing_topic_is_refused_without_a_request() {
     let brokers = Deleted::default();
     let stub = StubCluster::start_with(1, brokers.clone()).await;
     let context = context(&stub, 4);
@@ -553,12 +553,15 @@ async fn a_second_commit_to_a_missing_partition_is_refused_without_a_request() {
     stub.delete_topic();
     let topic = context.known.get(NUMBER).unwrap();
     let fence = FenceHandle::open(context).await.unwrap();
-    let missing = CommitOutcome::Refused { index: 0, error: LogError::UnknownPartition(PartitionId::new(NUMBER, 2)) };
+    // The whole topic is missing, which its first partition stands for.
+    let missing = CommitOutcome::Refused { index: 0, error: LogError::UnknownPartition(PartitionId::new(NUMBER, 0)) };
     assert_eq!(fence.commit(vec![entry(2)]).await, missing);
     let requests = *brokers.requests.lock().unwrap();
     assert!(requests > 0);
     // The time is that of this moment, however slow the first commit was.
-    topic.missing.learn(2, true, Instant::now());
-    assert_eq!(fence.commit(vec![entry(2)]).await, missing);
+    topic.missing.learn_all_missing(4, Instant::now());
+    for index in [2, 3] {
+        assert_eq!(fence.commit(vec![entry(index)]).await, missing);
+    }
     assert_eq!(*brokers.requests.lock().unwrap(), requests);
 }

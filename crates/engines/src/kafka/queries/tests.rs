@@ -67,7 +67,7 @@ async fn a_topic_that_one_broker_has_is_not_missing() {
     brokers.delete_topic();
     brokers.set_topic(1, TopicView { partitions: PARTITIONS, leader: 1, leader_epoch: 0 });
     assert_eq!(queries.is_missing(&topic, 0).await, Ok(false));
-    assert_eq!(topic.missing.at(0), None);
+    assert!(!topic.missing.is_whole_topic());
 }
 
 #[tokio::test]
@@ -78,6 +78,7 @@ async fn a_missing_partition_is_remembered_and_asked_for_again_later() {
     brokers.delete_topic();
     assert_eq!(queries.is_still_missing(&topic, 0).await, Ok(false), "it was not missing before");
     assert_eq!(queries.is_missing(&topic, 0).await, Ok(true));
+    assert!((0..PARTITIONS as u32).all(|index| topic.missing.at(index).is_some()), "the whole topic is missing");
     brokers.set_topic(0, TopicView { partitions: PARTITIONS, leader: 0, leader_epoch: 0 });
     // The brokers are not asked: they would report that it exists.
     let now = Instant::now();

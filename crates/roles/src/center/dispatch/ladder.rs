@@ -8,6 +8,9 @@ use whimbrel_model::subscription::{OnExhausted, RETRY_AFTER_MAX, RetryPolicy};
 /// How much later than the schedule says a retry may be, in parts of a thousand: what failed together does not come back together.
 const JITTER_PER_MILLE: u64 = 100;
 
+/// What the clocks of two owners may differ by, with room to spare: a time that one saved is judged by the other.
+const SAVED_SLACK: Duration = Duration::from_secs(60);
+
 /// What comes after a failed attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
@@ -60,7 +63,7 @@ impl Ladder<'_> {
         };
         let wait_ms = step.as_millis().saturating_sub(now.as_millis()).max(0) as u64;
         let jitter = Duration::from_millis((wait_ms / 1000).saturating_mul(JITTER_PER_MILLE).max(1));
-        let latest = later(step, jitter).max(later(now, RETRY_AFTER_MAX));
+        let latest = later(later(step, jitter).max(later(now, RETRY_AFTER_MAX)), SAVED_SLACK);
         if saved <= latest { saved } else { step }
     }
 }
@@ -126,6 +129,7 @@ mod tests {
         };
         assert_eq!(resumed(1, 86_400_000), 1_000, "a day ahead");
         assert_eq!(resumed(1, 3_600_000), 3_600_000, "the endpoint may have asked for an hour");
+        assert_eq!(resumed(1, 3_600_500), 3_600_500, "and the earlier owner's clock may have been ahead");
         assert_eq!(resumed(1, -5_000), -5_000, "what is over is over");
         assert_eq!(resumed(2, 7_900_000), 7_900_000, "its step, with jitter");
         assert_eq!(resumed(2, 8_000_000), 7_200_000);

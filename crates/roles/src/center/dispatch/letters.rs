@@ -8,13 +8,15 @@ use bytes::Bytes;
 use whimbrel_model::hold::{HEADER_DUE, HEADER_PUBLISHED_AT};
 use whimbrel_model::id::id_from_place;
 use whimbrel_model::record::HEADER_ID;
-use whimbrel_model::subscription::{DeliveryRule, HEADER_DELIVERY, HEADER_ORIGIN, Origin};
+use whimbrel_model::subscription::{DeliveryRule, HEADER_DELIVERY, HEADER_ORIGIN, Origin, RetryPolicy};
 use whimbrel_model::{
     Headers, HeadersBuilder, HeldMessage, Hold, HoldId, PartitionId, Record, SubscriptionNumber, Timestamp, TopicNumber,
 };
 
 use super::judge::Failure;
 
+/// What the ids of holds begin with that retries are made of.
+pub const RETRY_PURPOSE: &str = "retry";
 /// Bytes of an answer that a dead letter shows.
 const LETTER_ANSWER_BYTES: usize = 2 << 10;
 
@@ -46,7 +48,7 @@ impl Parcel {
             ms.map(Timestamp::from_millis)
         };
         let (published_at, due) = (time(HEADER_PUBLISHED_AT), time(HEADER_DUE));
-        let rule = headers.get(HEADER_DELIVERY).and_then(|json| serde_json::from_slice(json).ok());
+        let rule = rule_in(headers);
         Self {
             topic: Arc::clone(topic),
             place,
@@ -80,6 +82,11 @@ impl Parcel {
         Some((parcel, origin))
     }
 
+    /// The message's own policy for its retries.
+    pub fn own_retry(&self) -> Option<&RetryPolicy> {
+        self.rule.as_ref().and_then(|rule| rule.retry.as_ref())
+    }
+
     /// What is left of a message that the log has no more.
     pub fn lost(topic: &Arc<str>, place: PartitionId, offset: u64, run: u32, now: Timestamp) -> Self {
         let record = Record { key: None, value: Bytes::new(), headers: Headers::EMPTY, timestamp: now };
@@ -109,7 +116,7 @@ impl Parcel {
     pub fn hold(&self, number: SubscriptionNumber, origin: &Origin, to: RetryTopic<'_>, due: Timestamp) -> Hold {
         let record = self.letter(origin, self.published_at);
         Hold {
-            id: HoldId::new(&origin.made_id("retry", number)),
+            id: HoldId::new(&origin.made_id(RETRY_PURPOSE, number)),
             topic: to.number,
             topic_name: Arc::clone(to.name),
             due,
@@ -129,6 +136,31 @@ impl Parcel {
         headers.push(HEADER_ORIGIN, &json);
         headers.push_all(own);
         Record { key: self.record.key.clone(), value: self.record.value.clone(), headers: headers.take(), timestamp }
+    }
+}
+
+fn rule_in(headers: &Headers) -> Option<DeliveryRule> {
+    headers.get(HEADER_DELIVERY).and_then(|json| serde_json::from_slice(json).ok())
+}
+
+/// What a message's record says about its retries.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct BroughtRetry {
+    /// Attempts that were made before this record was written.
+    pub attempts_before: u32,
+    /// The message's own policy.
+    pub own: Option<RetryPolicy>,
+}
+
+impl BroughtRetry {
+    pub fn of(record: &Record) -> Self {
+        Self { attempts_before: 0, own: rule_in(&record.headers).and_then(|rule| rule.retry) }
+    }
+
+    /// Of a record of a retry topic.
+    pub fn of_letter(record: &Record) -> Self {
+        let Some((parcel, origin)) = Parcel::of_letter(record) else { return Self::default() };
+        Self { attempts_before: origin.attempts, own: parcel.own_retry().cloned() }
     }
 }
 

@@ -9,6 +9,7 @@ mod following;
 mod letters;
 mod pulling;
 mod reading;
+mod retry_holds;
 mod saving;
 mod settling;
 
@@ -22,8 +23,8 @@ use roaring::RoaringTreemap;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use whimbrel_model::ports::{
-    AttemptNote, CallTarget, Callbacks, CountQuery, DispatchAsk, DispatchError, DispatchTold, Holds, LastError, Log,
-    Notebook, PortFuture, Progress, ProgressError, ProgressPlace, ProgressRow,
+    AttemptNote, CallTarget, Callbacks, DispatchAsk, DispatchError, DispatchTold, Holds, LastError, Log, Notebook,
+    PortFuture, Progress, ProgressError, ProgressPlace, ProgressRow,
 };
 use whimbrel_model::{
     Clock, Event, EventSink, HOLDS_TOPIC, PartitionId, Record, SubscriptionNumber, Timestamp, TopicNumber,
@@ -50,8 +51,6 @@ use settling::{AppendDone, Settlement};
 const CLOCK_SLACK_MS: i64 = 500;
 /// How often topics are looked at and figures are noted.
 const HOUSEKEEPING: Duration = Duration::from_millis(500);
-/// How often the retries that wait as holds are counted.
-const COUNT_EVERY: Duration = Duration::from_secs(15);
 /// How long what failed rests before it is tried again.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 /// Things that were under way and ended, taken in before new ones are begun.
@@ -60,8 +59,6 @@ const TAKEN_AT_ONCE: usize = 256;
 const NOTES_AT_ONCE: usize = 4096;
 /// How long the last save may take when a subscription is given up.
 const LAST_SAVE_WITHIN: Duration = Duration::from_secs(3);
-/// Buckets so wide that a count is one number, or few.
-const ONE_BUCKET: Duration = Duration::from_secs(366 * 86_400);
 
 /// What all subscriptions work with.
 pub struct Tools {
@@ -132,6 +129,8 @@ pub struct Runner {
     /// Retries that wait as holds, about.
     retry_holds: u64,
     counted_at: Option<Instant>,
+    /// When the due times of retries that wait as holds are checked: once after the takeover, and after the clock was set back.
+    retry_check_at: Option<Instant>,
     /// Offsets of dead letters that were redriven, and whether that is not saved yet.
     redriven: RoaringTreemap,
     redriven_changed: bool,
@@ -274,6 +273,7 @@ impl Runner {
             failing_since: None,
             retry_holds: 0,
             counted_at: None,
+            retry_check_at: Some(Instant::now()),
             redriven: RoaringTreemap::new(),
             redriven_changed: false,
             redriving: false,
@@ -373,6 +373,7 @@ impl Runner {
         self.leases.set_back(by);
         self.held_off = self.held_off.map(|until| until.saturating_sub(by));
         self.failing_since = self.failing_since.map(|since| since.saturating_sub(by));
+        self.retry_check_at = Some(Instant::now());
     }
 
     /// A number that nobody can foresee, and that need not be better than that.
@@ -386,6 +387,7 @@ impl Runner {
     fn keep_house(&mut self) {
         self.follow_topics();
         self.count_retry_holds();
+        self.check_retry_holds();
         self.end_replays();
         self.flush_notes();
         let in_flight: usize = self.lines.values().map(|line| line.window.in_flight()).sum();
@@ -472,37 +474,6 @@ impl Runner {
                 runner.fails_no_more();
                 if let Err(error) = outcome {
                     tracing::error!(%error, subscription = %runner.subscription.name, "it could not be disabled");
-                }
-            });
-            after
-        }));
-    }
-
-    /// Counts the retries that wait as holds, now and then: what is counted along drifts when holds are withdrawn.
-    fn count_retry_holds(&mut self) {
-        if self.subscription.stored.spec.retries_in_place()
-            || self.counted_at.is_some_and(|at| at.elapsed() < COUNT_EVERY)
-        {
-            return;
-        }
-        let Some(topic) = self.retry_source() else { return };
-        self.counted_at = Some(Instant::now());
-        let holds = Arc::clone(&self.reach.holds);
-        self.chores.push(Box::pin(async move {
-            let query = CountQuery { topic: Some(topic), from: None, to: None, bucket: ONE_BUCKET };
-            let mut counted = Some(0);
-            for shard in 0..holds.shards() {
-                match holds.ask(shard, whimbrel_model::ports::Ask::Count(query.clone())).await {
-                    Ok(whimbrel_model::ports::Told::Counted(buckets)) => {
-                        let sum: u64 = buckets.iter().map(|(_, count)| count).sum();
-                        counted = counted.map(|total: u64| total + sum);
-                    }
-                    _ => counted = None,
-                }
-            }
-            let after: Box<dyn FnOnce(&mut Self) + Send> = Box::new(move |runner| {
-                if let Some(counted) = counted {
-                    runner.retry_holds = counted;
                 }
             });
             after

@@ -159,13 +159,19 @@ impl CommitTarget<'_> {
     fn refused(&self, places: &[Place], decisions: &[Decision], refused: usize, error: LogError) -> Committed {
         let Some(of) = refused_decision(places, decisions, refused) else { return Committed::NotNow(error) };
         match (&decisions[of], places[of], &error) {
-            (Decision::Fire(hold), Place::Message(_, partition), LogError::UnknownPartition(_)) => {
+            (Decision::Fire(hold), Place::Message(_, partition), LogError::UnknownPartition(missing)) => {
                 self.blocked().forget(partition);
-                let goes_there = |place: &Place| matches!(place, Place::Message(_, other) if *other == partition);
+                // No topic is without its first partition.
+                let is_whole_topic = missing.index == 0;
+                let goes_there = |place: &Place| match place {
+                    Place::Message(_, other) if is_whole_topic => other.topic == partition.topic,
+                    Place::Message(_, other) => *other == partition,
+                    Place::LeftOut | Place::Record(_) => false,
+                };
                 let indexes = (0..places.len()).filter(|index| goes_there(&places[*index])).collect();
                 let (index, topic) = (partition.index, &hold.topic_name);
-                let why =
-                    format!("the log has no partition {index} of topic `{topic}`: it was deleted outside Whimbrel");
+                let what = if is_whole_topic { String::new() } else { format!("partition {index} of ") };
+                let why = format!("the log has no {what}topic `{topic}`: it was deleted outside Whimbrel");
                 Committed::Refused { indexes, why }
             }
             _ => Committed::Refused { indexes: vec![of], why: error.to_string() },

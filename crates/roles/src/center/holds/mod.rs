@@ -5,6 +5,7 @@
 //! the design; each rule has its test.
 
 mod alarm;
+pub mod aside;
 mod blocked;
 pub mod clock;
 mod commit;

@@ -18,6 +18,7 @@ mod committing;
 mod folding;
 mod looking;
 mod saving;
+mod setting_aside;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -29,6 +30,7 @@ use whimbrel_model::ports::{
 use whimbrel_model::{Hold, HoldEnd, HoldId, Timestamp};
 
 use super::IdMap;
+use super::aside::Aside;
 use super::clock::{OwnerClock, Reading};
 use super::settings::HoldsSettings;
 use super::unsaved::Unsaved;
@@ -233,8 +235,9 @@ pub struct Shard {
     commit_again_at: Option<Timestamp>,
     /// Holds that can never be written, with the reason.
     doomed: Vec<(Arc<Hold>, Box<str>)>,
-    /// Holds whose topic takes nothing at the moment, and when they are tried again.
-    postponed: Vec<(Timestamp, Arc<Hold>)>,
+    /// Holds whose topic takes nothing at the moment, and the page of them that the store is asked for.
+    aside: Aside,
+    scanning: Option<(Token, u64)>,
 
     arrived: Vec<Waiting>,
     /// Wait for the outcome of the commit under way.
@@ -268,6 +271,7 @@ impl Shard {
         let skew = i64::try_from(settings.clock_skew.as_millis()).unwrap_or(i64::MAX);
         let now = reading.wall;
         let window = Window::new(now, settings.window_bytes / shards.max(1) as usize);
+        let aside = Aside::new(now, window.bytes_max() / setting_aside::WINDOW_PART);
         Self {
             epoch,
             clock: OwnerClock::new(reading, skew),
@@ -299,7 +303,8 @@ impl Shard {
             deciding: IdMap::default(),
             commit_again_at: None,
             doomed: Vec::new(),
-            postponed: Vec::new(),
+            aside,
+            scanning: None,
             arrived: Vec::new(),
             blocked: Vec::new(),
             asking_end: BTreeMap::new(),
@@ -332,8 +337,8 @@ impl Shard {
 
     pub fn figures(&self) -> ShardFigures {
         ShardFigures {
-            window_holds: self.window.count(),
-            window_bytes: self.window.bytes(),
+            window_holds: self.window.count() + self.aside.count(),
+            window_bytes: self.window.bytes() + self.aside.bytes(),
             unsaved_bytes: self.unsaved.bytes_in_all(),
             commands: self.waiting,
             folded: self.folded,
@@ -359,7 +364,11 @@ impl Shard {
             Input::Read(read) => self.read(read, &mut effects),
             Input::End { token, end } => self.end_known(token, end, &mut effects),
             Input::Got { token, found } => self.got(token, found, &mut effects),
-            Input::Due { token, found } => self.filled(token, found, &mut effects),
+            Input::Due { token, found } => {
+                if !self.scanned(token, &found) {
+                    self.filled(token, found, &mut effects);
+                }
+            }
             Input::Listed { token, found } => self.listed(token, found, &mut effects),
             Input::ListedDead { token, found } => self.listed_dead(token, found, &mut effects),
             Input::Counted { token, found } => self.counted(token, found, &mut effects),
@@ -391,6 +400,7 @@ impl Shard {
         }
         self.advance_commands(effects);
         self.fill(effects);
+        self.scan_aside(effects);
         self.carry_on(effects);
         self.decide(effects);
     }
@@ -410,9 +420,9 @@ impl Shard {
             if self.under_way.is_none() {
                 times.extend(match self.commit_again_at {
                     Some(again_at) => Some(again_at),
-                    None => self.window.next_due(),
+                    None => self.window.next_due().into_iter().chain(self.aside.retry_at()).min(),
                 });
-                times.extend(self.postponed.iter().map(|(again_at, _)| *again_at).min());
+                times.extend(self.aside.scan_at().filter(|_| self.scanning.is_none()));
             }
             times.extend(self.fill_at());
             if self.carry.is_none() {
@@ -486,7 +496,8 @@ impl Shard {
         (self.filling, self.fill_again_at) = (None, None);
         self.carry = None;
         self.doomed.clear();
-        self.postponed.clear();
+        self.aside = Aside::new(self.clock.now(), self.aside.bytes_max());
+        self.scanning = None;
         self.deciding.clear();
         self.under_way = None;
         self.commit_again_at = None;

@@ -186,7 +186,7 @@ impl Runner {
     pub(super) fn failed(&mut self, outgoing: Outgoing, failure: Failure, took: Duration, now: Timestamp) {
         self.note_health(&failure, now);
         let random = self.random();
-        let own = outgoing.parcel.rule.as_ref().and_then(|rule| rule.retry.clone());
+        let own = outgoing.parcel.own_retry().cloned();
         let Some(line) = self.line_at(outgoing.out.line, outgoing.out.incarnation) else { return };
         let next = line.failed(outgoing.out.ticket, outgoing.attempt, &failure, own.as_ref(), now, random);
         if next == Next::Stale {

@@ -193,12 +193,7 @@ impl Runner {
             return Some(Resume::at(start));
         }
         match saved::decode(&row.state) {
-            Ok((mut resume, failing_since)) => {
-                let now = self.now();
-                let ladder = self.lines[&line].rules.ladder(None);
-                for (_, attempts, next) in &mut resume.retries {
-                    *next = ladder.resume(*attempts, *next, now);
-                }
+            Ok((resume, failing_since)) => {
                 self.failing_since = self.failing_since.into_iter().chain(failing_since).min();
                 Some(resume)
             }

@@ -10,7 +10,7 @@ use whimbrel_model::{Event, PartitionId};
 use super::following::Source;
 use super::settling::{OutAs, Why};
 use super::{RETRY_AFTER, Runner};
-use crate::center::dispatch::letters::Parcel;
+use crate::center::dispatch::letters::{BroughtRetry, Parcel};
 use crate::center::dispatch::window::{Arrival, ReadWanted, Ticket};
 
 /// How long a read waits at the tail before it is begun anew.
@@ -111,11 +111,21 @@ impl Runner {
             })
             .collect();
         self.retry_holds = self.retry_holds.saturating_sub(arrived_retries);
+        let now = self.now();
         let line = self.lines.get_mut(&number).expect("it was just there");
         if wanted.again {
             let lost = line.window.take_again(wanted, arrivals, batch.next);
             self.bury_lost(number, wanted.partition, lost, "is no longer in the log");
         } else if line.window.joins_on(&wanted) {
+            // A saved retry time is judged here, where the message's own rule is known.
+            for Arrival { offset, body, .. } in &arrivals {
+                if let Some(record) = body
+                    && line.window.has_saved_retry(wanted.partition, *offset)
+                {
+                    let brought = if is_retry { BroughtRetry::of_letter(record) } else { BroughtRetry::of(record) };
+                    line.judge_saved_retry(wanted.partition, *offset, &brought, now);
+                }
+            }
             line.window.take_in(wanted.partition, arrivals, batch.next);
         }
     }

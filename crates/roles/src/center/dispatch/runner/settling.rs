@@ -1,6 +1,7 @@
 //! Settling: a failed message becomes a hold on the retry topic or a dead letter, and is done when that is durable.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use whimbrel_model::ports::{Entry, LogError};
@@ -67,8 +68,20 @@ impl Runner {
     }
 
     fn settle(&mut self, mut settlement: Settlement, now: Timestamp) {
+        settlement.due = self.judged_due(&settlement, now);
         settlement.entry = self.entry_of(&settlement, now);
         self.to_append.push(settlement);
+    }
+
+    /// When the retry is due. The clock may have been set back since that was decided.
+    fn judged_due(&self, settlement: &Settlement, now: Timestamp) -> Timestamp {
+        let Settlement { out, kind, parcel, origin, due, .. } = settlement;
+        match self.lines.get(&out.line) {
+            Some(line) if *kind == Kind::Hold => {
+                line.rules.ladder(parcel.own_retry()).resume(origin.attempts, *due, now)
+            }
+            _ => *due,
+        }
     }
 
     fn entry_of(&self, settlement: &Settlement, now: Timestamp) -> Option<Entry> {
@@ -113,6 +126,10 @@ impl Runner {
     pub(super) fn appended(&mut self, done: AppendDone) {
         let now = self.now();
         for (settlement, outcome) in done.settlements.into_iter().zip(done.outcomes) {
+            if outcome.is_ok() && self.judged_due(&settlement, now) != settlement.due {
+                // The clock was set back while the hold was on its way.
+                self.retry_check_at = Some(Instant::now());
+            }
             let Settlement { out: OutAs { line, incarnation, ticket }, kind, .. } = settlement;
             let Some(line) = self.line_at(line, incarnation) else { continue };
             match outcome {

@@ -218,6 +218,14 @@ impl<B> Partition<B> {
         self.ahead.as_ref().is_some_and(|ahead| offset < ahead.read_to && !ahead.unfinished.contains(offset))
     }
 
+    pub fn saved_retry(&self, offset: u64) -> Option<&(u32, Timestamp)> {
+        self.ahead.as_ref()?.retries.get(&offset)
+    }
+
+    pub fn saved_retry_mut(&mut self, offset: u64) -> Option<&mut (u32, Timestamp)> {
+        self.ahead.as_mut()?.retries.get_mut(&offset)
+    }
+
     pub fn resumed_retry(&mut self, offset: u64) -> Option<(u32, Timestamp)> {
         self.ahead.as_mut()?.retries.remove(&offset)
     }

@@ -116,6 +116,18 @@ async fn a_partition_that_does_not_exist_refuses_all_its_messages_at_once_and_na
     assert!(why.contains("`orders`") && !why.contains("9/1"), "{why}");
 }
 
+#[tokio::test]
+async fn a_topic_that_does_not_exist_refuses_the_messages_of_all_its_partitions_at_once() {
+    let (log, blocked) = (ScriptedLog::default(), Mutex::default());
+    let error = LogError::UnknownPartition(partition(0));
+    log.outcomes.lock().unwrap().push_back(CommitOutcome::Refused { index: 0, error });
+    let Committed::Refused { indexes, why } = fire_into(&log, &blocked, &[3, 1, 2, 1]).await else {
+        panic!("it is refused")
+    };
+    assert_eq!(indexes, [0, 1, 2, 3]);
+    assert_eq!(why, "the log has no topic `orders`: it was deleted outside Whimbrel");
+}
+
 #[test]
 fn only_a_message_or_what_is_taken_in_can_be_refused_for_good() {
     let one = hold("a", 5);

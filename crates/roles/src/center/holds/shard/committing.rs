@@ -128,9 +128,7 @@ impl Shard {
         self.gather_commands(&mut gathering, effects);
         self.gather_carried(&mut gathering, effects);
         let (holds_max, bytes_max) = (self.settings.commit_holds, self.settings.commit_bytes);
-        for (_, hold) in self.postponed.extract_if(.., |(again_at, _)| *again_at <= now).collect::<Vec<_>>() {
-            self.window.put_back(&hold);
-        }
+        self.retry_aside(now);
         let mut decided_upon = Vec::new();
         while gathering.is_within(holds_max, bytes_max)
             && let Some(hold) = self.window.pop_due(now)
@@ -280,18 +278,6 @@ impl Shard {
                 }
                 self.take_back(under_way, false);
             }
-        }
-    }
-
-    /// A message whose topic takes nothing at this moment: it is tried again soon, and the others do not wait for it.
-    fn postpone(&mut self, decision: &Decision, waiting: Option<Waiting>, effects: &mut Vec<Effect>) {
-        self.deciding.remove(decision.id());
-        if let Decision::Fire(hold) = decision {
-            self.postponed.push((after(self.clock.now(), RETRY_AFTER), Arc::clone(hold)));
-        }
-        if let Some(waiting) = waiting {
-            let why = "the topic takes nothing at this moment; this passes".to_owned();
-            self.answer(waiting, Err(HoldsError::Unavailable(why)), effects);
         }
     }
 

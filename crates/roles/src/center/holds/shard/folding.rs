@@ -75,7 +75,8 @@ impl Shard {
         if let Some(state) = self.unsaved.get(id) {
             return Some(Resolved { state: Some(state.clone()), stored: None });
         }
-        let from_store = self.deciding.get(id).and_then(Option::as_ref).or_else(|| self.window.get(id))?;
+        let from_store = self.deciding.get(id).and_then(Option::as_ref).or_else(|| self.window.get(id));
+        let from_store = from_store.or_else(|| self.aside.get(id))?;
         Some(Resolved::from_store(Some(Known::Pending(Arc::clone(from_store)))))
     }
 
@@ -191,7 +192,8 @@ impl Shard {
             }
             HoldRecord::Ended { id, end } | HoldRecord::CarriedEnd { id, end } => {
                 // Nearly all that end come from the window. What is unsaved too knows its row itself.
-                let stored = match self.window.remove(&id) {
+                let (near, aside) = (self.window.remove(&id), self.aside.remove(&id));
+                let stored = match near.or(aside) {
                     Some(hold) => Some(row_of(&hold)),
                     None => match self.look_up(&id, known) {
                         Some(now) => now.stored,
@@ -209,6 +211,7 @@ impl Shard {
 
     fn set_pending(&mut self, hold: Arc<Hold>, stored: Option<Row>) {
         self.unsaved.set(hold.id.clone(), Known::Pending(Arc::clone(&hold)), stored);
+        self.aside.remove(&hold.id);
         if self.window.covers(&hold) {
             self.window.insert(hold);
             self.shrink_window();

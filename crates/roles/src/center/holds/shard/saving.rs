@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use whimbrel_model::ports::{Applied, At, DueCursor, TimersError, Write};
-use whimbrel_model::{Hold, Timestamp};
+use whimbrel_model::{Hold, HoldId, Timestamp};
 
 use super::super::settings::{RETRY_AFTER, SYNC_EVERY};
 use super::super::window::{before, place_of};
@@ -66,10 +66,11 @@ impl Shard {
         Some(Write { epoch, expected, reset: false, changes: self.unsaved.seal(), applied, floor, now, synced: true })
     }
 
-    /// Nothing that is pending is due below this: it is in the window, on the wheel or on its way, or beyond the horizon. Stores drop
+    /// Nothing that is pending is due below this: it is in the window, on the wheel or on its way, set aside, or beyond the horizon. Stores drop
     /// what is below, so this looks at every hold of the window instead of trusting the wheel.
     fn floor(&self) -> Timestamp {
-        self.window.earliest().map_or(self.window.horizon().due, |due| due.min(self.window.horizon().due))
+        let earliest = self.window.earliest().into_iter().chain(self.aside.earliest());
+        earliest.chain([self.window.horizon().due]).min().unwrap_or(self.window.horizon().due)
     }
 
     pub(super) fn applied(&mut self, applied: Result<Applied, TimersError>, effects: &mut Vec<Effect>) {
@@ -164,12 +165,16 @@ impl Shard {
         // Where not all of them fit, what comes after the last one waits for its turn.
         let horizon = if self.unsaved.has_near(&horizon) { unsaved.last().map(|last| place_of(last)) } else { None }
             .unwrap_or(horizon);
-        let mut near: Vec<Arc<Hold>> =
-            page.found.into_iter().filter(|hold| self.unsaved.get(&hold.id).is_none()).collect();
+        let mut near: Vec<Arc<Hold>> = page.found.into_iter().filter(|hold| self.is_new_to_window(&hold.id)).collect();
         near.extend(unsaved);
         near.retain(|hold| place_of(hold) <= horizon);
         near.sort_unstable_by(|a, b| (a.due, &a.id).cmp(&(b.due, &b.id)));
         self.fill_with(near, horizon);
+    }
+
+    /// Whether the window takes a hold from the store: not where memory knows a newer state of it, or it is set aside.
+    fn is_new_to_window(&self, id: &HoldId) -> bool {
+        self.unsaved.get(id).is_none() && self.aside.get(id).is_none()
     }
 
     /// Takes holds in, in due order, as far as there is room. Were the window filled beyond its bound, it would let all of them go and be
