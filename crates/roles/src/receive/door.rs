@@ -78,7 +78,9 @@ impl Door {
 
     /// What an operator should know of a process that should get requests.
     pub(super) fn warnings(&self) -> Vec<String> {
-        self.ports.reachability.as_ref().map_or_else(Vec::new, |reachability| reachability.warnings())
+        let mut warnings = self.ports.store_health.warnings();
+        warnings.extend(self.ports.reachability.iter().flat_map(|reachability| reachability.warnings()));
+        warnings
     }
 
     /// Why this process should get no requests now: nothing, where it should.

@@ -11,7 +11,7 @@ pub(super) mod journal;
 pub(super) mod mirror;
 pub(super) mod report;
 #[cfg(test)]
-mod testing;
+pub(super) mod testing;
 pub(super) mod thread;
 pub(crate) mod verify;
 

@@ -64,12 +64,19 @@ impl Damage {
 pub(crate) struct StoreReport {
     reports: StoreReports,
     store: &'static str,
+    /// Whether requests need the store: `/readyz` then fails with it. Otherwise it is a warning there.
+    is_needed: bool,
 }
 
 impl StoreReport {
     pub fn new(reports: StoreReports, store: &'static str) -> Self {
         metrics::gauge!("whimbrel_store_up", "store" => store).set(1.0);
-        Self { reports, store }
+        Self { reports, store, is_needed: true }
+    }
+
+    /// The reports of a store without which the process serves all requests.
+    pub fn of_optional(reports: StoreReports, store: &'static str) -> Self {
+        Self { is_needed: false, ..Self::new(reports, store) }
     }
 
     /// The store does not serve until it is open again.
@@ -90,7 +97,9 @@ impl StoreReport {
 
     fn down(&self, error: &str) {
         metrics::gauge!("whimbrel_store_up", "store" => self.store).set(0.0);
-        self.reports.health.set_failed(self.store, error.to_owned());
+        let health = &self.reports.health;
+        let record = if self.is_needed { StoreHealth::set_failed } else { StoreHealth::set_degraded };
+        record(health, self.store, error.to_owned());
     }
 
     pub fn recovered(&self) {
@@ -101,6 +110,14 @@ impl StoreReport {
         (self.reports.events)(
             Event::new("store_recovered", format!("the store `{store}` is open again")).with("store", store),
         );
+    }
+
+    /// Readers skip a damaged part of the store, which has no other copy.
+    pub fn skipped(&self, damage: &Damage) {
+        let (store, place, reason) = (self.store, damage.place(), &damage.reason);
+        tracing::warn!(store, place, reason, "a part of a store is damaged; readers skip it");
+        let detail = format!("a part of the store `{store}` is damaged ({place}: {reason}); readers skip it");
+        (self.reports.events)(damage.describe(Event::warning("store_damaged", detail).with("store", store)));
     }
 
     /// The store begins empty and is rebuilt from the log.
