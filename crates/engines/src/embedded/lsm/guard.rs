@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use fjall::{AbstractTree as _, Database, Keyspace, PersistMode};
 
 use super::fault::{Fault, FaultKind, StoreError};
+use super::folder::{self, FolderError};
 use super::journal::{self, JournalError};
 use super::report::{Damage, StoreReport, StoreReports};
 use super::verify;
@@ -35,8 +36,6 @@ const USERS_POLL: Duration = Duration::from_millis(5);
 /// them.
 const PROBE_BYTES: usize = 64 << 10;
 const PROBE: &str = "probe";
-/// The file that the LSM creates last in a new folder.
-const VERSION_FILE: &str = "version";
 /// The suffix of the folder in which a damaged store is kept. A later one replaces it.
 const SET_ASIDE: &str = "damaged";
 
@@ -122,6 +121,27 @@ struct Incident<T> {
 enum OpenFailure {
     Passing(String),
     Damaged(Damage),
+    /// The folder is of a newer version. The process must not start with it, nor change it.
+    Refused(String),
+}
+
+impl OpenFailure {
+    fn reason(self) -> String {
+        match self {
+            Self::Passing(reason) | Self::Refused(reason) => reason,
+            Self::Damaged(damage) => damage.reason,
+        }
+    }
+}
+
+impl From<FolderError> for OpenFailure {
+    fn from(error: FolderError) -> Self {
+        match &error {
+            FolderError::Damaged { file, reason } => Self::Damaged(Damage::of_file(file, *reason)),
+            FolderError::Newer { .. } => Self::Refused(error.to_string()),
+            FolderError::Io { .. } => Self::Passing(error.to_string()),
+        }
+    }
 }
 
 impl<T: LsmStore> StoreGuard<T> {
@@ -154,12 +174,12 @@ impl<T: LsmStore> StoreGuard<T> {
         });
         match shared.open_or_set_aside(false) {
             Ok(opened) => shared.install(opened),
-            Err(reason) if shared.may_open_later() => {
+            Err(OpenFailure::Passing(reason)) if shared.may_open_later() => {
                 shared.report.failed(path, &reason);
                 shared.state().reason = reason;
                 shared.reopen_apart(Incident { failed: None, damage: None, is_verified: false });
             }
-            Err(reason) => return Err(format!("cannot open the store `{store}`: {reason}")),
+            Err(failure) => return Err(format!("cannot open the store `{store}`: {}", failure.reason())),
         }
         Ok(Self(StoreHandle(shared)))
     }
@@ -299,7 +319,8 @@ impl<T: LsmStore> Shared<T> {
                     self.set_aside(found)?;
                     damage = None;
                 }
-                let store = self.open_or_set_aside(std::mem::take(&mut is_verified))?;
+                let opened = self.open_or_set_aside(std::mem::take(&mut is_verified));
+                let store = opened.map_err(OpenFailure::reason)?;
                 probe(&store).map_err(|error| error.to_string())?;
                 self.install(store);
                 Ok(())
@@ -314,16 +335,15 @@ impl<T: LsmStore> Shared<T> {
         }
     }
 
-    fn open_or_set_aside(&self, is_verified: bool) -> Result<T, String> {
+    fn open_or_set_aside(&self, is_verified: bool) -> Result<T, OpenFailure> {
         let damage = match open_checked(&self.path, &self.open, is_verified) {
-            Ok(store) => return Ok(store),
-            Err(OpenFailure::Passing(reason)) => return Err(reason),
             Err(OpenFailure::Damaged(damage)) => damage,
+            opened => return opened,
         };
-        self.set_aside(&damage)?;
+        self.set_aside(&damage).map_err(OpenFailure::Passing)?;
         open_checked(&self.path, &self.open, false).map_err(|failure| match failure {
-            OpenFailure::Passing(reason) => reason,
-            OpenFailure::Damaged(damage) => damage.reason,
+            OpenFailure::Damaged(damage) => OpenFailure::Passing(damage.reason),
+            failure => failure,
         })
     }
 
@@ -356,7 +376,7 @@ fn open_checked<T: LsmStore>(
         FaultKind::Damage => damaged(error.to_string()),
         _ => OpenFailure::Passing(error.to_string()),
     };
-    remove_unfinished(path).map_err(|error| OpenFailure::Passing(error.to_string()))?;
+    folder::prepare(path)?;
     let checked = journal::repair(path).map_err(|error| match error {
         JournalError::Damaged(damage) => OpenFailure::Damaged(damage.into()),
         JournalError::Io { .. } => OpenFailure::Passing(error.to_string()),
@@ -378,15 +398,6 @@ fn open_checked<T: LsmStore>(
         return Err(damaged("the journal lost writes that the tables have".to_owned()));
     }
     Ok(store)
-}
-
-/// Removes a folder that the LSM did not finish creating: it was never a store, and the LSM cannot open it.
-pub(super) fn remove_unfinished(path: &Path) -> std::io::Result<()> {
-    if path.is_dir() && !path.join(VERSION_FILE).exists() {
-        tracing::warn!(folder = %path.display(), "removing a store whose creation was interrupted");
-        std::fs::remove_dir_all(path)?;
-    }
-    Ok(())
 }
 
 /// Writes and syncs a test value.

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use fjall::Slice;
 
+use super::folder::{self, FolderError};
 use super::guard::close;
 use super::report::{Damage, StoreReport, StoreReports};
 use super::verify;
@@ -96,12 +97,23 @@ impl Mirror {
             heal_at: None,
             heal_pause: HEAL_PAUSE_MIN,
         };
+        mirror.refuse_newer()?;
         mirror.copies.iter().for_each(|side| verify::remove_copy(&side.path));
         mirror.open_copies();
         if mirror.is_closed() && mirror.copies.iter().all(|side| !side.path.is_dir()) {
             return Err(MirrorFault(format!("cannot open the store `{}`: {}", settings.store, mirror.reason())));
         }
         Ok(mirror)
+    }
+
+    /// Fails if a copy is of a newer version: a rebuild would replace it.
+    fn refuse_newer(&self) -> Result<(), MirrorFault> {
+        for side in &self.copies {
+            if let Err(error @ FolderError::Newer { .. }) = folder::inspect(&side.path) {
+                return Err(MirrorFault(format!("cannot open the store `{}`: {error}", self.settings.store)));
+            }
+        }
+        Ok(())
     }
 
     pub fn get(&mut self, keyspace: usize, key: &[u8]) -> Result<Option<Slice>, MirrorFault> {

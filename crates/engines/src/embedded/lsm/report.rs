@@ -39,6 +39,10 @@ impl From<JournalDamage> for Damage {
 }
 
 impl Damage {
+    pub fn of_file(file: &Path, reason: impl Into<String>) -> Self {
+        Self { file: file.display().to_string(), position: None, reason: reason.into(), is_damage: true }
+    }
+
     pub fn of_folder(folder: &Path, reason: impl Into<String>) -> Self {
         Self { file: folder.display().to_string(), position: None, reason: reason.into(), is_damage: true }
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use fjall::{Database, Keyspace, KeyspaceCreateOptions};
 
+use super::folder::{self, FolderError, FolderState};
 use super::guard::caught;
 use super::journal::{self, JournalError};
 
@@ -53,6 +54,15 @@ pub(crate) fn verify(folder: &Path) -> StoreCheck {
 }
 
 fn verify_once(folder: &Path) -> StoreCheck {
+    match folder::inspect(folder) {
+        Ok(FolderState::Complete) => {}
+        // The server creates it again.
+        Ok(FolderState::Absent | FolderState::Unfinished) => return StoreCheck::Sound { files: 0 },
+        Err(FolderError::Damaged { file, reason }) => {
+            return StoreCheck::Damaged { file, position: 0, reason: reason.to_owned() };
+        }
+        Err(error) => return StoreCheck::NotChecked { reason: error.to_string() },
+    }
     match journal::check(folder) {
         Ok(_) => {}
         Err(JournalError::Damaged(damage)) => {
