@@ -17,7 +17,7 @@ mod varint;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -270,6 +270,41 @@ impl Notebook for FileNotebook {
     fn close(&self) -> PortFuture<'_, ()> {
         Box::pin(async { drop(self.look().await) })
     }
+}
+
+/// The outcome of reading all chunks of a notebook.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct NotebookCheck {
+    /// Slices that were read.
+    pub files: usize,
+    /// Damaged places: file, position, reason.
+    pub damages: Vec<(PathBuf, u64, String)>,
+    /// Files that are not slices of this format.
+    pub not_checked: Vec<PathBuf>,
+}
+
+/// Reads every checksum of the notebook in a folder and changes nothing. A server may append to it or delete slices meanwhile.
+pub(crate) fn check(folder: &Path, on_read: &dyn Fn(u64)) -> io::Result<NotebookCheck> {
+    let mut found = NotebookCheck::default();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        let Ok(metadata) = path.metadata() else { continue };
+        let slice = SliceSeen { path, begins: Timestamp::default(), len: metadata.len() };
+        match slice::survey(&slice) {
+            Ok(Some(survey)) => {
+                found.files += 1;
+                let damages = survey.damages.into_iter();
+                found.damages.extend(damages.map(|damage| (slice.path.clone(), damage.position, damage.reason)));
+            }
+            // A slice that is being created.
+            Ok(None) if slice.is_empty() => {}
+            Ok(None) => found.not_checked.push(slice.path),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => found.damages.push((slice.path, 0, error.to_string())),
+        }
+        on_read(metadata.len());
+    }
+    Ok(found)
 }
 
 fn answer_bytes(note: &AttemptNote) -> usize {

@@ -119,7 +119,7 @@ struct Incident<T> {
 /// Why a store cannot be opened.
 #[derive(Debug)]
 enum OpenFailure {
-    Passing(String),
+    Passing(Damage),
     Damaged(Damage),
     /// The folder is of a newer version. The process must not start with it, nor change it.
     Refused(String),
@@ -128,8 +128,8 @@ enum OpenFailure {
 impl OpenFailure {
     fn reason(self) -> String {
         match self {
-            Self::Passing(reason) | Self::Refused(reason) => reason,
-            Self::Damaged(damage) => damage.reason,
+            Self::Refused(reason) => reason,
+            Self::Passing(damage) | Self::Damaged(damage) => damage.reason,
         }
     }
 }
@@ -139,7 +139,7 @@ impl From<FolderError> for OpenFailure {
         match &error {
             FolderError::Damaged { file, reason } => Self::Damaged(Damage::of_file(file, *reason)),
             FolderError::Newer { .. } => Self::Refused(error.to_string()),
-            FolderError::Io { .. } => Self::Passing(error.to_string()),
+            FolderError::Io { path, source } => Self::Passing(Damage::of_file(path, source.to_string()).not_damaged()),
         }
     }
 }
@@ -174,9 +174,9 @@ impl<T: LsmStore> StoreGuard<T> {
         });
         match shared.open_or_set_aside(false) {
             Ok(opened) => shared.install(opened),
-            Err(OpenFailure::Passing(reason)) if shared.may_open_later() => {
-                shared.report.failed(path, &reason);
-                shared.state().reason = reason;
+            Err(OpenFailure::Passing(problem)) if shared.may_open_later() => {
+                shared.report.failed(Path::new(&problem.file), &problem.reason);
+                shared.state().reason = problem.reason;
                 shared.reopen_apart(Incident { failed: None, damage: None, is_verified: false });
             }
             Err(failure) => return Err(format!("cannot open the store `{store}`: {}", failure.reason())),
@@ -302,6 +302,11 @@ impl<T: LsmStore> Shared<T> {
                     return close(failed);
                 }
             }
+            // The LSM does not tell which file is damaged.
+            if damage.is_some() {
+                let table = caught(|| damaged_table(&failed.keyspaces())).ok().flatten();
+                damage = table.or(damage);
+            }
             close(failed);
         }
         loop {
@@ -340,9 +345,10 @@ impl<T: LsmStore> Shared<T> {
             Err(OpenFailure::Damaged(damage)) => damage,
             opened => return opened,
         };
-        self.set_aside(&damage).map_err(OpenFailure::Passing)?;
+        let failed = |reason| OpenFailure::Passing(Damage::of_folder(&self.path, reason).not_damaged());
+        self.set_aside(&damage).map_err(failed)?;
         open_checked(&self.path, &self.open, false).map_err(|failure| match failure {
-            OpenFailure::Damaged(damage) => OpenFailure::Passing(damage.reason),
+            OpenFailure::Damaged(damage) => OpenFailure::Passing(damage.not_damaged()),
             failure => failure,
         })
     }
@@ -374,12 +380,14 @@ fn open_checked<T: LsmStore>(
     let damaged = |reason: String| OpenFailure::Damaged(Damage::of_folder(path, reason));
     let failed = |error: fjall::Error| match FaultKind::of(&error) {
         FaultKind::Damage => damaged(error.to_string()),
-        _ => OpenFailure::Passing(error.to_string()),
+        _ => OpenFailure::Passing(Damage::of_folder(path, error.to_string()).not_damaged()),
     };
     folder::prepare(path)?;
     let checked = journal::repair(path).map_err(|error| match error {
         JournalError::Damaged(damage) => OpenFailure::Damaged(damage.into()),
-        JournalError::Io { .. } => OpenFailure::Passing(error.to_string()),
+        JournalError::Io { path, source } => {
+            OpenFailure::Passing(Damage::of_file(&path, source.to_string()).not_damaged())
+        }
     })?;
     let opened = caught(|| {
         let store = open(path)?;
@@ -387,17 +395,25 @@ fn open_checked<T: LsmStore>(
         // The LSM syncs its journal before it writes tables from it. If the tables have writes that the journal lacks, the journal
         // lost more than an unsynced end.
         let in_tables = keyspaces.iter().filter_map(|keyspace| keyspace.tree.get_highest_persisted_seqno()).max();
-        if is_verified {
-            keyspaces.iter().try_for_each(verify::read)?;
-        }
-        Ok((store, in_tables))
+        let damaged_table = is_verified.then(|| damaged_table(&keyspaces)).flatten();
+        Ok((store, in_tables, damaged_table))
     });
-    let (store, in_tables) = opened.map_err(damaged)?.map_err(failed)?;
+    let (store, in_tables, damaged_table) = opened.map_err(damaged)?.map_err(failed)?;
+    if let Some(damage) = damaged_table {
+        close(store);
+        return Err(OpenFailure::Damaged(damage));
+    }
     if in_tables.is_some_and(|seqno| checked.misses(seqno)) {
         close(store);
         return Err(damaged("the journal lost writes that the tables have".to_owned()));
     }
     Ok(store)
+}
+
+/// The first damaged table of these keyspaces.
+pub(super) fn damaged_table(keyspaces: &[Keyspace]) -> Option<Damage> {
+    let damage = keyspaces.iter().find_map(|keyspace| verify::check_tables(keyspace, &|_| {}).err())?;
+    Some(Damage::of_file(&damage.file, damage.reason))
 }
 
 /// Writes and syncs a test value.

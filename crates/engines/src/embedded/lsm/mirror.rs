@@ -200,10 +200,16 @@ impl Mirror {
 
     fn fail(&mut self, side: usize, failure: CopyFailure) {
         let closed = &mut self.copies[side];
+        let mut damage = failure.damage(&closed.path);
+        // The LSM does not tell which file is damaged.
+        if damage.is_damage
+            && let Some(table) = closed.db.as_ref().and_then(CopyDb::damaged_table)
+        {
+            damage = table;
+        }
         close(closed.db.take());
-        let damage = failure.damage(&closed.path);
         if !std::mem::replace(&mut self.is_reported, true) {
-            self.report.failed(&closed.path, &damage.reason);
+            self.report.failed(Path::new(&damage.file), &damage.reason);
         }
         closed.problem = Some(damage);
         // After both failed, reads may still return pages that a sync reported as lost.
@@ -248,8 +254,9 @@ impl Mirror {
         self.choose();
         self.rebuild_copies();
         if self.is_closed() && !std::mem::replace(&mut self.is_reported, true) {
-            let reason = self.reason();
-            self.report.failed(&self.copies[0].path, &reason);
+            let file = self.copies.iter().find_map(|side| side.problem.as_ref()).map(|problem| problem.file.clone());
+            let file = file.map_or_else(|| self.copies[0].path.clone(), PathBuf::from);
+            self.report.failed(&file, &self.reason());
         }
         self.plan();
     }

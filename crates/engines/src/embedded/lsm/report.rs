@@ -47,6 +47,11 @@ impl Damage {
         Self { file: folder.display().to_string(), position: None, reason: reason.into(), is_damage: true }
     }
 
+    /// The same problem, where the bytes on disk are not known to be wrong.
+    pub fn not_damaged(self) -> Self {
+        Self { is_damage: false, ..self }
+    }
+
     fn place(&self) -> String {
         match self.position {
             Some(position) => format!("{} at byte {position}", self.file),
@@ -83,13 +88,13 @@ impl StoreReport {
         Self { is_needed: false, ..Self::new(reports, store) }
     }
 
-    /// The store does not serve until it is open again.
-    pub fn failed(&self, folder: &Path, error: &str) {
+    /// The store does not serve until it is open again. The file is the store's folder if the error does not name one.
+    pub fn failed(&self, file: &Path, error: &str) {
         let store = self.store;
-        tracing::error!(store, folder = %folder.display(), error, "store failed; opening it again");
+        tracing::error!(store, file = %file.display(), error, "store failed; opening it again");
         let detail = format!("the store `{store}` failed and is opened again: {error}");
         let event = Event::failure("store_failed", detail).with("store", store);
-        (self.reports.events)(event.with("file", folder.display()).with("error", error));
+        (self.reports.events)(event.with("file", file.display()).with("error", error));
         self.down(error);
     }
 

@@ -6,7 +6,7 @@ use fjall::{Database, Keyspace, OwnedWriteBatch, PersistMode, Slice};
 
 use super::super::fault::FaultKind;
 use super::super::folder::{self, FolderError};
-use super::super::guard::{caught, close};
+use super::super::guard::{caught, close, damaged_table};
 use super::super::journal::{self, JournalError};
 use super::super::report::Damage;
 use super::{Batch, Change, MirrorSettings};
@@ -83,8 +83,10 @@ impl CopyFailure {
         match self {
             Self::Journal(JournalError::Damaged(damage)) => damage.into(),
             Self::Folder(FolderError::Damaged { file, reason }) => Damage::of_file(&file, reason),
+            Self::Folder(FolderError::Io { path, source }) | Self::Journal(JournalError::Io { path, source }) => {
+                Damage { is_damage, ..Damage::of_file(&path, source.to_string()) }
+            }
             Self::Folder(error) => Damage { is_damage, ..Damage::of_folder(path, error.to_string()) },
-            Self::Journal(error) => Damage { is_damage, ..Damage::of_folder(path, error.to_string()) },
             Self::Lsm(error) => Damage { is_damage, ..Damage::of_folder(path, error.to_string()) },
             Self::Io(error) => Damage { is_damage, ..Damage::of_folder(path, error.to_string()) },
             Self::Panic(reason) => Damage { is_damage, ..Damage::of_folder(path, reason) },
@@ -140,6 +142,11 @@ impl CopyDb {
             yields("fjall:worker");
             Ok(Self { database, keyspaces, state_keyspace, sealing: Sealing::default(), opened_at })
         })
+    }
+
+    /// The first damaged table, if one can be found.
+    pub fn damaged_table(&self) -> Option<Damage> {
+        caught(|| damaged_table(&self.keyspaces)).ok().flatten()
     }
 
     /// The state that the copy had when it was opened.
