@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use whimbrel_engines::embedded::{FileNotebook, NotebookSettings};
+use whimbrel_engines::embedded::{FileNotebook, NotebookSettings, StoreReports};
 use whimbrel_model::ports::{AfterFailure, AttemptNote, AttemptOutcome, Notebook};
 use whimbrel_model::{PartitionId, SubscriptionNumber, Timestamp, TopicNumber};
 
@@ -36,9 +36,9 @@ async fn main() {
     let temporary = tempfile::tempdir().expect("a temporary folder");
     let folder = arguments.next().map_or(temporary.path().join("notebook"), PathBuf::from);
     let _ = std::fs::remove_dir_all(&folder);
-    let notebook =
-        FileNotebook::open(&folder, NotebookSettings::default(), std::sync::Arc::new(whimbrel_model::SystemClock))
-            .expect("the folder opens");
+    let clock = std::sync::Arc::new(whimbrel_model::SystemClock);
+    let notebook = FileNotebook::open(&folder, NotebookSettings::default(), clock, StoreReports::default())
+        .expect("the thread starts");
 
     let (began, mut noting, mut ahead) = (Instant::now(), Duration::ZERO, 0);
     for first in (0..notes).step_by(TOGETHER as usize) {

@@ -1,7 +1,7 @@
 //! Every checksum of a data folder, file by file, offline or beside a running server: `whimbrel check --deep`.
 //!
 //! It changes no file and takes no lock; it makes a temporary copy of each store and reads that. The storage crate checks the log, the
-//! module of the catalogue checks the catalogue, and this module checks the stores beside the log that [`STORES`] lists.
+//! modules of the catalogue and of the notebook check those, and this module checks the stores beside the log that [`STORES`] lists.
 
 use std::io;
 use std::path::Path;
@@ -12,8 +12,9 @@ use whimbrel_storage::verify::Verifier;
 
 pub use whimbrel_storage::verify::{Finding, NotChecked, Report};
 
-use crate::embedded::catalogue;
-use crate::embedded::lsm::verify::{StoreCheck, verify};
+use crate::embedded::lsm::verify::{OnRead, StoreCheck, bytes_in, verify};
+use crate::embedded::{catalogue, notebook};
+use crate::resolve::NOTEBOOK_FOLDER;
 
 /// The progress of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +34,10 @@ pub fn deep_check(data: &Path, on_progress: Arc<dyn Fn(Progress) + Send + Sync>)
     });
     let mut verifier = Verifier::new(Arc::new(RealDisk::new()), data, meter);
     let (targets, bytes) = verifier.plan()?;
-    on_progress(Progress::Planned(bytes));
+    let stores: Vec<&Store> = STORES.iter().filter(|store| data.join(store.folder).exists()).collect();
+    let folders = stores.iter().map(|store| store.folder).chain([NOTEBOOK_FOLDER]);
+    let bytes_beside: u64 = folders.map(|folder| bytes_in(&data.join(folder))).sum();
+    on_progress(Progress::Planned(bytes + bytes_beside));
     for target in &targets {
         verifier.check(target)?;
     }
@@ -41,13 +45,11 @@ pub fn deep_check(data: &Path, on_progress: Arc<dyn Fn(Progress) + Send + Sync>)
     report.files +=
         ["catalogue.json", "catalogue.json.previous"].iter().filter(|name| data.join(name).exists()).count();
     report.add(catalogue::check_files(data));
-    for store in STORES.iter().filter(|store| data.join(store.folder).exists()) {
-        check_store(&data.join(store.folder), store, &mut report);
+    let on_read = |bytes| on_progress(Progress::Read(bytes));
+    for store in stores {
+        check_store(&data.join(store.folder), store, &on_read, &mut report);
     }
-    if data.join(NOTEBOOK).exists() {
-        let why = "the server skips damaged chunks of it when it reads them".to_owned();
-        report.not_checked.push(NotChecked { path: data.join(NOTEBOOK), why });
-    }
+    check_notebook(&data.join(NOTEBOOK_FOLDER), &on_read, &mut report);
     Ok(report)
 }
 
@@ -74,12 +76,9 @@ const STORES: &[Store] = &[
     Store { folder: "devices", remedy: FROM_THE_COPY },
     Store { folder: "devices.mirror", remedy: FROM_THE_COPY },
 ];
-/// Attempts and statistics. The server reads them chunk by chunk and skips damaged chunks.
-const NOTEBOOK: &str = "notebook";
-
 /// Adds the damage of a store to the report, or the reason why it was not checked.
-fn check_store(folder: &Path, store: &Store, report: &mut Report) {
-    match verify(folder) {
+fn check_store(folder: &Path, store: &Store, on_read: OnRead<'_>, report: &mut Report) {
+    match verify(folder, on_read) {
         StoreCheck::Sound { files } => report.files += files,
         StoreCheck::Damaged { file, position, reason } => {
             let advice = "check the disk; start the server, or restart it, to have the store rebuilt".to_owned();
@@ -90,4 +89,27 @@ fn check_store(folder: &Path, store: &Store, report: &mut Report) {
             report.not_checked.push(NotChecked { path: folder.to_owned(), why: reason });
         }
     }
+}
+
+/// Adds the damaged chunks of the notebook to the report.
+fn check_notebook(folder: &Path, on_read: OnRead<'_>, report: &mut Report) {
+    let found = match notebook::check(folder, on_read) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+        Err(error) => {
+            report.not_checked.push(NotChecked { path: folder.to_owned(), why: error.to_string() });
+            return;
+        }
+    };
+    report.files += found.files;
+    let other = "it is not a file of the notebook, or of another format".to_owned();
+    report.not_checked.extend(found.not_checked.into_iter().map(|path| NotChecked { path, why: other.clone() }));
+    report.add(found.damages.into_iter().map(|(file, position, what)| Finding {
+        file,
+        position,
+        what,
+        meaning: "the attempts or statistics of this place are not shown; no message is affected".to_owned(),
+        advice: "check the disk (`dmesg`, SMART); the server skips the place".to_owned(),
+        is_harmless: false,
+    }));
 }

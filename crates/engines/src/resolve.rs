@@ -21,6 +21,8 @@ use state::State;
 
 /// The folder of the embedded store of holds, in the data folder.
 pub(crate) const HOLDS_FOLDER: &str = "holds";
+/// The folder of the notebook, in the data folder.
+pub(crate) const NOTEBOOK_FOLDER: &str = "notebook";
 
 /// What the configuration says about engines.
 #[derive(Debug, Clone)]
@@ -84,8 +86,8 @@ pub enum EngineError {
     Inbox(#[from] InboxError),
     #[error(transparent)]
     Devices(#[from] DevicesError),
-    #[error("the notebook of attempts, {path}: {source}", path = path.display())]
-    Notebook { path: PathBuf, source: std::io::Error },
+    #[error("cannot start the thread of the notebook: {0}")]
+    NotebookThread(std::io::Error),
     #[error(transparent)]
     Catalogue(#[from] CatalogueError),
     #[error(
@@ -162,11 +164,11 @@ pub async fn resolve(
     embedded::folder_finding(&folder).into_iter().for_each(|event| events(event));
     let store_health = Arc::<StoreHealth>::default();
     let reports = StoreReports { events: Arc::clone(&events), health: Arc::clone(&store_health) };
-    let state = State::reach(&settings, Arc::clone(&clock), reports).await?;
+    let state = State::reach(&settings, Arc::clone(&clock), reports.clone()).await?;
     let timers = state.timers()?;
     let progress = state.progress()?;
     let (inbox, sessions, devices) = (state.inbox()?, state.sessions(), state.devices()?);
-    let notebook = open_notebook(&settings, Arc::clone(&clock))?;
+    let notebook = open_notebook(&settings, Arc::clone(&clock), reports)?;
     match settings.log {
         LogEngine::Embedded(log_settings) => {
             if !matches!(settings.coordination, CoordinationEngine::InProcess) {
@@ -238,19 +240,21 @@ fn open_catalogue(
     folder: &Arc<whimbrel_storage::DataFolder>,
     events: &EventSink,
 ) -> Result<Arc<FileCatalogue>, EngineError> {
-    let catalogue = FileCatalogue::open(Arc::clone(folder))?;
+    let catalogue = FileCatalogue::open(Arc::clone(folder))?.reporting_to(Arc::clone(events));
     if let Some(event) = catalogue.finding() {
         events(event.clone());
     }
     Ok(Arc::new(catalogue))
 }
 
-fn open_notebook(settings: &EngineSettings, clock: Arc<dyn Clock>) -> Result<Arc<dyn Notebook>, EngineError> {
-    let path = settings.data.join("notebook");
-    match FileNotebook::open(&path, settings.notebook.clone(), clock) {
-        Ok(notebook) => Ok(Arc::new(notebook)),
-        Err(source) => Err(EngineError::Notebook { path, source }),
-    }
+fn open_notebook(
+    settings: &EngineSettings,
+    clock: Arc<dyn Clock>,
+    reports: StoreReports,
+) -> Result<Arc<dyn Notebook>, EngineError> {
+    let path = settings.data.join(NOTEBOOK_FOLDER);
+    let notebook = FileNotebook::open(&path, settings.notebook.clone(), clock, reports);
+    Ok(Arc::new(notebook.map_err(EngineError::NotebookThread)?))
 }
 
 #[cfg(feature = "kafka")]

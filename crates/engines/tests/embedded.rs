@@ -26,6 +26,9 @@ use whimbrel_model::{
 };
 use whimbrel_storage::Settings;
 
+#[path = "embedded/following.rs"]
+mod following;
+
 whimbrel_engines::conformance_suite!(log, Embedded);
 whimbrel_engines::conformance_suite!(catalogue, Embedded);
 whimbrel_engines::conformance_suite!(receipts, Embedded);

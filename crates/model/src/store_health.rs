@@ -1,27 +1,53 @@
 //! The stores of this process that cannot serve now: the engines record them, `/readyz` reports them.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The reasons by store. A store that works has none.
+/// The failures by store. A store that works has none.
 #[derive(Debug, Default)]
-pub struct StoreHealth(Mutex<BTreeMap<&'static str, String>>);
+pub struct StoreHealth(Mutex<BTreeMap<&'static str, Failure>>);
+
+#[derive(Debug)]
+struct Failure {
+    reason: String,
+    /// Whether requests fail without the store.
+    is_needed: bool,
+}
 
 impl StoreHealth {
-    /// Records why a store cannot serve.
+    /// Records why a store cannot serve. `/readyz` fails until it works again.
     pub fn set_failed(&self, store: &'static str, reason: String) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(store, reason);
+        self.failures().insert(store, Failure { reason, is_needed: true });
+    }
+
+    /// Records why a store cannot serve that no request needs. `/readyz` lists it as a warning.
+    pub fn set_degraded(&self, store: &'static str, reason: String) {
+        self.failures().insert(store, Failure { reason, is_needed: false });
     }
 
     /// Records that a store serves again.
     pub fn set_working(&self, store: &'static str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(store);
+        self.failures().remove(store);
     }
 
-    /// One sentence for each store that cannot serve.
+    /// One sentence for each store that cannot serve and that requests need.
     pub fn problems(&self) -> Vec<String> {
-        let stores = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        stores.iter().map(|(store, reason)| format!("the store `{store}` is not available: {reason}")).collect()
+        self.sentences(true)
+    }
+
+    /// One sentence for each store that cannot serve and that no request needs.
+    pub fn warnings(&self) -> Vec<String> {
+        self.sentences(false)
+    }
+
+    fn sentences(&self, is_needed: bool) -> Vec<String> {
+        let failures = self.failures();
+        let chosen = failures.iter().filter(|(_, failure)| failure.is_needed == is_needed);
+        chosen.map(|(store, failure)| format!("the store `{store}` is not available: {}", failure.reason)).collect()
+    }
+
+    fn failures(&self) -> MutexGuard<'_, BTreeMap<&'static str, Failure>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -36,5 +62,15 @@ mod tests {
         assert_eq!(health.problems(), ["the store `holds` is not available: no space left on device"]);
         health.set_working("holds");
         assert!(health.problems().is_empty());
+    }
+
+    #[test]
+    fn a_store_that_no_request_needs_is_a_warning() {
+        let health = StoreHealth::default();
+        health.set_degraded("notebook", "no space left on device".to_owned());
+        assert!(health.problems().is_empty());
+        assert_eq!(health.warnings(), ["the store `notebook` is not available: no space left on device"]);
+        health.set_working("notebook");
+        assert!(health.warnings().is_empty());
     }
 }

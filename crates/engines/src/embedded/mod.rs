@@ -20,7 +20,7 @@ mod devices;
 pub(crate) mod inbox;
 mod log;
 pub(crate) mod lsm;
-mod notebook;
+pub(crate) mod notebook;
 pub(crate) mod progress;
 pub(crate) mod receipts;
 mod records;

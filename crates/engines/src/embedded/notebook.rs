@@ -1,21 +1,23 @@
-//! The `Notebook` port as files of the data folder: what was tried, and figures by the minute.
+//! The `Notebook` port as files of the data folder: delivery attempts, and statistics by the minute.
 //!
-//! Whoever notes leaves the notes in a heap and goes on. One thread takes the heap away once a second, or earlier where it has grown,
-//! brings together what belongs to one subscription and partition, and appends it to the slice of the time ([`shelf`]). A look-up first
-//! has the heap written, then passes over the slices by the heads of their chunks and reads the few that can have what it wants.
-//! [`attempts`] and [`minutes`] have the formats.
+//! Callers put notes into a heap in memory and never wait. One thread takes the heap once a second, or earlier if it has grown. It groups
+//! the notes by subscription and partition and appends them to the slice of the time ([`shelf`]). A look-up first has the heap written, then
+//! reads the heads of all chunks ([`slice`]) and the few bodies that may have its entries. [`attempts`] and [`minutes`] have the formats.
 //!
-//! Nothing here may hold a delivery up: a heap that is full, or a disk that takes nothing, costs notes, which are counted. Nothing is
-//! synced either: notes survive the process, and a machine that loses power loses its last half minute of them.
+//! No delivery waits for the notebook, and no failure of it keeps the server from starting: a full heap or a failing disk costs notes, which
+//! are counted. The first failure is an event and a warning in `/readyz`, and so is the recovery. Nothing is synced: notes survive the
+//! process, and a machine that loses power loses its last half minute of them.
 
 mod attempts;
 mod minutes;
 mod shelf;
+mod slice;
+mod slice_reports;
 mod varint;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -25,9 +27,12 @@ use whimbrel_model::ports::{AttemptNote, AttemptOutcome, MinuteRow, Notebook, Po
 use whimbrel_model::{Clock, PartitionId, SubscriptionNumber, Timestamp, TopicNumber};
 
 use super::background::yields;
+use super::lsm::report::{StoreReport, StoreReports};
 use attempts::{AttemptChunks, attempts_group};
 use minutes::{minute_chunk, minutes_group};
-use shelf::{Shelf, ShelfSettings, SliceSeen, scan};
+use shelf::{Moment, Shelf, ShelfError, ShelfSettings};
+use slice::{SliceSeen, scan};
+use slice_reports::SliceReports;
 
 /// How often the heap is written.
 const WRITE_EVERY: Duration = Duration::from_secs(1);
@@ -44,6 +49,7 @@ const MINUTES_WAITING_MAX: usize = 64 << 10;
 const ATTEMPTS_SLICE: Duration = Duration::from_secs(600);
 const MINUTES_SLICE: Duration = Duration::from_secs(86_400);
 const THREAD: &str = "notebook-writer";
+const STORE: &str = "notebook";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotebookSettings {
@@ -68,6 +74,7 @@ impl Default for NotebookSettings {
 /// A notebook in the data folder.
 pub struct FileNotebook {
     heap: Arc<Heap>,
+    reports: SliceReports,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -127,25 +134,32 @@ impl Heap {
 }
 
 impl FileNotebook {
-    pub fn open(path: &Path, settings: NotebookSettings, clock: Arc<dyn Clock>) -> io::Result<Self> {
-        std::fs::create_dir_all(path)?;
-        let now = clock.now();
+    /// Starts the thread that opens the files. An error is one of the thread, never of the files.
+    pub fn open(
+        path: &Path,
+        settings: NotebookSettings,
+        clock: Arc<dyn Clock>,
+        reports: StoreReports,
+    ) -> io::Result<Self> {
+        let report = StoreReport::of_optional(reports, STORE);
+        let reports = SliceReports::new(report.clone());
         let shelf = |family, slice_time, bytes_max| {
             let settings = ShelfSettings { slice_time, bytes_max, keep: settings.keep };
-            Shelf::open(path, family, settings, now)
+            Shelf::new(path, family, settings, reports.clone())
         };
         let writer = Writer {
-            attempts: shelf("attempts", ATTEMPTS_SLICE, settings.attempts_bytes_max)?,
-            minutes: shelf("minutes", MINUTES_SLICE, settings.minutes_bytes_max)?,
+            attempts: shelf("attempts", ATTEMPTS_SLICE, settings.attempts_bytes_max),
+            minutes: shelf("minutes", MINUTES_SLICE, settings.minutes_bytes_max),
             chunks: AttemptChunks::default(),
-            failing: false,
+            report,
+            has_failed: false,
             clock,
         };
         let heap = Arc::<Heap>::default();
         let taken = Arc::clone(&heap);
         let thread = std::thread::Builder::new().name(THREAD.to_owned()).spawn(move || writer.run(&taken))?;
         yields(THREAD);
-        Ok(Self { heap, thread: Mutex::new(Some(thread)) })
+        Ok(Self { heap, reports, thread: Mutex::new(Some(thread)) })
     }
 
     /// Has everything written, and answers with the slices that have it.
@@ -202,10 +216,10 @@ impl Notebook for FileNotebook {
         offset: u64,
     ) -> PortFuture<'_, Vec<AttemptNote>> {
         Box::pin(async move {
-            let slices = self.look().await.attempts;
+            let (slices, reports) = (self.look().await.attempts, self.reports.clone());
             let looking = tokio::task::spawn_blocking(move || {
                 let (group, mut found) = (attempts_group(subscription, partition), Vec::new());
-                scan(&slices, group, offset..=offset, |head, body| {
+                scan(&slices, group, offset..=offset, &reports, |head, body| {
                     attempts::find(head, body, offset, &mut found);
                 });
                 found.sort_by_key(|note| (note.at, note.attempt));
@@ -238,10 +252,11 @@ impl Notebook for FileNotebook {
             // A minute is noted after it began: what was filled up before is of earlier ones.
             let first = slices.windows(2).take_while(|pair| pair[1].begins < from).count();
             slices.drain(..first);
+            let reports = self.reports.clone();
             let looking = tokio::task::spawn_blocking(move || {
                 let mut rows = BTreeMap::<Timestamp, MinuteRow>::new();
                 let wanted = minutes::sortable(from)..=minutes::sortable(to) - 1;
-                scan(&slices, minutes_group(topic), wanted, |head, body| {
+                scan(&slices, minutes_group(topic), wanted, &reports, |head, body| {
                     if let Some((minute, row)) = minutes::read(head, body) {
                         rows.entry(minute).or_default().add(&row);
                     }
@@ -257,6 +272,41 @@ impl Notebook for FileNotebook {
     }
 }
 
+/// The outcome of reading all chunks of a notebook.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct NotebookCheck {
+    /// Slices that were read.
+    pub files: usize,
+    /// Damaged places: file, position, reason.
+    pub damages: Vec<(PathBuf, u64, String)>,
+    /// Files that are not slices of this format.
+    pub not_checked: Vec<PathBuf>,
+}
+
+/// Reads every checksum of the notebook in a folder and changes nothing. A server may append to it or delete slices meanwhile.
+pub(crate) fn check(folder: &Path, on_read: &dyn Fn(u64)) -> io::Result<NotebookCheck> {
+    let mut found = NotebookCheck::default();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        let Ok(metadata) = path.metadata() else { continue };
+        let slice = SliceSeen { path, begins: Timestamp::default(), len: metadata.len() };
+        match slice::survey(&slice) {
+            Ok(Some(survey)) => {
+                found.files += 1;
+                let damages = survey.damages.into_iter();
+                found.damages.extend(damages.map(|damage| (slice.path.clone(), damage.position, damage.reason)));
+            }
+            // A slice that is being created.
+            Ok(None) if slice.is_empty() => {}
+            Ok(None) => found.not_checked.push(slice.path),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => found.damages.push((slice.path, 0, error.to_string())),
+        }
+        on_read(metadata.len());
+    }
+    Ok(found)
+}
+
 fn answer_bytes(note: &AttemptNote) -> usize {
     match &note.outcome {
         AttemptOutcome::Delivered { .. } => 0,
@@ -264,23 +314,28 @@ fn answer_bytes(note: &AttemptNote) -> usize {
     }
 }
 
-/// Counts notes that will not be written: the heap is full, or the disk takes nothing.
+/// Counts notes that are lost: the heap is full, or the disk accepts nothing.
 fn dropped(count: usize) {
     metrics::counter!("whimbrel_notes_dropped_total").increment(count as u64);
 }
 
-/// What the thread works on.
+/// The state of the thread.
 struct Writer {
     attempts: Shelf,
     minutes: Shelf,
     chunks: AttemptChunks,
-    /// The disk took nothing the last time; said once.
-    failing: bool,
+    report: StoreReport,
+    /// Whether a failure was reported, and no recovery since.
+    has_failed: bool,
     clock: Arc<dyn Clock>,
 }
 
 impl Writer {
     fn run(mut self, heap: &Heap) {
+        let opened = self.attempts.open();
+        self.judge(opened, 0);
+        let opened = self.minutes.open();
+        self.judge(opened, 0);
         let mut written_at = Instant::now();
         loop {
             let waiting = heap.take(written_at);
@@ -295,33 +350,33 @@ impl Writer {
 
     fn write(&mut self, waiting: Waiting) {
         let Waiting { notes, minutes, lookers, note_count, .. } = waiting;
-        let now = self.clock.now();
+        let moment = Moment { now: self.clock.now(), expiry: self.clock.expiry_now() };
         notes.iter().flatten().for_each(|note| self.chunks.add(note));
         let bytes = self.chunks.take();
-        let written = self.attempts.append(&bytes, now);
+        let written = self.attempts.append(&bytes, moment);
         self.judge(written, note_count);
         self.chunks.give_back(bytes);
         let mut bytes = Vec::new();
         minutes.iter().for_each(|(topic, minute, row)| minute_chunk(*topic, *minute, row, &mut bytes));
-        let written = self.minutes.append(&bytes, now);
+        let written = self.minutes.append(&bytes, moment);
         self.judge(written, minutes.len());
         if !lookers.is_empty() {
             let seen = Seen { attempts: self.attempts.seen(), minutes: self.minutes.seen() };
-            // Who looked may be gone.
+            // A caller may have stopped waiting.
             lookers.into_iter().for_each(|looker| drop(looker.send(seen.clone())));
         }
     }
 
-    fn judge(&mut self, written: io::Result<()>, count: usize) {
-        match written {
-            Ok(()) if count > 0 => self.failing = false,
-            Ok(()) => {}
-            Err(error) => {
-                dropped(count);
-                if !std::mem::replace(&mut self.failing, true) {
-                    tracing::warn!(%error, "what was tried cannot be noted; deliveries go on without it");
-                }
+    /// Counts the notes that a failed write lost. Reports the first failure, and the recovery of both shelves.
+    fn judge(&mut self, written: Result<(), ShelfError>, count: usize) {
+        if let Err(ShelfError { file, source }) = written {
+            dropped(count);
+            if !std::mem::replace(&mut self.has_failed, true) {
+                self.report.failed(&file, &source.to_string());
             }
+        } else if self.has_failed && !self.attempts.is_failing() && !self.minutes.is_failing() {
+            self.has_failed = false;
+            self.report.recovered();
         }
     }
 }

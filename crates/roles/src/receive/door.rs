@@ -78,7 +78,7 @@ impl Door {
 
     /// What an operator should know of a process that should get requests.
     pub(super) fn warnings(&self) -> Vec<String> {
-        let mut warnings = Vec::new();
+        let mut warnings = self.ports.store_health.warnings();
         if !self.registry.has_mapping_lease() {
             warnings.push(
                 "this node has no session with the coordination: it rejects publishes by key with 503 `no_session`"

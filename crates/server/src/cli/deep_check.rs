@@ -12,6 +12,9 @@ use super::Failure;
 use super::output::{print_json, print_line};
 use crate::serve::check_clock_note;
 
+/// The exit code if nothing is damaged, and something could not be checked.
+const NOT_ALL_CHECKED: u8 = 3;
+
 pub fn run(data: &Path, json: bool) -> Result<ExitCode, Failure> {
     if !data.is_dir() {
         return Err(Failure::new(format!("{} is not a folder, so there is nothing to check", data.display()))
@@ -38,7 +41,11 @@ pub fn run(data: &Path, json: bool) -> Result<ExitCode, Failure> {
     } else {
         print_line(&as_text(data, &report, bytes))?;
     }
-    Ok(if report.is_damaged() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(match report.not_checked.is_empty() {
+        _ if report.is_damaged() => ExitCode::FAILURE,
+        true => ExitCode::SUCCESS,
+        false => ExitCode::from(NOT_ALL_CHECKED),
+    })
 }
 
 fn style() -> ProgressStyle {

@@ -349,7 +349,9 @@ impl OpenDoor {
                 let readyz = async move || {
                     let mut reasons = store_health.problems();
                     reasons.extend(reachability.reasons_not_ready().await);
-                    readiness(reasons, reachability.warnings())
+                    let mut warnings = store_health.warnings();
+                    warnings.extend(reachability.warnings());
+                    readiness(reasons, warnings)
                 };
                 Router::new().route("/healthz", get(|| async { "ok" })).route("/readyz", get(readyz))
             }

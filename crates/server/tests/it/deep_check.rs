@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use whimbrel_client::NewMessage;
+use whimbrel_client::{NewMessage, SubscriptionSettings};
 
+use super::receiver::Receiver;
 use super::server::{Server, converse, run, stderr_of, stdout_of};
 
 const MESSAGES: usize = 200;
@@ -58,8 +59,60 @@ fn a_sound_folder_is_clean_beside_the_server_and_after_a_kill() {
     server.kill();
     let (killed, is_clean) = deep_check(folder.path());
     assert!(is_clean, "{killed}");
-    let stores = killed["not_checked"].as_array().unwrap();
-    assert!(stores.iter().any(|store| store["path"].as_str().unwrap().ends_with("notebook")), "{killed}");
+    assert_eq!(killed["not_checked"], serde_json::json!([]), "everything is checked, also the notebook");
+}
+
+/// Damages a file of a stopped server, and expects the report to name it.
+fn assert_found(folder: &Path, file: &Path, position: usize) {
+    let whole = std::fs::read(file).unwrap();
+    flip(file, position);
+    let (report, is_clean) = deep_check(folder);
+    assert!(!is_clean, "{}: {report}", file.display());
+    let named = file.strip_prefix(folder).unwrap().display().to_string();
+    let findings = report["findings"].as_array().unwrap();
+    assert_eq!(findings.len(), 1, "{report}");
+    assert_eq!(findings[0]["file"], format!("./{named}"), "{report}");
+    std::fs::write(file, whole).unwrap();
+}
+
+#[test]
+fn damage_in_a_store_or_in_the_notebook_is_reported_by_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &["--set", "holds.shards=1"]);
+    let (client, receiver) = (server.client(), Receiver::willing());
+    publish(&server);
+    converse(client.put_subscription("s", &SubscriptionSettings::push(["orders"], receiver.url("/")))).unwrap();
+    for number in 0..20 {
+        converse(client.hold("orders", &NewMessage::text(number.to_string()).delay("1h"))).unwrap();
+        converse(client.publish("orders", &NewMessage::text("delivered"))).unwrap();
+    }
+    receiver.wait_for(20);
+    // A clean shutdown flushes the store of holds into tables.
+    assert!(server.end().success());
+    let data = folder.path().join("whimbrel-data");
+    let tables = data.join("holds/keyspaces");
+    let table = std::fs::read_dir(&tables).unwrap().map(|keyspace| keyspace.unwrap().path());
+    let table = table.filter(|keyspace| !keyspace.ends_with("0")).map(|keyspace| keyspace.join("tables"));
+    let table = table.filter(|tables| tables.is_dir()).flat_map(|tables| std::fs::read_dir(tables).unwrap()).next();
+    assert_found(folder.path(), &table.expect("there is a table").unwrap().path(), 40);
+    let slices = std::fs::read_dir(data.join("notebook")).unwrap().map(|slice| slice.unwrap().path());
+    let mut slices = slices.filter(|slice| slice.file_name().unwrap().to_string_lossy().starts_with("attempts"));
+    assert_found(folder.path(), &slices.next().expect("there is a slice"), 12);
+    let (report, is_clean) = deep_check(folder.path());
+    assert!(is_clean, "{report}");
+}
+
+#[test]
+fn a_part_that_cannot_be_checked_has_an_exit_code_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &[]);
+    publish(&server);
+    assert!(server.end().success());
+    let data = folder.path().join("whimbrel-data");
+    std::fs::write(data.join("notebook/attempts-1700000000000.slice"), b"WBNOTES\x02and more").unwrap();
+    let output = run(folder.path(), &["check", "--deep"]);
+    assert_eq!(output.status.code(), Some(3), "{}", stdout_of(&output));
+    assert!(stdout_of(&output).contains("not checked: ./whimbrel-data/notebook/attempts-1700000000000.slice: "));
 }
 
 #[test]

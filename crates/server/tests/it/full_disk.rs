@@ -11,11 +11,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use whimbrel_client::NewMessage;
+use whimbrel_client::{NewMessage, SubscriptionSettings};
 
+use super::receiver::{Receiver, reply};
 use super::server::{Server, converse, eventually, read_all};
 
 const DISK_BYTES: &str = "size=900m";
+const MESSAGES: usize = 20;
 const SETTINGS: [&str; 8] = [
     "--set",
     "topics.partitions=1",
@@ -105,4 +107,44 @@ fn a_server_killed_on_a_disk_without_a_free_byte_starts_for_reading() {
     eventually("publishing goes on", || converse(client.publish("orders", &NewMessage::text("after"))).is_ok());
     eventually("the hold fires", || converse(read_all(&client, "orders", 0, 0)).0.iter().any(|it| it.id == held.id));
     drop(server);
+}
+
+#[test]
+fn a_server_that_delivers_on_a_full_disk_and_is_killed_starts_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(disk) = SmallDisk::mount(&folder.path().join("disk")) else {
+        println!("SKIPPED: no file system can be mounted here");
+        return;
+    };
+    let server = Server::start(&disk.0, &SETTINGS);
+    let (client, is_full) = (server.client(), Arc::new(AtomicBool::new(false)));
+    // No delivery ends before the disk is full, so the notebook has nothing to write before.
+    let receiver = Receiver::answering({
+        let is_full = Arc::clone(&is_full);
+        move |_| {
+            while !is_full.load(Ordering::Acquire) {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            reply(200)
+        }
+    });
+    converse(client.publish("orders", &NewMessage::text("first"))).unwrap();
+    converse(client.put_subscription("s", &SubscriptionSettings::push(["orders"], receiver.url("/")))).unwrap();
+    for number in 0..MESSAGES {
+        converse(client.publish("orders", &NewMessage::text(number.to_string()))).unwrap();
+    }
+    let neighbour = disk.fill();
+    is_full.store(true, Ordering::Release);
+    receiver.wait_for(MESSAGES);
+    // The notebook tries to write once a second.
+    std::thread::sleep(Duration::from_secs(3));
+    server.kill();
+    let slices = std::fs::read_dir(disk.0.join("whimbrel-data/notebook")).unwrap().count();
+    assert!(slices <= 4, "{slices} files: each failed write left one behind");
+    let server = Server::start(&disk.0, &SETTINGS);
+    let client = server.client();
+    assert_eq!(converse(read_all(&client, "orders", 0, 0)).0.len(), 1 + MESSAGES);
+    drop(neighbour);
+    eventually("publishing resumes", || converse(client.publish("orders", &NewMessage::text("after"))).is_ok());
+    eventually("the message is delivered", || receiver.all().iter().any(|one| one.text() == "after"));
 }

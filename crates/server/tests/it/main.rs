@@ -51,6 +51,7 @@ mod people_nodes;
 mod people_notices;
 mod people_others;
 mod people_sessions;
+mod power_loss;
 mod random;
 mod readme;
 mod receiver;

@@ -17,7 +17,8 @@ use super::serving::get;
 const QUICK: [&str; 4] =
     ["topics.partitions=1", "holds.shards=4", "push.partitions=4", "subscriptions.save_interval=50ms"];
 /// The stores beside the log, by their folders.
-const STORES: [&str; 5] = ["/holds/", "/receipts/", "/progress", "/inboxes/", "/devices"];
+const STORES: [&str; 6] = ["/holds/", "/receipts/", "/progress", "/inboxes/", "/devices", "/notebook/"];
+const STORE_NAMES: [&str; 6] = ["holds", "receipts", "progress", "inboxes", "devices", "notebook"];
 const MANY: usize = 200;
 
 /// The answer of `/readyz`, and whether the server is ready.
@@ -93,8 +94,7 @@ fn every_store_works_again_after_the_disk_was_full_without_a_restart() {
         let _ = converse(client.put_device("alice", "tablet", &device("t-2")));
         let _ = converse(client.push("alice", &NewPush::text("hello")));
         let (is_ready, answer) = readyz(&server);
-        !is_ready
-            && ["holds", "receipts", "progress", "devices"].iter().all(|store| answer.contains(&format!("`{store}`")))
+        !is_ready && STORE_NAMES.iter().all(|store| answer.contains(&format!("`{store}`")))
     });
     assert!(refused > 0, "publishes with keys are refused while their answers cannot be kept");
 
@@ -113,10 +113,48 @@ fn every_store_works_again_after_the_disk_was_full_without_a_restart() {
     eventually("the subscription has everything", || receiver.count() >= ids.len() - 1);
     eventually("a device registers", || converse(client.put_device("alice", "tablet", &device("t-2"))).is_ok());
     assert_eq!(converse(client.devices("alice")).unwrap().len(), 2);
-    for store in ["holds", "receipts", "progress", "devices"] {
+    for store in STORE_NAMES {
         assert!(has_event(&client, "store_failed", store), "{store}: {:?}", events(&client));
-        assert!(has_event(&client, "store_recovered", store), "{store}: {:?}", events(&client));
+        eventually("the recovery is reported", || has_event(&client, "store_recovered", store));
     }
+}
+
+#[test]
+fn a_notebook_that_cannot_be_written_delays_no_delivery_and_no_start() {
+    let disk = FaultyDisk::new();
+    let server = disk.start(&QUICK);
+    let client = server.client();
+    let receiver = Receiver::willing();
+    converse(client.publish("orders", &NewMessage::text("first"))).unwrap();
+    converse(client.put_subscription("s", &SubscriptionSettings::push(["orders"], receiver.url("/")))).unwrap();
+    disk.inject(&["write /notebook/ ENOSPC".to_owned()]);
+    let mut count = 0;
+    eventually("the failure is reported", || {
+        converse(client.publish("orders", &NewMessage::text("more"))).unwrap();
+        count += 1;
+        receiver.wait_for(count);
+        has_event(&client, "store_failed", "notebook")
+    });
+    let (is_ready, answer) = readyz(&server);
+    assert!(is_ready && answer.contains("\"warnings\":[\"the store `notebook` is not available"), "{answer}");
+    assert!(get(&server, "/metrics").contains("whimbrel_store_up{store=\"notebook\"} 0"));
+    // Longer than several attempts to write.
+    std::thread::sleep(Duration::from_secs(3));
+    server.kill();
+    let slices = std::fs::read_dir(disk.data().join("notebook")).unwrap().count();
+    assert!(slices <= 2, "{slices} files: each failed write left one behind");
+    receiver.forget();
+    let server = disk.start(&QUICK);
+    let client = server.client();
+    converse(client.publish("orders", &NewMessage::text("after the start"))).unwrap();
+    eventually("the message is delivered", || receiver.all().iter().any(|one| one.text() == "after the start"));
+    let is_failure = |event: &(String, String)| event.0 == "store_failed" && event.1.contains("\"notebook\"");
+    eventually("the second process reports it", || {
+        events(&client).iter().filter(|event| is_failure(event)).count() == 2
+    });
+    disk.heal();
+    eventually("the recovery is reported", || has_event(&client, "store_recovered", "notebook"));
+    eventually("`/readyz` has no warning", || !readyz(&server).1.contains("notebook"));
 }
 
 fn device(token: &str) -> DeviceInfo {
@@ -235,10 +273,20 @@ fn the_server_starts_with_damaged_journals_and_reports_file_and_position() {
 
 #[test]
 fn a_slow_disk_under_the_receipts_delays_only_publishes_with_keys() {
+    delays_only_publishes_with_keys("write /receipts/ delay=3000", &NewMessage::text("first").id("first"));
+}
+
+#[test]
+fn a_slow_sync_under_the_receipts_delays_only_publishes_with_keys() {
+    // The first publish with a key creates files of the store, which it syncs.
+    delays_only_publishes_with_keys("sync /receipts/ delay=800", &NewMessage::text("first"));
+}
+
+fn delays_only_publishes_with_keys(rule: &str, first: &NewMessage) {
     let disk = FaultyDisk::new();
     let server = disk.start(&QUICK);
-    converse(server.client().publish("orders", &NewMessage::text("first").id("first"))).unwrap();
-    disk.inject(&["write /receipts/ delay=3000".to_owned()]);
+    converse(server.client().publish("orders", first)).unwrap();
+    disk.inject(&[rule.to_owned()]);
     let is_answered = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let keyed = scope.spawn(|| {

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use fjall::{AbstractTree as _, Database, Keyspace, PersistMode};
 
 use super::fault::{Fault, FaultKind, StoreError};
+use super::folder::{self, FolderError};
 use super::journal::{self, JournalError};
 use super::report::{Damage, StoreReport, StoreReports};
 use super::verify;
@@ -35,8 +36,6 @@ const USERS_POLL: Duration = Duration::from_millis(5);
 /// them.
 const PROBE_BYTES: usize = 64 << 10;
 const PROBE: &str = "probe";
-/// The file that the LSM creates last in a new folder.
-const VERSION_FILE: &str = "version";
 /// The suffix of the folder in which a damaged store is kept. A later one replaces it.
 const SET_ASIDE: &str = "damaged";
 
@@ -120,8 +119,29 @@ struct Incident<T> {
 /// Why a store cannot be opened.
 #[derive(Debug)]
 enum OpenFailure {
-    Passing(String),
+    Passing(Damage),
     Damaged(Damage),
+    /// The folder is of a newer version. The process must not start with it, nor change it.
+    Refused(String),
+}
+
+impl OpenFailure {
+    fn reason(self) -> String {
+        match self {
+            Self::Refused(reason) => reason,
+            Self::Passing(damage) | Self::Damaged(damage) => damage.reason,
+        }
+    }
+}
+
+impl From<FolderError> for OpenFailure {
+    fn from(error: FolderError) -> Self {
+        match &error {
+            FolderError::Damaged { file, reason } => Self::Damaged(Damage::of_file(file, *reason)),
+            FolderError::Newer { .. } => Self::Refused(error.to_string()),
+            FolderError::Io { path, source } => Self::Passing(Damage::of_file(path, source.to_string()).not_damaged()),
+        }
+    }
 }
 
 impl<T: LsmStore> StoreGuard<T> {
@@ -154,12 +174,12 @@ impl<T: LsmStore> StoreGuard<T> {
         });
         match shared.open_or_set_aside(false) {
             Ok(opened) => shared.install(opened),
-            Err(reason) if shared.may_open_later() => {
-                shared.report.failed(path, &reason);
-                shared.state().reason = reason;
+            Err(OpenFailure::Passing(problem)) if shared.may_open_later() => {
+                shared.report.failed(Path::new(&problem.file), &problem.reason);
+                shared.state().reason = problem.reason;
                 shared.reopen_apart(Incident { failed: None, damage: None, is_verified: false });
             }
-            Err(reason) => return Err(format!("cannot open the store `{store}`: {reason}")),
+            Err(failure) => return Err(format!("cannot open the store `{store}`: {}", failure.reason())),
         }
         Ok(Self(StoreHandle(shared)))
     }
@@ -282,6 +302,11 @@ impl<T: LsmStore> Shared<T> {
                     return close(failed);
                 }
             }
+            // The LSM does not tell which file is damaged.
+            if damage.is_some() {
+                let table = caught(|| damaged_table(&failed.keyspaces())).ok().flatten();
+                damage = table.or(damage);
+            }
             close(failed);
         }
         loop {
@@ -299,7 +324,8 @@ impl<T: LsmStore> Shared<T> {
                     self.set_aside(found)?;
                     damage = None;
                 }
-                let store = self.open_or_set_aside(std::mem::take(&mut is_verified))?;
+                let opened = self.open_or_set_aside(std::mem::take(&mut is_verified));
+                let store = opened.map_err(OpenFailure::reason)?;
                 probe(&store).map_err(|error| error.to_string())?;
                 self.install(store);
                 Ok(())
@@ -314,16 +340,16 @@ impl<T: LsmStore> Shared<T> {
         }
     }
 
-    fn open_or_set_aside(&self, is_verified: bool) -> Result<T, String> {
+    fn open_or_set_aside(&self, is_verified: bool) -> Result<T, OpenFailure> {
         let damage = match open_checked(&self.path, &self.open, is_verified) {
-            Ok(store) => return Ok(store),
-            Err(OpenFailure::Passing(reason)) => return Err(reason),
             Err(OpenFailure::Damaged(damage)) => damage,
+            opened => return opened,
         };
-        self.set_aside(&damage)?;
+        let failed = |reason| OpenFailure::Passing(Damage::of_folder(&self.path, reason).not_damaged());
+        self.set_aside(&damage).map_err(failed)?;
         open_checked(&self.path, &self.open, false).map_err(|failure| match failure {
-            OpenFailure::Passing(reason) => reason,
-            OpenFailure::Damaged(damage) => damage.reason,
+            OpenFailure::Damaged(damage) => OpenFailure::Passing(damage.not_damaged()),
+            failure => failure,
         })
     }
 
@@ -354,12 +380,14 @@ fn open_checked<T: LsmStore>(
     let damaged = |reason: String| OpenFailure::Damaged(Damage::of_folder(path, reason));
     let failed = |error: fjall::Error| match FaultKind::of(&error) {
         FaultKind::Damage => damaged(error.to_string()),
-        _ => OpenFailure::Passing(error.to_string()),
+        _ => OpenFailure::Passing(Damage::of_folder(path, error.to_string()).not_damaged()),
     };
-    remove_unfinished(path).map_err(|error| OpenFailure::Passing(error.to_string()))?;
+    folder::prepare(path)?;
     let checked = journal::repair(path).map_err(|error| match error {
         JournalError::Damaged(damage) => OpenFailure::Damaged(damage.into()),
-        JournalError::Io { .. } => OpenFailure::Passing(error.to_string()),
+        JournalError::Io { path, source } => {
+            OpenFailure::Passing(Damage::of_file(&path, source.to_string()).not_damaged())
+        }
     })?;
     let opened = caught(|| {
         let store = open(path)?;
@@ -367,12 +395,14 @@ fn open_checked<T: LsmStore>(
         // The LSM syncs its journal before it writes tables from it. If the tables have writes that the journal lacks, the journal
         // lost more than an unsynced end.
         let in_tables = keyspaces.iter().filter_map(|keyspace| keyspace.tree.get_highest_persisted_seqno()).max();
-        if is_verified {
-            keyspaces.iter().try_for_each(verify::read)?;
-        }
-        Ok((store, in_tables))
+        let damaged_table = is_verified.then(|| damaged_table(&keyspaces)).flatten();
+        Ok((store, in_tables, damaged_table))
     });
-    let (store, in_tables) = opened.map_err(damaged)?.map_err(failed)?;
+    let (store, in_tables, damaged_table) = opened.map_err(damaged)?.map_err(failed)?;
+    if let Some(damage) = damaged_table {
+        close(store);
+        return Err(OpenFailure::Damaged(damage));
+    }
     if in_tables.is_some_and(|seqno| checked.misses(seqno)) {
         close(store);
         return Err(damaged("the journal lost writes that the tables have".to_owned()));
@@ -380,13 +410,10 @@ fn open_checked<T: LsmStore>(
     Ok(store)
 }
 
-/// Removes a folder that the LSM did not finish creating: it was never a store, and the LSM cannot open it.
-pub(super) fn remove_unfinished(path: &Path) -> std::io::Result<()> {
-    if path.is_dir() && !path.join(VERSION_FILE).exists() {
-        tracing::warn!(folder = %path.display(), "removing a store whose creation was interrupted");
-        std::fs::remove_dir_all(path)?;
-    }
-    Ok(())
+/// The first damaged table of these keyspaces.
+pub(super) fn damaged_table(keyspaces: &[Keyspace]) -> Option<Damage> {
+    let damage = keyspaces.iter().find_map(|keyspace| verify::check_tables(keyspace, &|_| {}).err())?;
+    Some(Damage::of_file(&damage.file, damage.reason))
 }
 
 /// Writes and syncs a test value.

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use fjall::Slice;
 
+use super::folder::{self, FolderError};
 use super::guard::close;
 use super::report::{Damage, StoreReport, StoreReports};
 use super::verify;
@@ -96,12 +97,23 @@ impl Mirror {
             heal_at: None,
             heal_pause: HEAL_PAUSE_MIN,
         };
+        mirror.refuse_newer()?;
         mirror.copies.iter().for_each(|side| verify::remove_copy(&side.path));
         mirror.open_copies();
         if mirror.is_closed() && mirror.copies.iter().all(|side| !side.path.is_dir()) {
             return Err(MirrorFault(format!("cannot open the store `{}`: {}", settings.store, mirror.reason())));
         }
         Ok(mirror)
+    }
+
+    /// Fails if a copy is of a newer version: a rebuild would replace it.
+    fn refuse_newer(&self) -> Result<(), MirrorFault> {
+        for side in &self.copies {
+            if let Err(error @ FolderError::Newer { .. }) = folder::inspect(&side.path) {
+                return Err(MirrorFault(format!("cannot open the store `{}`: {error}", self.settings.store)));
+            }
+        }
+        Ok(())
     }
 
     pub fn get(&mut self, keyspace: usize, key: &[u8]) -> Result<Option<Slice>, MirrorFault> {
@@ -188,10 +200,16 @@ impl Mirror {
 
     fn fail(&mut self, side: usize, failure: CopyFailure) {
         let closed = &mut self.copies[side];
+        let mut damage = failure.damage(&closed.path);
+        // The LSM does not tell which file is damaged.
+        if damage.is_damage
+            && let Some(table) = closed.db.as_ref().and_then(CopyDb::damaged_table)
+        {
+            damage = table;
+        }
         close(closed.db.take());
-        let damage = failure.damage(&closed.path);
         if !std::mem::replace(&mut self.is_reported, true) {
-            self.report.failed(&closed.path, &damage.reason);
+            self.report.failed(Path::new(&damage.file), &damage.reason);
         }
         closed.problem = Some(damage);
         // After both failed, reads may still return pages that a sync reported as lost.
@@ -236,8 +254,9 @@ impl Mirror {
         self.choose();
         self.rebuild_copies();
         if self.is_closed() && !std::mem::replace(&mut self.is_reported, true) {
-            let reason = self.reason();
-            self.report.failed(&self.copies[0].path, &reason);
+            let file = self.copies.iter().find_map(|side| side.problem.as_ref()).map(|problem| problem.file.clone());
+            let file = file.map_or_else(|| self.copies[0].path.clone(), PathBuf::from);
+            self.report.failed(&file, &self.reason());
         }
         self.plan();
     }

@@ -39,8 +39,17 @@ impl From<JournalDamage> for Damage {
 }
 
 impl Damage {
+    pub fn of_file(file: &Path, reason: impl Into<String>) -> Self {
+        Self { file: file.display().to_string(), position: None, reason: reason.into(), is_damage: true }
+    }
+
     pub fn of_folder(folder: &Path, reason: impl Into<String>) -> Self {
         Self { file: folder.display().to_string(), position: None, reason: reason.into(), is_damage: true }
+    }
+
+    /// The same problem, where the bytes on disk are not known to be wrong.
+    pub fn not_damaged(self) -> Self {
+        Self { is_damage: false, ..self }
     }
 
     fn place(&self) -> String {
@@ -64,21 +73,28 @@ impl Damage {
 pub(crate) struct StoreReport {
     reports: StoreReports,
     store: &'static str,
+    /// Whether requests need the store: `/readyz` then fails with it. Otherwise it is a warning there.
+    is_needed: bool,
 }
 
 impl StoreReport {
     pub fn new(reports: StoreReports, store: &'static str) -> Self {
         metrics::gauge!("whimbrel_store_up", "store" => store).set(1.0);
-        Self { reports, store }
+        Self { reports, store, is_needed: true }
     }
 
-    /// The store does not serve until it is open again.
-    pub fn failed(&self, folder: &Path, error: &str) {
+    /// The reports of a store without which the process serves all requests.
+    pub fn of_optional(reports: StoreReports, store: &'static str) -> Self {
+        Self { is_needed: false, ..Self::new(reports, store) }
+    }
+
+    /// The store does not serve until it is open again. The file is the store's folder if the error does not name one.
+    pub fn failed(&self, file: &Path, error: &str) {
         let store = self.store;
-        tracing::error!(store, folder = %folder.display(), error, "store failed; opening it again");
+        tracing::error!(store, file = %file.display(), error, "store failed; opening it again");
         let detail = format!("the store `{store}` failed and is opened again: {error}");
         let event = Event::failure("store_failed", detail).with("store", store);
-        (self.reports.events)(event.with("file", folder.display()).with("error", error));
+        (self.reports.events)(event.with("file", file.display()).with("error", error));
         self.down(error);
     }
 
@@ -90,7 +106,9 @@ impl StoreReport {
 
     fn down(&self, error: &str) {
         metrics::gauge!("whimbrel_store_up", "store" => self.store).set(0.0);
-        self.reports.health.set_failed(self.store, error.to_owned());
+        let health = &self.reports.health;
+        let record = if self.is_needed { StoreHealth::set_failed } else { StoreHealth::set_degraded };
+        record(health, self.store, error.to_owned());
     }
 
     pub fn recovered(&self) {
@@ -101,6 +119,14 @@ impl StoreReport {
         (self.reports.events)(
             Event::new("store_recovered", format!("the store `{store}` is open again")).with("store", store),
         );
+    }
+
+    /// Readers skip a damaged part of the store, which has no other copy.
+    pub fn skipped(&self, damage: &Damage) {
+        let (store, place, reason) = (self.store, damage.place(), &damage.reason);
+        tracing::warn!(store, place, reason, "a part of a store is damaged; readers skip it");
+        let detail = format!("a part of the store `{store}` is damaged ({place}: {reason}); readers skip it");
+        (self.reports.events)(damage.describe(Event::warning("store_damaged", detail).with("store", store)));
     }
 
     /// The store begins empty and is rebuilt from the log.

@@ -1,14 +1,18 @@
 //! Reads every checksum of an LSM without changing it, even beside a running server.
 //!
 //! Opening an LSM can change it, so the check opens a copy. It links the tables, which never change, and copies everything else. The
-//! folder of the copy is beside the store; the check removes it afterwards.
+//! folder of the copy is beside the store; the check removes it afterwards. The LSM records the checksum of each table file when it has
+//! written it, so that the check can name the file.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fjall::{Database, Keyspace, KeyspaceCreateOptions};
+use fjall::{AbstractTree as _, Database, Keyspace, KeyspaceCreateOptions};
+use xxhash_rust::xxh3::Xxh3;
 
+use super::folder::{self, FolderError, FolderState};
 use super::guard::caught;
 use super::journal::{self, JournalError};
 
@@ -19,6 +23,11 @@ const ATTEMPTS_MAX: usize = 5;
 const ATTEMPT_PAUSE: Duration = Duration::from_millis(50);
 /// The folders of files that never change.
 const TABLES: &str = "tables";
+/// Bytes of a table that are read at once.
+const READ_BYTES: usize = 256 << 10;
+
+/// Receives the number of bytes of each read.
+pub(crate) type OnRead<'a> = &'a dyn Fn(u64);
 
 /// The outcome of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,11 +46,24 @@ pub(crate) enum StoreCheck {
     },
 }
 
+/// The bytes that [`verify`] reads, as far as the folder can be listed: those of all files. A file that is removed meanwhile counts as empty.
+pub(crate) fn bytes_in(folder: &Path) -> u64 {
+    let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
+    let bytes_of = |entry: std::fs::DirEntry| match entry.metadata() {
+        Ok(metadata) if metadata.is_dir() => bytes_in(&entry.path()),
+        Ok(metadata) => metadata.len(),
+        Err(_) => 0,
+    };
+    entries.flatten().map(bytes_of).sum()
+}
+
 /// Checks the journals and all tables of a store.
-pub(crate) fn verify(folder: &Path) -> StoreCheck {
+pub(crate) fn verify(folder: &Path, on_read: OnRead<'_>) -> StoreCheck {
     let mut last = StoreCheck::NotChecked { reason: "no attempt was made".to_owned() };
-    for _ in 0..ATTEMPTS_MAX {
-        last = verify_once(folder);
+    let uncounted = |_: u64| {};
+    for attempt in 0..ATTEMPTS_MAX {
+        // Further attempts read the same bytes again.
+        last = verify_once(folder, if attempt == 0 { on_read } else { &uncounted });
         // Beside a running server the copy may be of two moments, and a journal may be read while it is written. Real damage shows
         // again at the next attempt.
         if matches!(last, StoreCheck::Sound { .. }) {
@@ -52,7 +74,16 @@ pub(crate) fn verify(folder: &Path) -> StoreCheck {
     last
 }
 
-fn verify_once(folder: &Path) -> StoreCheck {
+fn verify_once(folder: &Path, on_read: OnRead<'_>) -> StoreCheck {
+    match folder::inspect(folder) {
+        Ok(FolderState::Complete) => {}
+        // The server creates it again.
+        Ok(FolderState::Absent | FolderState::Unfinished) => return StoreCheck::Sound { files: 0 },
+        Err(FolderError::Damaged { file, reason }) => {
+            return StoreCheck::Damaged { file, position: 0, reason: reason.to_owned() };
+        }
+        Err(error) => return StoreCheck::NotChecked { reason: error.to_string() },
+    }
     match journal::check(folder) {
         Ok(_) => {}
         Err(JournalError::Damaged(damage)) => {
@@ -62,30 +93,68 @@ fn verify_once(folder: &Path) -> StoreCheck {
         Err(error) => return StoreCheck::NotChecked { reason: error.to_string() },
     }
     let copy = Copy(folder.with_extension(COPY));
-    let files = match copy.make(folder) {
+    let files = match copy.make(folder, on_read) {
         Ok(files) => files,
         Err(error) => return StoreCheck::NotChecked { reason: format!("cannot copy it: {error}") },
     };
-    match caught(|| read_all(&copy.0)).unwrap_or_else(Err) {
+    let read = caught(|| read_all(&copy.0, on_read));
+    match read.unwrap_or_else(|panic| Err(TableDamage { file: copy.0.clone(), reason: panic })) {
         Ok(()) => StoreCheck::Sound { files },
-        Err(reason) => StoreCheck::Damaged { file: folder.to_owned(), position: 0, reason },
+        Err(TableDamage { file, reason }) => {
+            let file = original(&file, &copy.0, folder).unwrap_or_else(|| folder.to_owned());
+            StoreCheck::Damaged { file, position: 0, reason }
+        }
     }
 }
 
-fn read_all(copy: &Path) -> Result<(), String> {
-    let failed = |error: fjall::Error| error.to_string();
-    journal::repair(copy).map_err(|error| error.to_string())?;
-    let database = Database::builder(copy).worker_threads(1).open().map_err(failed)?;
+/// The file of the store that a file of its copy is a link to. The LSM has absolute paths.
+fn original(file: &Path, copy: &Path, folder: &Path) -> Option<PathBuf> {
+    let copy = std::path::absolute(copy).ok()?;
+    let inside = file.strip_prefix(copy).ok()?;
+    (!inside.as_os_str().is_empty()).then(|| folder.join(inside))
+}
+
+/// A damaged table, or the folder where the LSM does not tell which one it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct TableDamage {
+    pub file: PathBuf,
+    pub reason: String,
+}
+
+fn read_all(copy: &Path, on_read: OnRead<'_>) -> Result<(), TableDamage> {
+    let failed = |error: &dyn std::fmt::Display| TableDamage { file: copy.to_owned(), reason: error.to_string() };
+    journal::repair(copy).map_err(|error| failed(&error))?;
+    let database = Database::builder(copy).worker_threads(1).open().map_err(|error| failed(&error))?;
     for name in database.list_keyspace_names() {
-        let keyspace = database.keyspace(&name, KeyspaceCreateOptions::default).map_err(failed)?;
-        read(&keyspace).map_err(|error| format!("the keyspace `{name}` cannot be read: {error}"))?;
+        let keyspace = database.keyspace(&name, KeyspaceCreateOptions::default).map_err(|error| failed(&error))?;
+        check_tables(&keyspace, on_read)?;
     }
     Ok(())
 }
 
-/// Reads every entry of a keyspace, and so every checksum of its tables.
-pub(super) fn read(keyspace: &Keyspace) -> fjall::Result<()> {
-    keyspace.iter().try_for_each(|entry| entry.into_inner().map(|_| ()))
+/// Reads every table file of a keyspace and compares its checksum with the one that the LSM recorded.
+pub(super) fn check_tables(keyspace: &Keyspace, on_read: OnRead<'_>) -> Result<(), TableDamage> {
+    for table in keyspace.tree.current_version().iter_tables() {
+        let reason = match checksum_of(&table.path, on_read) {
+            Ok(checksum) if checksum == table.checksum().into_u128() => continue,
+            Ok(_) => "the checksum of the table is wrong".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        return Err(TableDamage { file: table.path.to_path_buf(), reason });
+    }
+    Ok(())
+}
+
+fn checksum_of(table: &Path, on_read: OnRead<'_>) -> io::Result<u128> {
+    let (mut file, mut hasher, mut bytes) = (File::open(table)?, Xxh3::new(), vec![0; READ_BYTES]);
+    loop {
+        let read = file.read(&mut bytes)?;
+        if read == 0 {
+            return Ok(hasher.digest128());
+        }
+        hasher.update(&bytes[..read]);
+        on_read(read as u64);
+    }
 }
 
 /// Removes the copy that a killed check left behind.
@@ -97,9 +166,9 @@ pub(super) fn remove_copy(folder: &Path) {
 struct Copy(PathBuf);
 
 impl Copy {
-    fn make(&self, folder: &Path) -> io::Result<usize> {
+    fn make(&self, folder: &Path, on_read: OnRead<'_>) -> io::Result<usize> {
         self.remove();
-        copy_folder(folder, &self.0)
+        copy_folder(folder, &self.0, on_read)
     }
 
     fn remove(&self) {
@@ -113,7 +182,7 @@ impl Drop for Copy {
     }
 }
 
-fn copy_folder(from: &Path, to: &Path) -> io::Result<usize> {
+fn copy_folder(from: &Path, to: &Path, on_read: OnRead<'_>) -> io::Result<usize> {
     std::fs::create_dir_all(to)?;
     let is_tables = from.file_name().is_some_and(|name| name == TABLES);
     let mut files = 0;
@@ -121,13 +190,13 @@ fn copy_folder(from: &Path, to: &Path) -> io::Result<usize> {
         let entry = entry?;
         let target = to.join(entry.file_name());
         if entry.file_type()?.is_dir() {
-            files += copy_folder(&entry.path(), &target)?;
+            files += copy_folder(&entry.path(), &target, on_read)?;
             continue;
         }
         if is_tables {
             std::fs::hard_link(entry.path(), &target)?;
         } else {
-            std::fs::copy(entry.path(), &target)?;
+            on_read(std::fs::copy(entry.path(), &target)?);
         }
         files += 1;
     }
@@ -154,8 +223,10 @@ mod tests {
         database
     }
 
+    /// A table of the keyspace `rows`; the keyspace 0 is the LSM's own.
     fn table(folder: &Path) -> PathBuf {
         let keyspaces = std::fs::read_dir(folder.join("keyspaces")).unwrap().map(|entry| entry.unwrap().path());
+        let keyspaces = keyspaces.filter(|keyspace| !keyspace.ends_with("0"));
         let mut tables = keyspaces.flat_map(|keyspace| std::fs::read_dir(keyspace.join(TABLES)).into_iter().flatten());
         tables.find_map(|table| table.ok().map(|table| table.path())).unwrap()
     }
@@ -165,9 +236,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("holds");
         let database = store(&path);
-        assert!(matches!(verify(&path), StoreCheck::Sound { files } if files > 3));
+        let read = std::cell::Cell::new(0);
+        let on_read = |bytes| read.set(read.get() + bytes);
+        assert!(matches!(verify(&path, &on_read), StoreCheck::Sound { files } if files > 3));
+        let (read, all) = (read.get(), bytes_in(&path));
+        assert!(read > all / 2 && read <= all, "{read} of {all} bytes are counted");
         drop(database);
-        assert!(matches!(verify(&path), StoreCheck::Sound { .. }));
+        assert!(matches!(verify(&path, &|_| {}), StoreCheck::Sound { .. }));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
@@ -179,12 +254,26 @@ mod tests {
         let table = table(&path);
         flip(&table, 30);
         let damaged = std::fs::read(&table).unwrap();
-        assert!(matches!(verify(&path), StoreCheck::Damaged { .. }));
+        let StoreCheck::Damaged { file, .. } = verify(&path, &|_| {}) else { panic!("the damage is not found") };
+        assert_eq!(file, table, "the report names the table");
         assert_eq!(std::fs::read(&table).unwrap(), damaged);
         flip(&table, 30);
-        assert!(matches!(verify(&path), StoreCheck::Sound { .. }));
+        assert!(matches!(verify(&path, &|_| {}), StoreCheck::Sound { .. }));
         flip(&path.join("0.jnl"), 20);
-        let StoreCheck::Damaged { file, position, .. } = verify(&path) else { panic!("the damage is not found") };
+        let StoreCheck::Damaged { file, position, .. } = verify(&path, &|_| {}) else { panic!("it is not found") };
         assert_eq!((file, position), (path.join("0.jnl"), 0));
+    }
+
+    #[test]
+    fn merged_tables_are_sound() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("holds");
+        let database = store(&path);
+        let rows = database.keyspace("rows", KeyspaceCreateOptions::default).unwrap();
+        rows.insert("0050", "another value").unwrap();
+        rows.remove("0051").unwrap();
+        rows.rotate_memtable_and_wait().unwrap();
+        rows.major_compact().unwrap();
+        assert!(matches!(verify(&path, &|_| {}), StoreCheck::Sound { .. }));
     }
 }

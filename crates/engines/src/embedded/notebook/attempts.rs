@@ -10,7 +10,7 @@ use bytes::Bytes;
 use whimbrel_model::ports::{ANSWER_KEPT_BYTES, AfterFailure, AttemptNote, AttemptOutcome};
 use whimbrel_model::{PartitionId, SubscriptionNumber, Timestamp, TopicNumber};
 
-use super::shelf::{BODY_BYTES_MAX, ChunkHead, Group};
+use super::slice::{BODY_BYTES_MAX, ChunkHead, Group};
 use super::varint::{put, put_bytes, put_signed, take, take_as, take_bytes, take_signed};
 
 /// What a byte of flags may have.

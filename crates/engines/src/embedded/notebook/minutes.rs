@@ -3,7 +3,7 @@
 use whimbrel_model::ports::{MinuteRow, Spread};
 use whimbrel_model::{Timestamp, TopicNumber};
 
-use super::shelf::{ChunkHead, Group};
+use super::slice::{ChunkHead, Group};
 use super::varint::{put, take, take_as};
 
 pub fn minutes_group(topic: TopicNumber) -> Group {

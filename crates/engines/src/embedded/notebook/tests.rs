@@ -1,4 +1,4 @@
-//! What a notebook in a folder holds, across restarts, damage and too much of it.
+//! The entries of a notebook in a folder: across restarts, torn tails, and beyond its bounds.
 
 use std::fs::OpenOptions;
 
@@ -7,7 +7,11 @@ use tempfile::TempDir;
 use whimbrel_model::SystemClock;
 use whimbrel_model::ports::{AfterFailure, Spread};
 
+use super::super::lsm::testing::Seen as SeenReports;
 use super::*;
+
+#[path = "tests/faults.rs"]
+mod faults;
 
 const SUB: SubscriptionNumber = SubscriptionNumber(7);
 const ORDERS: PartitionId = PartitionId::new(TopicNumber(3), 1);
@@ -44,7 +48,8 @@ fn open(folder: &TempDir) -> FileNotebook {
 }
 
 fn open_with(folder: &TempDir, settings: NotebookSettings) -> FileNotebook {
-    FileNotebook::open(&folder.path().join("notebook"), settings, Arc::new(SystemClock)).unwrap()
+    let (path, reports) = (folder.path().join("notebook"), StoreReports::default());
+    FileNotebook::open(&path, settings, Arc::new(SystemClock), reports).unwrap()
 }
 
 fn folder() -> TempDir {
@@ -196,8 +201,10 @@ async fn a_tail_that_was_never_written_is_cut() {
     // A machine that loses power may leave a length without its bytes.
     OpenOptions::new().write(true).open(&path).unwrap().set_len(whole + 4096).unwrap();
     let notebook = open(&folder);
-    assert_eq!(path.metadata().unwrap().len(), whole);
     assert_eq!(notebook.attempts(SUB, ORDERS, 1).await, [delivered(1)]);
+    notebook.note(vec![delivered(2)]);
+    assert_eq!(notebook.attempts(SUB, ORDERS, 2).await, [delivered(2)]);
+    assert!(path.metadata().unwrap().len() < whole + 4096, "the tail is cut off before the next chunk");
 }
 
 #[tokio::test]
@@ -252,8 +259,8 @@ async fn rows_of_one_minute_add_up_and_others_are_apart() {
 
 #[test]
 fn a_full_heap_drops_what_comes_and_never_waits() {
-    // Nobody takes from this heap.
-    let notebook = FileNotebook { heap: Arc::default(), thread: Mutex::new(None) };
+    // No thread takes from this heap.
+    let notebook = FileNotebook { heap: Arc::default(), reports: slice_reports(), thread: Mutex::new(None) };
     let notes: Vec<_> = (0..100_000).map(delivered).collect();
     (0..20).for_each(|_| notebook.note(notes.clone()));
     assert_eq!(notebook.heap.waiting().note_count, 500_000);
@@ -289,18 +296,26 @@ async fn beyond_the_bound_the_oldest_slices_go_whole() {
     assert!(kept.is_sorted() && kept.last() == Some(&99) && kept[0] == 100 - kept.len() as u64, "{kept:?}");
 }
 
-fn shelf(folder: &TempDir, now: Timestamp) -> Shelf {
+fn slice_reports() -> SliceReports {
+    SliceReports::new(StoreReport::of_optional(StoreReports::default(), STORE))
+}
+
+fn shelf(folder: &TempDir, bytes_max: u64) -> Shelf {
     let (slice_time, keep) = (Duration::from_secs(600), Duration::from_secs(3600));
-    Shelf::open(folder.path(), "attempts", ShelfSettings { slice_time, bytes_max: 1 << 30, keep }, now).unwrap()
+    Shelf::new(folder.path(), "attempts", ShelfSettings { slice_time, bytes_max, keep }, slice_reports())
+}
+
+fn moment(ms: i64) -> Moment {
+    Moment { now: at(ms), expiry: at(ms) }
 }
 
 #[test]
 fn a_slice_ends_with_its_time_and_goes_when_it_is_too_old() {
     let (folder, mut minutes) = (folder(), 0);
-    let mut shelf = shelf(&folder, at(0));
+    let mut shelf = shelf(&folder, 1 << 30);
     let mut counts = Vec::new();
     while minutes < 120 {
-        shelf.append(b"chunk", at(minutes * 60_000)).unwrap();
+        shelf.append(b"chunk", moment(minutes * 60_000)).unwrap();
         counts.push(shelf.seen().len());
         minutes += 5;
     }
@@ -312,14 +327,27 @@ fn a_slice_ends_with_its_time_and_goes_when_it_is_too_old() {
 #[test]
 fn slices_stay_in_order_when_the_clock_is_set_back() {
     let folder = folder();
-    let (slice_time, keep) = (Duration::from_secs(600), Duration::from_secs(3600));
-    let settings = ShelfSettings { slice_time, bytes_max: 1 << 20, keep };
-    let mut shelf = Shelf::open(folder.path(), "attempts", settings, at(0)).unwrap();
-    // More than a slice of a shelf of that size has.
+    let mut shelf = shelf(&folder, 1 << 20);
+    // More than the size of one slice of such a shelf.
     let full = vec![0; 80 << 10];
     for time in [0, 500_000, 100_000, 500_002] {
-        shelf.append(&full, at(time)).unwrap();
+        shelf.append(&full, moment(time)).unwrap();
     }
     let begins: Vec<_> = shelf.seen().iter().map(|slice| slice.begins).collect();
     assert_eq!(begins, [at(0), at(500_000), at(500_001), at(500_002)]);
+}
+
+#[test]
+fn no_slice_is_too_old_while_the_clock_is_in_doubt() {
+    let folder = folder();
+    let mut shelf = shelf(&folder, 1 << 30);
+    shelf.append(b"chunk", moment(0)).unwrap();
+    let in_eight_days = at(8 * 86_400_000);
+    shelf.append(b"chunk", Moment { now: in_eight_days, expiry: at(1_000) }).unwrap();
+    shelf.append(b"chunk", Moment { now: in_eight_days, expiry: at(1_000) }).unwrap();
+    assert_eq!(shelf.seen().len(), 2, "the old slice is still there");
+    // The old slice ends where the next one begins, and is kept for an hour after that.
+    let expiry = at(8 * 86_400_000 + 2 * 3_600_000);
+    shelf.append(b"chunk", Moment { now: in_eight_days, expiry }).unwrap();
+    assert_eq!(shelf.seen().len(), 1);
 }

@@ -1,6 +1,7 @@
 //! The claims in progress, and the store of answers. One thread owns both, so no claim can come between a check and its write.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,76 +9,62 @@ use whimbrel_model::ports::{Answer, Begun, Claim, ReceiptsError};
 use whimbrel_model::{PartitionId, Timestamp};
 
 use super::ReceiptSettings;
+use super::claim_table::{ClaimTable, UnderWay};
 use super::keys::claim_key;
 use super::store::{Receipt, ReceiptStore};
 use crate::embedded::lsm::{self, StoreHandle};
+
+/// Answers that one call of [`Claims::note_all`] saves, and claims that it forgets: publishes with keys wait for it.
+const SAVED_AT_ONCE: usize = 1_000;
+const FORGOTTEN_AT_ONCE: usize = 10_000;
 
 type Fault = lsm::Fault<ReceiptsError>;
 
 pub(super) struct Claims {
     settings: ReceiptSettings,
     store: StoreHandle<ReceiptStore>,
-    under_way: HashMap<Vec<u8>, UnderWay>,
+    under_way: ClaimTable,
     /// The offsets that were written last, so that the store skips writes for idle partitions.
     noted: HashMap<PartitionId, u64>,
     /// How often the store was opened. It may have lost answers each time.
     opened: Arc<AtomicU64>,
     /// The opening after which the store has followed the log to its end. No claim begins before: the store would not recognise a repeat.
     followed: u64,
-}
-
-struct UnderWay {
-    fingerprint: u64,
-    /// The partition of each attempt, and the partition's end when the attempt began. The record cannot be below that end.
-    places: Vec<(PartitionId, u64)>,
-    /// When the first attempt began. The window starts there.
-    first_at: Timestamp,
-    /// When the last attempt began.
-    began_at: Timestamp,
-    /// The publish ended with an unknown outcome. Until then a claim never lapses, however long its append takes.
-    left: bool,
-    /// The answer, if the store could not save it yet.
-    unsaved: Option<Receipt>,
+    /// The partitions that could not be followed. No claim of their topics begins.
+    unfollowed: HashSet<PartitionId>,
 }
 
 impl Claims {
     pub fn new(settings: ReceiptSettings, store: StoreHandle<ReceiptStore>, opened: Arc<AtomicU64>) -> Self {
-        let (under_way, noted) = (HashMap::new(), HashMap::new());
-        Self { settings, store, under_way, noted, opened, followed: 0 }
+        let (under_way, noted, unfollowed) = (ClaimTable::default(), HashMap::new(), HashSet::new());
+        Self { settings, store, under_way, noted, opened, followed: 0, unfollowed }
     }
 
     pub fn begin(&mut self, claim: &Claim, end: u64, now: Timestamp) -> Result<Begun, ReceiptsError> {
         let (key, place) = (claim_key(claim), (claim.partition, end));
         let not_before = now.saturating_sub(self.settings.window + self.settings.lease);
         // Ignores a claim whose outcome is still unknown after the window and the lease.
-        let is_known = |earlier: &&mut UnderWay| !earlier.left || earlier.first_at >= not_before;
-        if let Some(earlier) = self.under_way.get_mut(&key).filter(is_known) {
+        let is_known = |earlier: &&UnderWay| !earlier.is_left || earlier.first_at >= not_before;
+        if let Some(earlier) = self.under_way.get(&key).filter(is_known) {
             if earlier.fingerprint != claim.fingerprint {
                 return Ok(Begun::Different);
             }
             if let Some(unsaved) = &earlier.unsaved {
                 return Ok(Begun::Earlier(unsaved.answer.clone()));
             }
-            if !earlier.left || now.saturating_sub(self.settings.lease) < earlier.began_at {
+            if !earlier.is_left || now.saturating_sub(self.settings.lease) < earlier.began_at {
                 return Ok(Begun::UnderWay);
             }
-            (earlier.began_at, earlier.left) = (now, false);
-            let places = earlier.places.clone();
-            earlier.places.push(place);
-            return Ok(Begun::Lapsed { places });
+            return Ok(Begun::Lapsed { places: self.under_way.retake(&key, place, now) });
         }
         let since = now.saturating_sub(self.settings.window);
-        if !self.has_followed() {
-            return Err(ReceiptsError::Unavailable("the receipts are read again from the log".to_owned()));
-        }
+        self.check_followed(claim)?;
         let answer = self.store.run(|store| -> Result<_, Fault> { Ok(store.answer(&key, since)?) })?;
         if let Some((fingerprint, answer)) = answer {
             let is_same = fingerprint == claim.fingerprint;
             return Ok(if is_same { Begun::Earlier(answer) } else { Begun::Different });
         }
-        let (fingerprint, places) = (claim.fingerprint, vec![place]);
-        let claim = UnderWay { fingerprint, places, first_at: now, began_at: now, left: false, unsaved: None };
-        self.under_way.insert(key, claim);
+        self.under_way.insert(key, claim.fingerprint, place, now);
         Ok(Begun::New)
     }
 
@@ -86,11 +73,9 @@ impl Claims {
         let (kind, text, key, fingerprint) = (claim.kind, claim.text.clone(), claim_key(claim), claim.fingerprint);
         let receipt = Receipt { kind, text, key: key.clone(), fingerprint, answer };
         match self.keep(&receipt) {
-            Ok(()) => drop(self.under_way.remove(&key)),
-            Err(error) => {
-                let Some(claim) = self.under_way.get_mut(&key) else { return Err(error) };
-                claim.unsaved = Some(receipt);
-            }
+            Ok(()) => self.under_way.remove(&key),
+            Err(error) if !self.under_way.set_unsaved(&key, receipt) => return Err(error),
+            Err(_) => {}
         }
         Ok(())
     }
@@ -100,9 +85,7 @@ impl Claims {
     }
 
     pub fn leave(&mut self, claim: &Claim) {
-        if let Some(claim) = self.under_way.get_mut(&claim_key(claim)) {
-            claim.left = true;
-        }
+        self.under_way.leave(&claim_key(claim));
     }
 
     fn keep(&self, receipt: &Receipt) -> Result<(), ReceiptsError> {
@@ -113,15 +96,38 @@ impl Claims {
         self.store.run(|store| -> Result<_, Fault> { Ok(store.find(id)?) })
     }
 
-    /// Whether the store has followed the log since it was opened.
+    /// Whether the store has followed the log since it was opened, except for [`Self::unfollowed`].
     pub fn has_followed(&self) -> bool {
         self.followed == self.opened.load(Ordering::Acquire)
     }
 
-    /// Starts following the log, and returns the current opening of the store.
+    /// The partitions that could not be followed.
+    pub fn unfollowed(&self) -> Vec<PartitionId> {
+        self.unfollowed.iter().copied().collect()
+    }
+
+    /// Fails if a record that answers the claim may be in a part of the log that was not followed. A held message is in another topic
+    /// than that of the claim.
+    fn check_followed(&self, claim: &Claim) -> Result<(), ReceiptsError> {
+        let topics = [claim.topic, claim.partition.topic];
+        let missing = self.unfollowed.iter().find(|partition| topics.contains(&partition.topic));
+        let reason = match missing {
+            _ if !self.has_followed() => "the receipts are read again from the log".to_owned(),
+            Some(partition) => format!("the receipts of the partition {partition} could not be read from the log yet"),
+            None => return Ok(()),
+        };
+        Err(ReceiptsError::Unavailable(reason))
+    }
+
+    /// The current opening of the store.
+    pub fn opening(&self) -> u64 {
+        self.opened.load(Ordering::Acquire)
+    }
+
+    /// Starts following the whole log, and returns the current opening of the store.
     pub fn begin_following(&mut self) -> u64 {
         self.noted.clear();
-        self.opened.load(Ordering::Acquire)
+        self.opening()
     }
 
     /// Whether the store is open.
@@ -129,8 +135,9 @@ impl Claims {
         self.store.is_open()
     }
 
-    pub fn set_followed(&mut self, opened: u64) {
-        self.followed = opened;
+    /// The store has followed the log after this opening, except for these partitions.
+    pub fn set_followed(&mut self, opened: u64, unfollowed: HashSet<PartitionId>) {
+        (self.followed, self.unfollowed) = (opened, unfollowed);
     }
 
     /// Fails if the store was reopened since following began: it may have lost receipts.
@@ -145,6 +152,26 @@ impl Claims {
     pub fn keep_found(&self, receipts: &[Receipt], opened: u64) -> Result<(), ReceiptsError> {
         self.check_opening(opened)?;
         receipts.iter().try_for_each(|receipt| self.keep(receipt))
+    }
+
+    /// The older parts of partitions whose ids are not in the store yet.
+    pub fn backlogs(&self) -> Result<Vec<(PartitionId, Range<u64>)>, ReceiptsError> {
+        self.store.run(|store| -> Result<_, Fault> { Ok(store.backlogs()?) })
+    }
+
+    /// Records the older part of a partition whose ids the store lacks, and saves the ids that were found in front of it.
+    pub fn set_backlog(
+        &self,
+        partition: PartitionId,
+        left: &Range<u64>,
+        found: &[Receipt],
+        opened: u64,
+    ) -> Result<(), ReceiptsError> {
+        self.check_opening(opened)?;
+        self.store.run(|store| -> Result<_, Fault> {
+            found.iter().try_for_each(|receipt| store.keep_id(receipt))?;
+            Ok(store.set_backlog(partition, left)?)
+        })
     }
 
     /// Records the offset up to which the store has followed the log.
@@ -174,22 +201,19 @@ impl Claims {
         if !self.has_followed() {
             return Ok(());
         }
-        let mut oldest = HashMap::<PartitionId, u64>::new();
-        for (partition, from) in self.under_way.values().flat_map(|claim| &claim.places) {
-            oldest.entry(*partition).and_modify(|oldest| *oldest = (*oldest).min(*from)).or_insert(*from);
-        }
         for (partition, end) in ends {
-            self.note(*partition, oldest.get(partition).map_or(*end, |from| (*from).min(*end)))?;
+            if !self.unfollowed.contains(partition) {
+                self.note(*partition, self.under_way.oldest_end(*partition).map_or(*end, |from| from.min(*end)))?;
+            }
         }
         // The store would have dropped the answer by now, so a later repeat has no guarantee.
         let not_before = now.saturating_sub(self.settings.window + self.settings.lease);
-        self.under_way.retain(|_, claim| !claim.left || claim.first_at >= not_before);
+        self.under_way.forget_left_before(not_before, FORGOTTEN_AT_ONCE);
         self.store.run(|store| -> Result<_, Fault> { Ok(store.drop_before(now)?) })
     }
 
     fn save_unsaved(&mut self) -> Result<(), ReceiptsError> {
-        let unsaved: Vec<_> = self.under_way.values().filter_map(|claim| claim.unsaved.clone()).collect();
-        for receipt in unsaved {
+        for receipt in self.under_way.unsaved(SAVED_AT_ONCE) {
             self.keep(&receipt)?;
             self.under_way.remove(&receipt.key);
         }

@@ -1,4 +1,6 @@
-//! How receipts are written in the LSM. Values begin with the version of their format.
+//! How receipts are written in the LSM. Answers begin with the version of their format.
+
+use std::ops::Range;
 
 use whimbrel_model::ports::{Answer, Claim, ClaimKind};
 use whimbrel_model::{PartitionId, Timestamp, TopicNumber};
@@ -44,6 +46,21 @@ pub(super) fn id_key(id: &str, answer: &Answer) -> Vec<u8> {
 
 pub(super) fn applied_key(partition: PartitionId) -> [u8; 8] {
     (u64::from(partition.topic.0) << 32 | u64::from(partition.index)).to_be_bytes()
+}
+
+/// The partition of an [`applied_key`].
+pub(super) fn partition_of(key: &[u8]) -> Option<PartitionId> {
+    let number = u64::from_be_bytes(key.try_into().ok()?);
+    Some(PartitionId::new(TopicNumber((number >> 32) as u32), number as u32))
+}
+
+pub(super) fn encode_backlog(left: &Range<u64>) -> Vec<u8> {
+    [left.start.to_le_bytes(), left.end.to_le_bytes()].concat()
+}
+
+pub(super) fn decode_backlog(value: &[u8]) -> Option<Range<u64>> {
+    let (start, end) = value.split_first_chunk()?;
+    Some(u64::from_le_bytes(*start)..u64::from_le_bytes(end.try_into().ok()?))
 }
 
 pub(crate) fn encode_answer(fingerprint: u64, answer: &Answer) -> Vec<u8> {

@@ -1,5 +1,6 @@
 //! The LSM of the receipts: answers and ids in time slices, and the offsets up to which the store is complete.
 
+use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
@@ -7,7 +8,9 @@ use fjall::{Database, Keyspace};
 use whimbrel_model::ports::{Answer, ClaimKind};
 use whimbrel_model::{PartitionId, Timestamp};
 
-use super::keys::{applied_key, decode_answer, encode_answer, id_key, id_prefix};
+use super::keys::{
+    applied_key, decode_answer, decode_backlog, encode_answer, encode_backlog, id_key, id_prefix, partition_of,
+};
 use crate::embedded::lsm::LsmStore;
 use crate::embedded::slices::{Slices, small_keyspace};
 
@@ -20,6 +23,8 @@ pub(super) struct ReceiptStore {
     ids: Slices,
     /// For each partition, the offset up to which every answer is in the store.
     applied: Keyspace,
+    /// For each partition, the offsets of older records whose ids are not in the store yet.
+    backlogs: Keyspace,
 }
 
 /// An answer with the names under which it is kept.
@@ -40,7 +45,7 @@ impl LsmStore for ReceiptStore {
 
     fn keyspaces(&self) -> Vec<Keyspace> {
         let slices = self.answers.newest_first().into_iter().chain(self.ids.newest_first());
-        slices.chain([self.applied.clone()]).collect()
+        slices.chain([self.applied.clone(), self.backlogs.clone()]).collect()
     }
 }
 
@@ -49,6 +54,7 @@ impl ReceiptStore {
         let database = Database::builder(path).cache_size(CACHE_BYTES).worker_threads(1).open()?;
         Ok(Self {
             applied: database.keyspace("applied", small_keyspace)?,
+            backlogs: database.keyspace("backlogs", small_keyspace)?,
             answers: Slices::open(&database, "answers", window)?,
             ids: Slices::open(&database, "ids", id_window)?,
             database,
@@ -76,6 +82,18 @@ impl ReceiptStore {
         self.answers.at(answer.answered_at)?.insert(&key[..], value)
     }
 
+    /// Keeps an answer under its id alone, if it has one: it is too old to answer a repeat.
+    pub fn keep_id(&self, receipt: &Receipt) -> fjall::Result<()> {
+        let Receipt { kind, text, fingerprint, answer, .. } = receipt;
+        match kind {
+            ClaimKind::Key => Ok(()),
+            ClaimKind::Id => {
+                let value = encode_answer(*fingerprint, answer);
+                self.ids.at(answer.answered_at)?.insert(id_key(text, answer), value)
+            }
+        }
+    }
+
     /// The answers under an id, oldest first.
     pub fn find(&self, id: &str) -> fjall::Result<Vec<Answer>> {
         let mut answers = Vec::new();
@@ -94,6 +112,21 @@ impl ReceiptStore {
 
     pub fn set_applied(&self, partition: PartitionId, offset: u64) -> fjall::Result<()> {
         self.applied.insert(applied_key(partition), offset.to_le_bytes())
+    }
+
+    pub fn backlogs(&self) -> fjall::Result<Vec<(PartitionId, Range<u64>)>> {
+        let mut found = Vec::new();
+        for entry in self.backlogs.iter() {
+            let (key, value) = entry.into_inner()?;
+            found.extend(partition_of(&key).zip(decode_backlog(&value)));
+        }
+        Ok(found)
+    }
+
+    /// An empty range is no backlog.
+    pub fn set_backlog(&self, partition: PartitionId, left: &Range<u64>) -> fjall::Result<()> {
+        let key = applied_key(partition);
+        if left.is_empty() { self.backlogs.remove(key) } else { self.backlogs.insert(key, encode_backlog(left)) }
     }
 
     pub fn drop_before(&self, now: Timestamp) -> fjall::Result<()> {

@@ -214,6 +214,65 @@ fn a_folder_whose_creation_was_interrupted_is_created_again() {
     guard.handle().run(|rows| put(rows, "a")).unwrap();
 }
 
+/// Makes a store with one row, and closes it.
+fn with_a_row(scene: &Scene) {
+    let guard = scene.open();
+    guard.handle().run(|rows| put(rows, "a")).unwrap();
+}
+
+#[test]
+fn a_folder_whose_version_cannot_be_read_is_left_alone_and_opened_later() {
+    let scene = Scene::new();
+    with_a_row(&scene);
+    let (version, kept) = (scene.path().join("version"), scene.folder.path().join("kept"));
+    std::fs::rename(&version, &kept).unwrap();
+    // A link to itself: every access fails, as it would on a failing disk.
+    std::os::unix::fs::symlink(&version, &version).unwrap();
+    let guard = scene.open();
+    assert!(!guard.handle().is_open());
+    std::fs::remove_file(&version).unwrap();
+    std::fs::rename(&kept, &version).unwrap();
+    wait_until_open(&guard.handle());
+    assert_eq!(guard.handle().run(count), Ok(1));
+    assert_eq!(scene.seen.kinds(), ["store_failed", "store_recovered"]);
+}
+
+#[test]
+fn a_store_with_entries_and_without_its_version_is_set_aside() {
+    let scene = Scene::new();
+    with_a_row(&scene);
+    let version = scene.path().join("version");
+    std::fs::remove_file(&version).unwrap();
+    let guard = scene.open();
+    assert_eq!(guard.handle().run(count), Ok(0));
+    assert_eq!(scene.seen.kinds(), ["store_rebuilt"]);
+    assert_eq!(scene.seen.field("store_rebuilt", "file"), Some(version.display().to_string()));
+    assert!(scene.folder.path().join("holds.damaged/0.jnl").exists(), "the entries are kept");
+}
+
+#[test]
+fn a_store_of_a_newer_version_is_refused_and_not_changed() {
+    let scene = Scene::new();
+    with_a_row(&scene);
+    std::fs::write(scene.path().join("version"), b"FJL\x04").unwrap();
+    std::fs::write(scene.path().join("0.jnl"), b"a journal of another format").unwrap();
+    let opened = StoreGuard::open("holds", &scene.path(), scene.seen.reports(), open_rows, |_| {});
+    let refused = opened.err().expect("the store is opened");
+    assert!(refused.contains("version 4") && refused.contains("`holds`"), "{refused}");
+    assert!(scene.seen.kinds().is_empty());
+    assert_eq!(std::fs::read(scene.path().join("0.jnl")).unwrap(), b"a journal of another format");
+}
+
+#[test]
+fn a_flipped_bit_in_the_version_is_damage_and_no_newer_version() {
+    let scene = Scene::new();
+    with_a_row(&scene);
+    std::fs::write(scene.path().join("version"), b"FJL\x07").unwrap();
+    let guard = scene.open();
+    assert_eq!(guard.handle().run(count), Ok(0));
+    assert_eq!(scene.seen.kinds(), ["store_rebuilt"]);
+}
+
 #[test]
 fn a_failed_store_is_left_alone_until_its_last_user_has_gone() {
     let scene = Scene::new();

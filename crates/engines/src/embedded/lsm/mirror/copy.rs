@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use fjall::{Database, Keyspace, OwnedWriteBatch, PersistMode, Slice};
 
 use super::super::fault::FaultKind;
-use super::super::guard::{caught, close, remove_unfinished};
+use super::super::folder::{self, FolderError};
+use super::super::guard::{caught, close, damaged_table};
 use super::super::journal::{self, JournalError};
 use super::super::report::Damage;
 use super::{Batch, Change, MirrorSettings};
@@ -52,6 +53,7 @@ impl CopyState {
 #[derive(Debug)]
 pub(super) enum CopyFailure {
     Lsm(fjall::Error),
+    Folder(FolderError),
     Journal(JournalError),
     Io(std::io::Error),
     Panic(String),
@@ -73,12 +75,18 @@ impl CopyFailure {
     pub fn damage(self, path: &Path) -> Damage {
         let is_damage = match &self {
             Self::Lsm(error) => FaultKind::of(error) == FaultKind::Damage,
-            Self::Journal(JournalError::Damaged(_)) | Self::Panic(_) => true,
-            Self::Journal(JournalError::Io { .. }) | Self::Io(_) => false,
+            Self::Journal(JournalError::Damaged(_)) | Self::Folder(FolderError::Damaged { .. }) | Self::Panic(_) => {
+                true
+            }
+            Self::Journal(JournalError::Io { .. }) | Self::Folder(_) | Self::Io(_) => false,
         };
         match self {
             Self::Journal(JournalError::Damaged(damage)) => damage.into(),
-            Self::Journal(error) => Damage { is_damage, ..Damage::of_folder(path, error.to_string()) },
+            Self::Folder(FolderError::Damaged { file, reason }) => Damage::of_file(&file, reason),
+            Self::Folder(FolderError::Io { path, source }) | Self::Journal(JournalError::Io { path, source }) => {
+                Damage { is_damage, ..Damage::of_file(&path, source.to_string()) }
+            }
+            Self::Folder(error) => Damage { is_damage, ..Damage::of_folder(path, error.to_string()) },
             Self::Lsm(error) => Damage { is_damage, ..Damage::of_folder(path, error.to_string()) },
             Self::Io(error) => Damage { is_damage, ..Damage::of_folder(path, error.to_string()) },
             Self::Panic(reason) => Damage { is_damage, ..Damage::of_folder(path, reason) },
@@ -109,13 +117,14 @@ pub(super) struct Copied {
 impl CopyDb {
     /// Opens a copy whose journals were checked, or creates it.
     pub fn open_checked(path: &Path, settings: &MirrorSettings) -> Result<Self, CopyFailure> {
-        remove_unfinished(path)?;
+        folder::prepare(path).map_err(CopyFailure::Folder)?;
         journal::repair(path).map_err(CopyFailure::Journal)?;
         Self::open_unchecked(path, settings)
     }
 
     /// Opens a copy without the batches behind damaged places of its journals.
     pub fn salvage(path: &Path, settings: &MirrorSettings) -> Result<Self, CopyFailure> {
+        folder::restore_version(path)?;
         journal::salvage(path).map_err(CopyFailure::Journal)?;
         Self::open_unchecked(path, settings)
     }
@@ -133,6 +142,11 @@ impl CopyDb {
             yields("fjall:worker");
             Ok(Self { database, keyspaces, state_keyspace, sealing: Sealing::default(), opened_at })
         })
+    }
+
+    /// The first damaged table, if one can be found.
+    pub fn damaged_table(&self) -> Option<Damage> {
+        caught(|| damaged_table(&self.keyspaces)).ok().flatten()
     }
 
     /// The state that the copy had when it was opened.

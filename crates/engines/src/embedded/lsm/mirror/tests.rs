@@ -228,3 +228,37 @@ fn a_damaged_copy_with_newer_synced_batches_is_preferred_and_the_loss_reported()
     assert!(count(&mut mirror) > COUNT, "{} rows", count(&mut mirror));
     assert!(scene.seen.kinds().contains(&"store_data_lost"), "{:?}", scene.seen.kinds());
 }
+
+#[test]
+fn a_copy_without_its_version_is_rebuilt_from_the_other_one() {
+    let scene = Scene::new();
+    let version = scene.copies()[0].join("version");
+    std::fs::remove_file(&version).unwrap();
+    assert_eq!(count(&mut scene.open()), COUNT);
+    assert_eq!(scene.seen.kinds(), ["store_copy_rebuilt"]);
+    assert_eq!(scene.seen.field("store_copy_rebuilt", "file"), Some(version.display().to_string()));
+    scene.assert_whole();
+}
+
+#[test]
+fn two_copies_without_their_versions_are_reported_and_their_entries_kept() {
+    let scene = Scene::new();
+    for copy in scene.copies() {
+        std::fs::remove_file(copy.join("version")).unwrap();
+    }
+    assert_eq!(count(&mut scene.open()), COUNT);
+    assert!(scene.seen.kinds().contains(&"store_data_lost"), "{:?}", scene.seen.kinds());
+    scene.assert_whole();
+}
+
+#[test]
+fn a_copy_of_a_newer_version_is_refused_and_not_replaced() {
+    let scene = Scene::new();
+    let copy = &scene.copies()[1];
+    std::fs::write(copy.join("version"), b"FJL\x04").unwrap();
+    std::fs::write(copy.join("0.jnl"), b"a journal of another format").unwrap();
+    let opened = Mirror::open(&scene.copies()[0], SETTINGS, scene.seen.reports());
+    let refused = opened.err().expect("the store is opened").0;
+    assert!(refused.contains("version 4") && refused.contains("`devices`"), "{refused}");
+    assert_eq!(std::fs::read(copy.join("0.jnl")).unwrap(), b"a journal of another format");
+}

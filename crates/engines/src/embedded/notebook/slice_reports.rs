@@ -1,0 +1,34 @@
+//! Reports damaged places of slices, each once: every look-up meets the same damage again.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::slice::SliceDamage;
+use crate::embedded::lsm::report::{Damage, StoreReport};
+
+/// Places that are reported until the process ends; a disk with more damage has been reported often enough.
+const REPORTED_MAX: usize = 64;
+
+/// The reports of all slices. Clones share what was reported.
+#[derive(Clone)]
+pub struct SliceReports {
+    report: StoreReport,
+    reported: Arc<Mutex<HashSet<(PathBuf, u64)>>>,
+}
+
+impl SliceReports {
+    pub fn new(report: StoreReport) -> Self {
+        Self { report, reported: Arc::default() }
+    }
+
+    pub fn damaged(&self, slice: &Path, damage: &SliceDamage) {
+        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        if reported.len() >= REPORTED_MAX || !reported.insert((slice.to_owned(), damage.position)) {
+            return;
+        }
+        drop(reported);
+        let (file, position) = (slice.display().to_string(), Some(damage.position));
+        self.report.skipped(&Damage { file, position, reason: damage.reason.clone(), is_damage: true });
+    }
+}
