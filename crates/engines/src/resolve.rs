@@ -240,7 +240,7 @@ fn open_catalogue(
     folder: &Arc<whimbrel_storage::DataFolder>,
     events: &EventSink,
 ) -> Result<Arc<FileCatalogue>, EngineError> {
-    let catalogue = FileCatalogue::open(Arc::clone(folder))?;
+    let catalogue = FileCatalogue::open(Arc::clone(folder))?.reporting_to(Arc::clone(events));
     if let Some(event) = catalogue.finding() {
         events(event.clone());
     }

@@ -7,14 +7,15 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::sync::watch;
-use whimbrel_model::Event;
 use whimbrel_model::ports::{Catalogue, CatalogueError, PortFuture, Versioned};
+use whimbrel_model::{Event, EventSink};
 use whimbrel_storage::disk::{Disk, ReplaceError, beside, read_whole, replace_file, replace_file_keeping};
 use whimbrel_storage::fallback::{Replaced, Unusable, read_or_fallback, set_aside};
 use whimbrel_storage::format::crc;
@@ -37,6 +38,9 @@ pub struct FileCatalogue {
     state: Mutex<State>,
     revision: watch::Sender<u64>,
     finding: Option<Event>,
+    events: EventSink,
+    /// Whether a failed write was reported, and no write succeeded since.
+    has_failed: AtomicBool,
     _folder: Arc<DataFolder>,
 }
 
@@ -128,7 +132,13 @@ impl FileCatalogue {
         let is_in_place = folder.disk.exists(&path).map_err(failed("looking for"))?;
         let revision = watch::Sender::new(contents.revision);
         let state = Mutex::new(State { contents, is_in_place });
-        Ok(Self { path, disk: folder.disk.clone(), state, revision, finding, _folder: folder })
+        let (disk, events, has_failed) = (folder.disk.clone(), Arc::new(|_| {}), AtomicBool::new(false));
+        Ok(Self { path, disk, state, revision, finding, events, has_failed, _folder: folder })
+    }
+
+    /// The same catalogue, which reports failed writes there.
+    pub fn reporting_to(self, events: EventSink) -> Self {
+        Self { events, ..self }
     }
 
     /// What was wrong with the file when it was opened, for whoever writes events.
@@ -181,19 +191,34 @@ impl FileCatalogue {
         drop(state);
         self.revision.send_replace(version);
         match replaced {
-            Ok(()) => Ok(version),
+            Ok(()) => {
+                self.has_failed.store(false, Ordering::Release);
+                Ok(version)
+            }
             Err(error) => Err(self.maybe_written(&error)),
         }
     }
 
+    /// One event per incident: until the next write that succeeds.
+    fn report_failure(&self, error: &dyn std::fmt::Display) {
+        let file = self.path.display();
+        tracing::warn!(%error, %file, "cannot write the catalogue");
+        if !self.has_failed.swap(true, Ordering::AcqRel) {
+            let detail = format!(
+                "cannot write {file}: {error}. Changes of topics, subscriptions and platforms fail; publishes to existing topics continue"
+            );
+            (self.events)(Event::failure("catalogue_not_written", detail).with("file", file).with("error", error));
+        }
+    }
+
     fn maybe_written(&self, error: &ReplaceError) -> CatalogueError {
-        tracing::warn!(%error, file = %self.path.display(), "whether the catalogue was written is not known");
+        self.report_failure(error);
         CatalogueError::OutcomeUnknown("the change is in place, and may not survive a power loss".to_owned())
     }
 
     /// Where the file lies is the operator's business, so it goes to the log of the process and not into an answer.
     fn not_written(&self, error: io::Error) -> CatalogueError {
-        tracing::warn!(%error, file = %self.path.display(), "the catalogue could not be written");
+        self.report_failure(&error);
         match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => CatalogueError::DiskFull,
             _ => CatalogueError::Unavailable("it could not be written".to_owned()),

@@ -5,7 +5,7 @@
 //! moves them apart.
 //!
 //! The offset is noted in the file `clock` of the data folder, with the boot that it belongs to: a process that starts while the
-//! wall clock is wrong then knows it. The note is a hint and is not synced. One that is damaged or of another boot is ignored.
+//! wall clock is wrong then knows it. The note is a hint and is not synced. A start ignores a note of another boot, and reports a damaged one.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -73,6 +73,8 @@ impl Machine {
 pub struct ProcessClock {
     clock: Arc<GuardedClock<Machine>>,
     note: PathBuf,
+    /// The damage of the note, reported when events can be.
+    finding: Option<Finding>,
     skew: Duration,
     stepout: Duration,
 }
@@ -83,7 +85,8 @@ impl ProcessClock {
         let note = note_in(&config.data);
         let settled_us = read_note(&note, boot_id().as_deref());
         let clock = Arc::new(GuardedClock::start(Machine, limits, settled_us));
-        Self { clock, note, skew: config.clock_skew, stepout: config.clock_stepout }
+        let finding = check_note(&config.data);
+        Self { clock, note, finding, skew: config.clock_skew, stepout: config.clock_stepout }
     }
 
     pub fn clock(&self) -> Arc<dyn Clock> {
@@ -96,6 +99,7 @@ impl ProcessClock {
         for outcome in ["doubted", "returned", "followed"] {
             metrics::counter!("whimbrel_clock_steps_total", "outcome" => outcome).absolute(0);
         }
+        self.finding.iter().for_each(|finding| events(note_damaged(finding)));
         if let Some((latest, behind_ms)) =
             latest.and_then(|latest| Some((latest, self.clock.compare_with_log(latest)?)))
         {
@@ -171,6 +175,14 @@ impl ProcessClock {
     }
 }
 
+fn note_damaged(finding: &Finding) -> Event {
+    let (file, why, used) = (finding.file.display(), &finding.what, "the wall clock");
+    let detail = format!(
+        "{file} cannot be used: {why}. This start takes the wall clock for true, and no message is affected; check the disk"
+    );
+    Event::warning("file_damaged", detail).with("file", file).with("why", why).with("used", used)
+}
+
 /// The boot that the steady clock belongs to.
 fn boot_id() -> Option<String> {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
@@ -200,12 +212,16 @@ fn parse_note(text: &str) -> Option<(&str, i64)> {
 /// What is wrong with the note in that data folder; nothing where there is none. It is replaced whole, so a server may run meanwhile.
 pub fn check_note(data: &Path) -> Option<Finding> {
     let file = note_in(data);
-    let bytes = std::fs::read(&file).ok()?;
-    let is_sound = std::str::from_utf8(&bytes).ok().and_then(parse_note).is_some();
-    (!is_sound).then(|| Finding {
+    let what = match std::fs::read(&file) {
+        Ok(bytes) if std::str::from_utf8(&bytes).ok().and_then(parse_note).is_some() => return None,
+        Ok(_) => "its checksum is wrong".to_owned(),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
+        Err(error) => error.to_string(),
+    };
+    Some(Finding {
         file,
         position: 0,
-        what: "its checksum is wrong".to_owned(),
+        what,
         meaning: "no message is affected: the next start does not compare the clock with the one of the last run"
             .to_owned(),
         advice: "nothing is needed; the server writes the file again".to_owned(),

@@ -239,3 +239,16 @@ fn a_start_behind_the_log_is_told_and_serves() {
     wait_for_event(&client, "clock_behind_log");
     wait_until_fired(&client, &hold_many(&client, "x", "100ms"));
 }
+
+#[test]
+fn a_damaged_note_of_the_clock_is_reported_at_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(Server::start(folder.path(), &[]).end().success());
+    std::fs::write(folder.path().join("whimbrel-data/clock"), "whimbrel-clock 1 nonsense").unwrap();
+    let server = Server::start(folder.path(), &[]);
+    eventually("the damage is reported", || {
+        let (events, _) = converse(read_all(&server.client(), "_events", 0, 0));
+        let texts = events.iter().map(|event| String::from_utf8(event.bytes().unwrap()).unwrap());
+        texts.filter(|text| text.contains("\"file_damaged\"") && text.contains("whimbrel-data/clock")).count() == 1
+    });
+}

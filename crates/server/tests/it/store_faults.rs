@@ -273,10 +273,20 @@ fn the_server_starts_with_damaged_journals_and_reports_file_and_position() {
 
 #[test]
 fn a_slow_disk_under_the_receipts_delays_only_publishes_with_keys() {
+    delays_only_publishes_with_keys("write /receipts/ delay=3000", &NewMessage::text("first").id("first"));
+}
+
+#[test]
+fn a_slow_sync_under_the_receipts_delays_only_publishes_with_keys() {
+    // The first publish with a key creates files of the store, which it syncs one after the other.
+    delays_only_publishes_with_keys("sync /receipts/ delay=3000", &NewMessage::text("first"));
+}
+
+fn delays_only_publishes_with_keys(rule: &str, first: &NewMessage) {
     let disk = FaultyDisk::new();
     let server = disk.start(&QUICK);
-    converse(server.client().publish("orders", &NewMessage::text("first").id("first"))).unwrap();
-    disk.inject(&["write /receipts/ delay=3000".to_owned()]);
+    converse(server.client().publish("orders", first)).unwrap();
+    disk.inject(&[rule.to_owned()]);
     let is_answered = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let keyed = scope.spawn(|| {
@@ -291,6 +301,7 @@ fn a_slow_disk_under_the_receipts_delays_only_publishes_with_keys() {
             assert!(readyz(&server).0);
         }
         assert!(!is_answered.load(Ordering::Acquire), "the publish with a key has not waited for the disk");
+        disk.heal();
         keyed.join().unwrap();
     });
 }

@@ -109,6 +109,28 @@ async fn a_change_that_was_cut_off_between_its_renames_is_there() {
 }
 
 #[tokio::test]
+async fn a_failed_write_is_one_event_until_a_write_succeeds() {
+    let folder = tempfile::tempdir().unwrap();
+    let events = Arc::<Mutex<Vec<Event>>>::default();
+    let sink = Arc::clone(&events);
+    let catalogue = open(&folder).unwrap().reporting_to(Arc::new(move |event| sink.lock().unwrap().push(event)));
+    let path = folder.path().join(FILE);
+    for incident in 1..=2 {
+        // A folder has the name of the new file.
+        std::fs::create_dir(beside(&path)).unwrap();
+        for _ in 0..3 {
+            assert!(catalogue.put(&format!("k{incident}"), b"1".to_vec(), None).await.is_err());
+        }
+        std::fs::remove_dir(beside(&path)).unwrap();
+        catalogue.put(&format!("k{incident}"), b"1".to_vec(), None).await.unwrap();
+        let events = events.lock().unwrap();
+        assert_eq!(events.len(), incident, "{events:?}");
+        assert_eq!(events[0].kind, "catalogue_not_written");
+        assert!(events[0].fields.contains(&("file", path.display().to_string())), "{events:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_change_whose_folder_was_not_synced_has_an_unknown_outcome_and_is_seen() {
     let folder = tempfile::tempdir().unwrap();
     let fails = Arc::new(AtomicBool::new(false));
