@@ -278,8 +278,8 @@ fn a_slow_disk_under_the_receipts_delays_only_publishes_with_keys() {
 
 #[test]
 fn a_slow_sync_under_the_receipts_delays_only_publishes_with_keys() {
-    // The first publish with a key creates files of the store, which it syncs.
-    delays_only_publishes_with_keys("sync /receipts/ delay=800", &NewMessage::text("first"));
+    // The first publish with a key creates files of the store, which it syncs one after the other.
+    delays_only_publishes_with_keys("sync /receipts/ delay=3000", &NewMessage::text("first"));
 }
 
 fn delays_only_publishes_with_keys(rule: &str, first: &NewMessage) {
@@ -301,6 +301,7 @@ fn delays_only_publishes_with_keys(rule: &str, first: &NewMessage) {
             assert!(readyz(&server).0);
         }
         assert!(!is_answered.load(Ordering::Acquire), "the publish with a key has not waited for the disk");
+        disk.heal();
         keyed.join().unwrap();
     });
 }
