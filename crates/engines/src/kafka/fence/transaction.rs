@@ -11,16 +11,15 @@ use std::time::{Duration, Instant};
 
 use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::add_partitions_to_txn_request::AddPartitionsToTxnTopic;
-use kafka_protocol::messages::write_txn_markers_request::{WritableTxnMarker, WritableTxnMarkerTopic};
 use kafka_protocol::messages::{
-    AddPartitionsToTxnRequest, AddPartitionsToTxnResponse, DescribeTransactionsRequest, DescribeTransactionsResponse,
-    EndTxnRequest, FindCoordinatorRequest, InitProducerIdRequest, InitProducerIdResponse, ProduceResponse, ProducerId,
-    TransactionalId, WriteTxnMarkersRequest,
+    AddPartitionsToTxnRequest, AddPartitionsToTxnResponse, EndTxnRequest, InitProducerIdRequest,
+    InitProducerIdResponse, ProduceResponse, ProducerId, TransactionalId,
 };
-use kafka_protocol::protocol::{Request, StrBytes};
+use kafka_protocol::protocol::StrBytes;
 use whimbrel_model::PartitionId;
 use whimbrel_model::ports::{CommitOutcome, Entry, LogError};
 
+pub(super) use self::marker::MarkerError;
 use super::FenceContext;
 use super::part::Part;
 use super::repair::Repairs;
@@ -33,23 +32,20 @@ use crate::kafka::known::{KnownTopic, TopicPartition};
 use crate::kafka::outcome;
 use crate::kafka::requests::{self, group_by_topic};
 
+mod coordination;
+mod marker;
+
 /// The pause before the coordinator or a leader is asked again while the previous transaction is being finished.
 const PREVIOUS_TRANSACTION_PAUSE_MIN: Duration = Duration::from_micros(500);
 const PREVIOUS_TRANSACTION_PAUSE_MAX: Duration = Duration::from_millis(20);
-/// The states of `DescribeTransactions` in which the coordinator has no transaction to finish.
-const FINISHED_STATES: [&str; 4] = ["Empty", "CompleteCommit", "CompleteAbort", "Dead"];
 /// How long a leader or coordinator that is moving is given before it is asked again.
 pub(super) const MOVING_PAUSE: Duration = Duration::from_millis(20);
 /// How long a partition may be unknown to its broker before the cluster is asked whether it exists.
 pub(super) const UNKNOWN_MAX: Duration = Duration::from_secs(1);
 /// How long ending an open transaction may take before the next attempt.
 const ENDING_MAX: Duration = Duration::from_secs(3);
-/// The least time that the coordinator has to report the leaders to a fence that it has opened.
-const LEADERS_MIN: Duration = Duration::from_millis(500);
 /// How often a step that takes long is logged.
 const SLOW_STEP: Duration = Duration::from_secs(1);
-/// The key type of a transactional id in `FindCoordinator`.
-const TRANSACTION_KEY: i8 = 1;
 
 /// Why a request to the coordinator did not succeed.
 enum Refusal {
@@ -87,14 +83,6 @@ impl WriteError {
             other => other,
         }
     }
-}
-
-/// Why the marker of an earlier transaction could not be written.
-pub(super) enum MarkerError {
-    Fenced,
-    /// The broker does not offer this client to write markers.
-    NotAllowed(String),
-    NotNow(String),
 }
 
 /// A transaction that Kafka may have open.
@@ -152,16 +140,6 @@ impl FencedProducer {
             Err(Refusal::Code { code, .. }) => Err(outcome::unavailable(&code)),
             Err(Refusal::Late { why, .. }) => Err(outcome::unavailable(&why)),
         }
-    }
-
-    /// Looks up the leaders of topics at the coordinator. It has finished the transactions of the fence before, so it knows the leaders
-    /// to which their records and markers went. A cached leader that has been replaced since would report an end before them.
-    pub(super) async fn learn_leaders(&self, topics: &[&str], deadline: Instant) -> Result<(), CallError> {
-        let coordinator = self.coordinator.ok_or_else(|| CallError::NotSent("no coordinator".to_owned()))?;
-        let connection = self.links.to(&self.context.cluster, coordinator).await?;
-        // A coordinator that took all of the time to finish the transactions is still asked.
-        let left = deadline.saturating_duration_since(Instant::now()).clamp(LEADERS_MIN, ANSWER_MAX);
-        self.context.cluster.learn_leaders_from(&connection, topics, left).await
     }
 
     pub(super) fn producer_id(&self) -> i64 {
@@ -496,159 +474,6 @@ impl FencedProducer {
         self.coordinate(&request, |answer| answer.error_code, deadline).await?;
         self.open = None;
         Ok(())
-    }
-
-    /// Waits until the coordinator has finished the fence's last transaction.
-    pub(super) async fn wait_until_finished(&mut self, deadline: Instant) -> Result<(), WriteError> {
-        let began = Instant::now();
-        while !self.has_finished(deadline).await? {
-            if Instant::now() >= deadline {
-                return Err(not_now(0, "the coordinator has not finished the previous transaction"));
-            }
-            tokio::time::sleep(pause_after(began.elapsed())).await;
-        }
-        Ok(())
-    }
-
-    /// Whether the coordinator has finished the fence's last transaction. Each of its markers is then replicated, or lost.
-    pub(super) async fn has_finished(&mut self, deadline: Instant) -> Result<bool, WriteError> {
-        let request = DescribeTransactionsRequest::default().with_transactional_ids(vec![self.transactional_id()]);
-        let code_of = |answer: &DescribeTransactionsResponse| {
-            answer.transaction_states.first().map_or(0, |state| state.error_code)
-        };
-        match self.coordinate(&request, code_of, deadline).await {
-            Ok(answer) => {
-                let state = answer.transaction_states.first().map_or("", |state| state.transaction_state.as_str());
-                Ok(FINISHED_STATES.contains(&state))
-            }
-            // It has forgotten an id that was not used for long.
-            Err(Refusal::Code { code: Code::TransactionalIdNotFound, .. }) => Ok(true),
-            Err(Refusal::Code { code, .. }) => Err(not_now(0, code)),
-            Err(Refusal::Late { why, .. }) => Err(not_now(0, why)),
-        }
-    }
-
-    /// Writes the marker of a transaction that the coordinator has finished without it. The marker carries the fence's own epoch: the
-    /// leader rejects it where a newer fence, or this one under a later epoch, has written since.
-    pub(super) async fn write_marker(
-        &mut self,
-        (topic, partition): &TopicPartition,
-        outcome: TransactionOutcome,
-        coordinator_epoch: i32,
-        deadline: Instant,
-    ) -> Result<(), MarkerError> {
-        let Some(leader) = self.context.cluster.leader(topic.name(), partition.index) else {
-            return Err(MarkerError::NotNow("the partition has no leader".to_owned()));
-        };
-        let place = WritableTxnMarkerTopic::default()
-            .with_name(topic.wire_name())
-            .with_partition_indexes(vec![partition.index as i32]);
-        let marker = WritableTxnMarker::default()
-            .with_producer_id(ProducerId(self.producer_id))
-            .with_producer_epoch(self.epoch)
-            .with_transaction_result(outcome == TransactionOutcome::Committed)
-            .with_coordinator_epoch(coordinator_epoch)
-            .with_topics(vec![place]);
-        let request = WriteTxnMarkersRequest::default().with_markers(vec![marker]);
-        let connection = self.links.to(&self.context.cluster, leader).await;
-        let connection = connection.map_err(|error| MarkerError::NotNow(error.to_string()))?;
-        if !connection.supports(WriteTxnMarkersRequest::KEY) {
-            return Err(MarkerError::NotAllowed("the broker does not support WriteTxnMarkers".to_owned()));
-        }
-        let left = deadline.saturating_duration_since(Instant::now()).clamp(MOVING_PAUSE, ANSWER_MAX);
-        let answer = connection.call(&request, left).await.map_err(|error| {
-            self.needs_new_epoch |= error.may_have_been_received();
-            MarkerError::NotNow(error.to_string())
-        })?;
-        let topics = answer.markers.iter().flat_map(|marker| &marker.topics);
-        let Some(found) = topics.flat_map(|topic| &topic.partitions).next() else {
-            self.needs_new_epoch = true;
-            return Err(MarkerError::NotNow("the answer lacks the partition".to_owned()));
-        };
-        match Code::try_from_code(found.error_code) {
-            None => Ok(()),
-            // A later coordinator has written a marker since the leader was asked.
-            Some(code @ Code::TransactionCoordinatorFenced) => Err(MarkerError::NotNow(code.to_string())),
-            Some(code) if outcome::is_fenced(code) => Err(MarkerError::Fenced),
-            Some(code) if outcome::is_refused_for_good(code) => Err(MarkerError::NotAllowed(code.to_string())),
-            Some(code) => {
-                self.needs_new_epoch |= outcome::may_be_written(code);
-                self.context.cluster.refresh(topic.name()).await;
-                Err(MarkerError::NotNow(code.to_string()))
-            }
-        }
-    }
-
-    /// Repeats a request until the coordinator gives a definite answer or the deadline passes.
-    async fn coordinate<R: Request>(
-        &mut self,
-        request: &R,
-        code_of: impl Fn(&R::Response) -> i16,
-        deadline: Instant,
-    ) -> Result<R::Response, Refusal> {
-        let mut is_certain = true;
-        let began = Instant::now();
-        let mut slow = SlowStep::begin("the coordinator");
-        loop {
-            slow.log(&self.context.transactional_id);
-            let left = deadline.saturating_duration_since(Instant::now()).clamp(MOVING_PAUSE, ANSWER_MAX);
-            let (why, pause) = match self.call_coordinator(request, left).await {
-                Ok(answer) => match Code::try_from_code(code_of(&answer)) {
-                    None => return Ok(answer),
-                    Some(Code::ConcurrentTransactions) => {
-                        (Code::ConcurrentTransactions.to_string(), pause_after(began.elapsed()))
-                    }
-                    Some(code) if outcome::is_passing(code) => {
-                        // Also the answer of a coordinator that could not replicate its decision in time: the decision may take effect.
-                        if code != Code::CoordinatorLoadInProgress {
-                            is_certain = false;
-                            self.needs_new_epoch = true;
-                        }
-                        self.coordinator = None;
-                        (code.to_string(), MOVING_PAUSE)
-                    }
-                    Some(code) => return Err(Refusal::Code { code, is_certain }),
-                },
-                Err(error) => {
-                    let may_have_been_received = error.may_have_been_received();
-                    is_certain &= !may_have_been_received;
-                    self.needs_new_epoch |= may_have_been_received;
-                    self.coordinator = None;
-                    (error.to_string(), MOVING_PAUSE)
-                }
-            };
-            if Instant::now() >= deadline {
-                return Err(Refusal::Late { why, is_certain });
-            }
-            slow.why = why;
-            tokio::time::sleep(pause).await;
-        }
-    }
-
-    async fn call_coordinator<R: Request>(&mut self, request: &R, timeout: Duration) -> Result<R::Response, CallError> {
-        let coordinator = match self.coordinator {
-            Some(coordinator) => coordinator,
-            None => self.find_coordinator(timeout).await?,
-        };
-        let connection = self.links.to(&self.context.cluster, coordinator).await?;
-        self.coordinator = Some(coordinator);
-        connection.call(request, timeout).await
-    }
-
-    async fn find_coordinator(&self, timeout: Duration) -> Result<i32, CallError> {
-        let request = FindCoordinatorRequest::default()
-            .with_key(StrBytes::from_string(self.context.transactional_id.clone()))
-            .with_key_type(TRANSACTION_KEY);
-        // Another broker than last time: one that is cut off from the controllers names a former coordinator.
-        self.context.cluster.prefer_another();
-        let answer = self.context.cluster.ask_any(&request, timeout).await;
-        // This request changes nothing at the broker.
-        let answer = answer.map_err(|error| CallError::NotSent(error.to_string()))?;
-        if let Some(code) = Code::try_from_code(answer.error_code) {
-            return Err(CallError::NotSent(format!("cannot find the transaction coordinator: {code}")));
-        }
-        self.context.cluster.learn_broker(answer.node_id.0, &answer.host, answer.port);
-        Ok(answer.node_id.0)
     }
 
     fn transactional_id(&self) -> TransactionalId {

@@ -1,0 +1,137 @@
+//! Requests to the transaction coordinator: they are repeated until it gives a definite answer or the time is over.
+
+use std::time::{Duration, Instant};
+
+use kafka_protocol::ResponseError as Code;
+use kafka_protocol::messages::{DescribeTransactionsRequest, DescribeTransactionsResponse, FindCoordinatorRequest};
+use kafka_protocol::protocol::{Request, StrBytes};
+
+use super::{FencedProducer, MOVING_PAUSE, Refusal, SlowStep, WriteError, not_now, pause_after};
+use crate::kafka::client::cluster::ANSWER_MAX;
+use crate::kafka::client::connection::CallError;
+use crate::kafka::outcome;
+
+/// The states of `DescribeTransactions` in which the coordinator has no transaction to finish.
+const FINISHED_STATES: [&str; 4] = ["Empty", "CompleteCommit", "CompleteAbort", "Dead"];
+/// The least time that the coordinator has to report the leaders to a fence that it has opened.
+const LEADERS_MIN: Duration = Duration::from_millis(500);
+/// The key type of a transactional id in `FindCoordinator`.
+const TRANSACTION_KEY: i8 = 1;
+
+impl FencedProducer {
+    /// Looks up the leaders of topics at the coordinator. It has finished the transactions of the fence before, so it knows the leaders
+    /// to which their records and markers went. A cached leader that has been replaced since would report an end before them.
+    pub(in crate::kafka::fence) async fn learn_leaders(
+        &self,
+        topics: &[&str],
+        deadline: Instant,
+    ) -> Result<(), CallError> {
+        let coordinator = self.coordinator.ok_or_else(|| CallError::NotSent("no coordinator".to_owned()))?;
+        let connection = self.links.to(&self.context.cluster, coordinator).await?;
+        // A coordinator that took all of the time to finish the transactions is still asked.
+        let left = deadline.saturating_duration_since(Instant::now()).clamp(LEADERS_MIN, ANSWER_MAX);
+        self.context.cluster.learn_leaders_from(&connection, topics, left).await
+    }
+
+    /// Waits until the coordinator has finished the fence's last transaction.
+    pub(in crate::kafka::fence) async fn wait_until_finished(&mut self, deadline: Instant) -> Result<(), WriteError> {
+        let began = Instant::now();
+        while !self.has_finished(deadline).await? {
+            if Instant::now() >= deadline {
+                return Err(not_now(0, "the coordinator has not finished the previous transaction"));
+            }
+            tokio::time::sleep(pause_after(began.elapsed())).await;
+        }
+        Ok(())
+    }
+
+    /// Whether the coordinator has finished the fence's last transaction. Each of its markers is then replicated, or lost.
+    pub(in crate::kafka::fence) async fn has_finished(&mut self, deadline: Instant) -> Result<bool, WriteError> {
+        let request = DescribeTransactionsRequest::default().with_transactional_ids(vec![self.transactional_id()]);
+        let code_of = |answer: &DescribeTransactionsResponse| {
+            answer.transaction_states.first().map_or(0, |state| state.error_code)
+        };
+        match self.coordinate(&request, code_of, deadline).await {
+            Ok(answer) => {
+                let state = answer.transaction_states.first().map_or("", |state| state.transaction_state.as_str());
+                Ok(FINISHED_STATES.contains(&state))
+            }
+            // It has forgotten an id that was not used for long.
+            Err(Refusal::Code { code: Code::TransactionalIdNotFound, .. }) => Ok(true),
+            Err(Refusal::Code { code, .. }) => Err(not_now(0, code)),
+            Err(Refusal::Late { why, .. }) => Err(not_now(0, why)),
+        }
+    }
+
+    /// Repeats a request until the coordinator gives a definite answer or the deadline passes.
+    pub(super) async fn coordinate<R: Request>(
+        &mut self,
+        request: &R,
+        code_of: impl Fn(&R::Response) -> i16,
+        deadline: Instant,
+    ) -> Result<R::Response, Refusal> {
+        let mut is_certain = true;
+        let began = Instant::now();
+        let mut slow = SlowStep::begin("the coordinator");
+        loop {
+            slow.log(&self.context.transactional_id);
+            let left = deadline.saturating_duration_since(Instant::now()).clamp(MOVING_PAUSE, ANSWER_MAX);
+            let (why, pause) = match self.call_coordinator(request, left).await {
+                Ok(answer) => match Code::try_from_code(code_of(&answer)) {
+                    None => return Ok(answer),
+                    Some(Code::ConcurrentTransactions) => {
+                        (Code::ConcurrentTransactions.to_string(), pause_after(began.elapsed()))
+                    }
+                    Some(code) if outcome::is_passing(code) => {
+                        // Also the answer of a coordinator that could not replicate its decision in time: the decision may take effect.
+                        if code != Code::CoordinatorLoadInProgress {
+                            is_certain = false;
+                            self.needs_new_epoch = true;
+                        }
+                        self.coordinator = None;
+                        (code.to_string(), MOVING_PAUSE)
+                    }
+                    Some(code) => return Err(Refusal::Code { code, is_certain }),
+                },
+                Err(error) => {
+                    let may_have_been_received = error.may_have_been_received();
+                    is_certain &= !may_have_been_received;
+                    self.needs_new_epoch |= may_have_been_received;
+                    self.coordinator = None;
+                    (error.to_string(), MOVING_PAUSE)
+                }
+            };
+            if Instant::now() >= deadline {
+                return Err(Refusal::Late { why, is_certain });
+            }
+            slow.why = why;
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    async fn call_coordinator<R: Request>(&mut self, request: &R, timeout: Duration) -> Result<R::Response, CallError> {
+        let coordinator = match self.coordinator {
+            Some(coordinator) => coordinator,
+            None => self.find_coordinator(timeout).await?,
+        };
+        let connection = self.links.to(&self.context.cluster, coordinator).await?;
+        self.coordinator = Some(coordinator);
+        connection.call(request, timeout).await
+    }
+
+    async fn find_coordinator(&self, timeout: Duration) -> Result<i32, CallError> {
+        let request = FindCoordinatorRequest::default()
+            .with_key(StrBytes::from_string(self.context.transactional_id.clone()))
+            .with_key_type(TRANSACTION_KEY);
+        // Another broker than last time: one that is cut off from the controllers names a former coordinator.
+        self.context.cluster.prefer_another();
+        let answer = self.context.cluster.ask_any(&request, timeout).await;
+        // This request changes nothing at the broker.
+        let answer = answer.map_err(|error| CallError::NotSent(error.to_string()))?;
+        if let Some(code) = Code::try_from_code(answer.error_code) {
+            return Err(CallError::NotSent(format!("cannot find the transaction coordinator: {code}")));
+        }
+        self.context.cluster.learn_broker(answer.node_id.0, &answer.host, answer.port);
+        Ok(answer.node_id.0)
+    }
+}
