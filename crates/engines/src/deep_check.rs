@@ -1,7 +1,7 @@
 //! Every checksum of a data folder, file by file, offline or beside a running server: `whimbrel check --deep`.
 //!
-//! It changes no file and takes no lock; it makes a temporary copy of each store and reads that. The storage crate checks the log, the
-//! modules of the catalogue and of the notebook check those, and this module checks the stores beside the log that [`STORES`] lists.
+//! It changes no file and takes no lock; it makes a temporary copy of each store and reads that. The storage crate checks the log. The
+//! modules `catalogue` and `notebook` check their own files. This module checks the stores beside the log that [`STORES`] lists.
 
 use std::io;
 use std::path::Path;
@@ -102,14 +102,14 @@ fn check_notebook(folder: &Path, on_read: OnRead<'_>, report: &mut Report) {
         }
     };
     report.files += found.files;
-    let other = "it is not a file of the notebook, or of another format".to_owned();
+    let other = "it is not a notebook file, or has another format".to_owned();
     report.not_checked.extend(found.not_checked.into_iter().map(|path| NotChecked { path, why: other.clone() }));
     report.add(found.damages.into_iter().map(|(file, position, what)| Finding {
         file,
         position,
         what,
-        meaning: "the attempts or statistics of this place are not shown; no message is affected".to_owned(),
-        advice: "check the disk (`dmesg`, SMART); the server skips the place".to_owned(),
+        meaning: "the attempts or statistics of this chunk are lost; no message is affected".to_owned(),
+        advice: "check the disk (`dmesg`, SMART); the server skips the chunk".to_owned(),
         is_harmless: false,
     }));
 }

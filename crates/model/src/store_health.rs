@@ -20,7 +20,7 @@ impl StoreHealth {
         self.failures().insert(store, Failure { reason, is_needed: true });
     }
 
-    /// Records why a store cannot serve that no request needs. `/readyz` lists it as a warning.
+    /// Records why a store cannot serve, if no request needs the store. `/readyz` lists it as a warning.
     pub fn set_degraded(&self, store: &'static str, reason: String) {
         self.failures().insert(store, Failure { reason, is_needed: false });
     }
@@ -30,12 +30,12 @@ impl StoreHealth {
         self.failures().remove(store);
     }
 
-    /// One sentence for each store that cannot serve and that requests need.
+    /// One sentence for each failed store that requests need.
     pub fn problems(&self) -> Vec<String> {
         self.sentences(true)
     }
 
-    /// One sentence for each store that cannot serve and that no request needs.
+    /// One sentence for each failed store that no request needs.
     pub fn warnings(&self) -> Vec<String> {
         self.sentences(false)
     }

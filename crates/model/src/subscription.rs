@@ -400,7 +400,7 @@ pub struct Origin {
     pub died_at_ms: Option<i64>,
 }
 
-/// The message and the attempt that an id was made of.
+/// The message and the attempt encoded in an id that [`Origin::made_id`] generated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MadeId {
     pub partition: PartitionId,
@@ -415,7 +415,7 @@ impl Origin {
         format!("{purpose}-{}-{run}-{}-{partition}-{offset}-{attempts}", number.0, topic_number.0)
     }
 
-    /// What an id says that [`Origin::made_id`] made for this purpose.
+    /// Parses an id that [`Origin::made_id`] generated for this purpose.
     pub fn parse_made_id(id: &str, purpose: &str) -> Option<MadeId> {
         // The numbers of the subscription and of the run come first.
         let mut parts = id.strip_prefix(purpose)?.strip_prefix('-')?.split('-').skip(2);

@@ -39,7 +39,7 @@ pub struct FileCatalogue {
     revision: watch::Sender<u64>,
     finding: Option<Event>,
     events: EventSink,
-    /// Whether a failed write was reported, and no write succeeded since.
+    /// Whether a failed write was reported and no later write has succeeded.
     has_failed: AtomicBool,
     _folder: Arc<DataFolder>,
 }
@@ -136,7 +136,7 @@ impl FileCatalogue {
         Ok(Self { path, disk, state, revision, finding, events, has_failed, _folder: folder })
     }
 
-    /// The same catalogue, which reports failed writes there.
+    /// The same catalogue, with a sink for reports of failed writes.
     pub fn reporting_to(self, events: EventSink) -> Self {
         Self { events, ..self }
     }
@@ -199,7 +199,7 @@ impl FileCatalogue {
         }
     }
 
-    /// One event per incident: until the next write that succeeds.
+    /// Emits one event per incident. An incident ends with the next write that succeeds.
     fn report_failure(&self, error: &dyn std::fmt::Display) {
         let file = self.path.display();
         tracing::warn!(%error, %file, "cannot write the catalogue");

@@ -1,12 +1,13 @@
 //! The `Notebook` port as files of the data folder: delivery attempts, and statistics by the minute.
 //!
 //! Callers put notes into a heap in memory and never wait. One thread takes the heap once a second, or earlier if it has grown. It groups
-//! the notes by subscription and partition and appends them to the slice of the time ([`shelf`]). A look-up first has the heap written, then
-//! reads the heads of all chunks ([`slice`]) and the few bodies that may have its entries. [`attempts`] and [`minutes`] have the formats.
+//! the notes by subscription and partition and appends them to the current slice ([`shelf`]). A look-up waits until the thread has written
+//! the heap. It then reads the heads of all chunks ([`slice`]) and the few bodies that may have its entries. [`attempts`] and [`minutes`]
+//! define the formats.
 //!
-//! No delivery waits for the notebook, and no failure of it keeps the server from starting: a full heap or a failing disk costs notes, which
-//! are counted. The first failure is an event and a warning in `/readyz`, and so is the recovery. Nothing is synced: notes survive the
-//! process, and a machine that loses power loses its last half minute of them.
+//! No delivery waits for the notebook, and no failure of it keeps the server from starting. If the heap is full or the disk fails, the
+//! notebook drops notes and counts them. Events report the first failure and the recovery; `/readyz` has a warning in between. Nothing is
+//! synced: notes survive a crash of the process, and a power loss loses about the last 30 s of them.
 
 mod attempts;
 mod minutes;
@@ -134,7 +135,7 @@ impl Heap {
 }
 
 impl FileNotebook {
-    /// Starts the thread that opens the files. An error is one of the thread, never of the files.
+    /// Starts the thread that opens the files. Fails if the thread cannot be started, never because of the files.
     pub fn open(
         path: &Path,
         settings: NotebookSettings,
@@ -314,7 +315,7 @@ fn answer_bytes(note: &AttemptNote) -> usize {
     }
 }
 
-/// Counts notes that are lost: the heap is full, or the disk accepts nothing.
+/// Counts notes that were dropped because the heap is full or a write failed.
 fn dropped(count: usize) {
     metrics::counter!("whimbrel_notes_dropped_total").increment(count as u64);
 }
@@ -325,7 +326,7 @@ struct Writer {
     minutes: Shelf,
     chunks: AttemptChunks,
     report: StoreReport,
-    /// Whether a failure was reported, and no recovery since.
+    /// Whether a failure was reported and the recovery was not reported yet.
     has_failed: bool,
     clock: Arc<dyn Clock>,
 }
@@ -367,7 +368,7 @@ impl Writer {
         }
     }
 
-    /// Counts the notes that a failed write lost. Reports the first failure, and the recovery of both shelves.
+    /// Counts the notes that a failed write lost. Reports the first failure, and the recovery after both shelves can write again.
     fn judge(&mut self, written: Result<(), ShelfError>, count: usize) {
         if let Err(ShelfError { file, source }) = written {
             dropped(count);

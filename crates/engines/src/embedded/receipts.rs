@@ -7,9 +7,9 @@
 //! whichever is less. The LSM keeps the order of its writes through a crash, so a noted offset never outlives the answers below it.
 //!
 //! The store is a view of the log ([`StoreGuard`]): after a failure it is opened again, or begins empty, and follows the log once more
-//! before the next claim begins ([`follow`]). If a partition cannot be followed, only claims of its topic are refused. A store that begins
-//! empty follows the window of repeats first, then reads the older publishers' ids in the background. One thread does all I/O ([`claims`]): a
-//! slow disk delays publishes with a key or an id, and no others.
+//! before the next claim begins ([`follow`]). If a partition cannot be read, only claims of its topic are rejected. An empty store first
+//! reads the records within the window of repeats, then publishers' ids of older records in the background. One thread does all I/O
+//! ([`claims`]): a slow disk delays only publishes with an `Idempotency-Key` or an id.
 
 mod claim_table;
 mod claims;

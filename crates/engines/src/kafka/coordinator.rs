@@ -39,8 +39,8 @@ pub(super) enum Finding {
 #[derive(Clone, Copy)]
 pub(super) struct TransactionQuery<'a> {
     pub id: &'a str,
-    /// The producer id and epoch that the coordinator has assigned last. Its log must contain them: otherwise the broker that was read is
-    /// behind, and later decisions are missing.
+    /// The latest producer id and epoch that the coordinator has assigned. If the log does not end with them, the broker that was read
+    /// lags behind, and later decisions are missing.
     pub identity: (i64, i16),
     pub partition: (&'a str, u32),
     pub at: u64,
@@ -67,7 +67,7 @@ pub(super) async fn look_up(
     .await?;
     // The time of a record is set by its writer, and may be long ago. A time in the future counts as now.
     let Some(since) = since.map(|since: i64| since.min(SystemClock.now().as_millis())) else {
-        // The leader cannot serve the record yet: its high watermark is not known to it after a change of the leader.
+        // The leader cannot serve the record yet: a new leader does not know its high watermark at first.
         return Err(KafkaError::Code(Code::OffsetNotAvailable).into());
     };
     let metadata = queries.metadata(Some(COORDINATOR_TOPIC)).await;
@@ -389,7 +389,7 @@ mod tests {
         history
             .then(State { identity: (7, 2), ..state(Phase::Decided(TransactionOutcome::Committed), &[("_holds", 2)]) });
         history.then(State { identity: (7, 3), ..state(Phase::Finished, &[]) });
-        assert_eq!(history.identity, Some((7, 3)), "the epoch that the coordinator has assigned last");
+        assert_eq!(history.identity, Some((7, 3)), "the latest epoch that the coordinator has assigned");
     }
 
     #[test]

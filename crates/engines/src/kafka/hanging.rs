@@ -1,5 +1,6 @@
-//! Stalled partitions: the last stable offset stays behind the high watermark, because a transaction is open. Readers and
-//! `stall_sweep` record what they observe here. `fence::repair` closes the transactions of this process's fences; a partition that stays stalled is reported as an event.
+//! Stalled partitions: the last stable offset does not advance and is behind the high watermark, because a transaction is open.
+//! Readers and `stall_sweep` record the offsets here. `fence::repair` closes the transactions of this process's fences. A partition
+//! that stays stalled is reported as an event.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -27,7 +27,7 @@ pub(super) struct KnownTopic {
     /// The largest record that its `max.message.bytes` allows.
     pub record_bytes_max: usize,
     partitions: AtomicU32,
-    /// Its `min.insync.replicas`; 0 until it is read.
+    /// The topic's `min.insync.replicas`; 0 until it is read.
     min_insync: AtomicU32,
     looked_up_at: Mutex<Option<Instant>>,
     /// First kept offsets of the partitions that this process has trimmed.
@@ -65,7 +65,7 @@ impl KnownTopic {
         self.record_bytes_max.min(BATCH_BYTES_MAX)
     }
 
-    /// Replicas that must be in sync before Kafka accepts a write, as far as is known.
+    /// The number of in-sync replicas that Kafka requires for a write; 0 if it is not known.
     pub fn min_insync(&self) -> u32 {
         self.min_insync.load(Ordering::Acquire)
     }

@@ -41,12 +41,12 @@ impl MissingPartitions {
         }
     }
 
-    /// Records that the brokers do not have the topic, which had so many partitions.
+    /// Records that the brokers do not have the topic. `partitions` is the number of partitions that it had.
     pub fn learn_all_missing(&self, partitions: u32, now: Instant) {
         self.state().partitions.extend((0..partitions).map(|index| (index, now)));
     }
 
-    /// Whether the brokers do not have the topic at all: no topic is without its first partition.
+    /// Whether the brokers do not have the topic at all. Every topic has partition 0.
     pub fn is_whole_topic(&self) -> bool {
         self.at(0).is_some()
     }

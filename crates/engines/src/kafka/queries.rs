@@ -130,20 +130,20 @@ impl Queries {
         Ok(answers.iter().all(|answer| outcome::is_without(answer, topic, index)))
     }
 
-    /// The ids that brokers report for the topic of a name. A broker that has not learned of a change reports none, or an old one.
+    /// The ids that the brokers report for a topic name. A broker with stale metadata reports no id, or an old one.
     pub async fn topic_ids(&self, name: &str) -> Result<BTreeSet<String>, LogError> {
         let answers = self.metadata_of_each(name).await?;
         Ok(answers.iter().filter_map(|answer| outcome::topic_id(answer, name)).collect())
     }
 
-    /// Whether no broker that answers lists the topic of that name and id. They may list a later topic of that name.
+    /// Whether no broker that answers lists the topic with this name and id. The brokers may list a later topic with this name.
     pub async fn is_deleted(&self, name: &str, id: &str) -> Result<bool, LogError> {
         let is_other = |answer| outcome::topic_id(answer, name).is_some_and(|found| found != id);
         let answers = self.metadata_of_each(name).await?;
         Ok(answers.iter().all(|answer| outcome::is_without(answer, name, 0) || is_other(answer)))
     }
 
-    /// Like [`Self::is_gone`], for a partition of a topic that the catalogue has. Reports a topic that another application has deleted.
+    /// Like [`Self::is_gone`], for a partition of a topic in the catalogue. Reports a topic that another application has deleted.
     pub async fn is_missing(&self, topic: &KnownTopic, index: u32) -> Result<bool, LogError> {
         let answers = self.metadata_of_each(topic.name()).await?;
         let is_without = |index| answers.iter().all(|answer| outcome::is_without(answer, topic.name(), index));

@@ -12,7 +12,7 @@ use super::known::KnownTopic;
 use super::outcome::{self, KafkaError};
 use super::queries::End;
 
-/// The special times of `ListOffsets`.
+/// The special timestamps of `ListOffsets`.
 pub(super) const LATEST: i64 = -1;
 pub(super) const EARLIEST: i64 = -2;
 
@@ -67,7 +67,7 @@ pub(super) fn list_offsets(
         .with_topics(topics.collect())
 }
 
-/// The offset of a partition in the answer to [`list_offsets`]. `None` where no record is that late.
+/// The offset of a partition in the answer to [`list_offsets`]. `None` if every record is earlier than the requested time.
 pub(super) fn offset_in(answer: &ListOffsetsResponse, topic: &str, index: u32) -> Result<Option<u64>, KafkaError> {
     let found = answer.topics.iter().find(|each| each.name.as_str() == topic);
     let found = found.and_then(|found| found.partitions.iter().find(|each| each.partition_index == index as i32));

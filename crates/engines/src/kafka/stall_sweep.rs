@@ -1,8 +1,8 @@
-//! Finds stalled partitions that no reader of this process observes: the last stable offset is behind the high watermark and does not
-//! advance. All known partitions are looked at every [`SWEEP_INTERVAL`]; those that look stalled are looked at again until their offset
-//! advances, at most [`LOOKS_MAX`] times. `hanging` collects the observations, and fences close their own transactions.
+//! Finds stalled partitions that no reader of this process observes. A partition is stalled if its last stable offset is behind the high
+//! watermark and does not advance. Each sweep reads the offsets of all known partitions. It reads those of partitions that look stalled
+//! again, in all at most [`LOOKS_MAX`] times. `hanging` collects the observations, and fences close their own transactions.
 //!
-//! A fence confirms its commits itself. This sweep is for the transactions of a process that died before it could.
+//! A fence confirms its own commits. The sweep finds transactions of a process that crashed before it could confirm them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use super::requests::{self, LATEST};
 /// The pause between two sweeps. The first one comes after [`FIRST_SWEEP_AFTER`].
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 const FIRST_SWEEP_AFTER: Duration = Duration::from_secs(5);
-/// How often partitions that look stalled are looked at again.
+/// The pause before the offsets of partitions that look stalled are read again.
 const LOOK_INTERVAL: Duration = Duration::from_millis(600);
 const LOOKS_MAX: usize = 10;
 /// Partitions in one request.
@@ -32,7 +32,7 @@ pub(super) struct StallSweep {
     pub hanging: Arc<Hanging>,
 }
 
-/// The ends of a partition, for readers and for writers.
+/// The last stable offset (`visible`) and the high watermark (`written`) of a partition.
 struct Ends {
     place: TopicPartition,
     visible: u64,
@@ -79,7 +79,7 @@ impl StallSweep {
         stalled
     }
 
-    /// Groups partitions by their leaders. The answer is not kept: topics that are not in use must not be looked up at every refresh.
+    /// Groups partitions by their leaders. Does not cache the leaders: a refresh looks up every cached topic, also unused ones.
     async fn by_leader(&self, places: &[TopicPartition]) -> HashMap<i32, Vec<TopicPartition>> {
         let mut names: Vec<&str> = places.iter().map(|(topic, _)| topic.name()).collect();
         names.sort_unstable();
@@ -100,7 +100,7 @@ impl StallSweep {
         led
     }
 
-    /// The ends of partitions of one leader. The written end is asked for first: records that are committed between the two requests do
+    /// The offsets of partitions of one leader. Reads the high watermark first, so that records committed between the two requests do
     /// not make a partition look stalled.
     async fn ends(&self, leader: i32, places: &[TopicPartition]) -> Result<Vec<Ends>, KafkaError> {
         let connection = self.cluster.metadata_connection(leader).await?;
@@ -124,7 +124,7 @@ mod tests {
     use kafka_protocol::messages::{ListOffsetsRequest, ListOffsetsResponse};
     use whimbrel_model::TopicNumber;
 
-    /// A leader that reports a transaction which is open from offset 5 on in partition 3.
+    /// A leader with a transaction in partition 3 that is open since offset 5.
     struct StalledAt3;
 
     impl Respond for StalledAt3 {

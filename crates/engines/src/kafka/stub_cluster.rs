@@ -114,7 +114,7 @@ struct Shared {
     topics: Mutex<Vec<TopicView>>,
     /// Partitions that have no leader now.
     leaderless: Mutex<BTreeSet<i32>>,
-    /// Partitions of whose two replicas only one is in sync.
+    /// Partitions with two replicas, of which one is in sync.
     out_of_sync: Mutex<BTreeSet<i32>>,
     respond: Box<dyn Respond>,
     /// Held while a starved broker works on a handshake.

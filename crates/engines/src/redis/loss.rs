@@ -1,4 +1,4 @@
-//! Detects that Redis lost what it kept: `FLUSHALL`, a restart without persistence, an empty replica that was promoted.
+//! Detects that Redis lost its data: `FLUSHALL`, a restart without persistence, an empty replica that was promoted.
 //!
 //! [`MARKERS`] keys, spread over the slots of a Cluster, have the id of this installation. The catalogue keeps that id too, so that a
 //! loss while no process ran is found at the next start. The process that finds a marker missing writes it again and reports the loss;
@@ -109,8 +109,8 @@ impl LossWatch {
         let named = |stores: &[&str]| if stores.is_empty() { "none".to_owned() } else { stores.join(", ") };
         let prefix = self.connection.prefix();
         let detail = format!(
-            "{} lost what it kept under the prefix `{prefix}` ({missing} of {MARKERS} markers are missing). Lost: {}. \
-             Rebuilt: {}. Devices must be registered again",
+            "{} lost its data under the prefix `{prefix}` ({missing} of {MARKERS} markers are missing). Lost: {}. \
+             Rebuilt: {}. Devices must register again",
             self.connection.description(),
             named(&lost),
             named(&again)

@@ -36,9 +36,9 @@ const RENEWED_AT_ONCE: usize = 64;
 const CONFIRM_EVERY: Duration = Duration::from_millis(500);
 /// Ends that Redis is told at the same time.
 const CONFIRMED_AT_ONCE: usize = 64;
-/// The timeout of one confirmation. A shard of Redis Cluster that does not answer must not delay the ends of other shards.
+/// The timeout of one confirmation. A shard of Redis Cluster that does not answer must not delay the outcomes for other shards.
 const CONFIRM_WITHIN: Duration = Duration::from_secs(1);
-/// How long one round sends ends. The next round begins with those that have not failed.
+/// The maximum time in which one round starts confirmations. The next round begins with claims whose last confirmation did not fail.
 const CONFIRM_ROUND: Duration = Duration::from_secs(1);
 /// Bytes of a place: topic, partition, offset.
 const PLACE_BYTES: usize = 16;
@@ -191,7 +191,7 @@ impl Inner {
         Ok(answer.as_deref() == Some(b"done"))
     }
 
-    /// Tells Redis the ends of claims that it has not confirmed. Those that it does not confirm are sent again in the next round.
+    /// Sends the outcomes of claims that Redis has not confirmed. Sends those that Redis does not confirm again in the next round.
     async fn confirm_ends(&self) {
         let due = self.unconfirmed().due(Instant::now());
         let confirmations = due.into_iter().map(|end| self.confirm_in_time(end)).collect();
@@ -284,7 +284,7 @@ async fn keep_renewing(inner: Weak<Inner>, interval: Duration) {
     }
 }
 
-/// Runs confirmations in their order, some at the same time, and begins none after [`CONFIRM_ROUND`]. Returns the errors.
+/// Runs confirmations in their order, at most [`CONFIRMED_AT_ONCE`] at a time, and starts none after [`CONFIRM_ROUND`]. Returns the errors.
 async fn in_one_round<E>(confirmations: Vec<impl Future<Output = Result<(), E>>>) -> Vec<E> {
     let begun = stream::iter(confirmations).take_until(tokio::time::sleep(CONFIRM_ROUND));
     begun.buffer_unordered(CONFIRMED_AT_ONCE).filter_map(|done| ready(done.err())).collect().await

@@ -104,7 +104,7 @@ impl UnconfirmedEnds {
         }
     }
 
-    /// The ends to send to Redis now; those whose last attempt failed come last. Drops the ends of claims that have lapsed.
+    /// The outcomes to send to Redis now; outcomes whose last confirmation failed come last. Drops the outcomes of lapsed claims.
     pub fn due(&mut self, now: Instant) -> Vec<End> {
         let mut due = Vec::new();
         self.by_key.retain(|key, entry| match entry {
@@ -124,7 +124,7 @@ impl UnconfirmedEnds {
         due
     }
 
-    /// Redis has confirmed an end, or not.
+    /// Records whether Redis has confirmed an outcome.
     pub fn tried(&mut self, key: &str, is_confirmed: bool) {
         if is_confirmed {
             self.failed.remove(key);

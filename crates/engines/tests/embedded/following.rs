@@ -23,7 +23,7 @@ async fn log_with_topics(store: &Arc<TempDir>) -> OpenLog {
     opened
 }
 
-/// A message that its publisher gave an id, accepted so long ago.
+/// A message with a publisher's id that was accepted `age_ms` ago.
 fn entry(partition: PartitionId, id: &str, age_ms: i64) -> Entry {
     let mut headers = Headers::builder();
     headers.push(HEADER_ID, id.as_bytes()).push(HEADER_IDEMPOTENCY_KEY, &idempotency_header("", ""));
@@ -75,7 +75,7 @@ async fn an_empty_store_finds_ids_again_that_are_older_than_the_window_of_repeat
     );
 }
 
-/// A log of which one partition cannot be read.
+/// A log with one partition that cannot be read.
 struct PartlyAway {
     log: Arc<dyn Log>,
     away: PartitionId,

@@ -22,7 +22,7 @@ pub struct Member {
     pub incarnation: u64,
     /// By which members notice that their internal keys differ; empty where an older binary joined, which had none.
     pub key_check: String,
-    /// The same for the second internal key that the member accepts; empty without one.
+    /// The check value of the second internal key that the member accepts; empty if there is none.
     pub key_check_previous: String,
 }
 

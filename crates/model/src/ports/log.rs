@@ -88,13 +88,13 @@ pub trait LogTopics: Send + Sync {
     /// offset zero. Other applications may have changed the bounds that are not named: those must stay as the engine has them.
     fn alter<'a>(&'a self, spec: &'a TopicSpec, named: NamedBounds) -> PortFuture<'a, Result<(), LogError>>;
 
-    /// Names exactly one topic of the engine: a topic that is created later under the same name has another identity. `None`: the
-    /// engine does not have the topic. The topic need not be known under its number. An engine that has only names answers for the topic
-    /// that has the name at the time of the call; callers check that it is still the topic that they mean.
+    /// The identity of a topic in the engine. A topic that is created later under the same name has another identity. `None`: the engine
+    /// does not have the topic. The engine need not know the topic's number. An engine that identifies topics by name returns the identity
+    /// of the topic that has the name at the time of the call; callers must check that it is the topic they mean.
     fn identity<'a>(&'a self, topic: TopicNumber, name: &'a str) -> PortFuture<'a, Result<Option<String>, LogError>>;
 
-    /// Drops exactly this topic and all its records. It need not be known under its number, and a later topic of its name stays. Deleting
-    /// a topic that the engine does not have is no error.
+    /// Drops exactly this topic and all its records. A later topic with the same name stays. The engine need not know the topic's number.
+    /// Deleting a topic that the engine does not have is no error.
     fn delete<'a>(&'a self, topic: ExactTopic<'a>) -> PortFuture<'a, Result<(), LogError>>;
 
     /// The topic is being deleted, by this process or another one. An engine that reports topics which other applications deleted does
@@ -115,7 +115,7 @@ pub trait LogTopics: Send + Sync {
     ) -> PortFuture<'a, Result<Vec<FoundTopic>, LogError>>;
 }
 
-/// One topic of the engine, and no other that had or will have its name.
+/// One topic of the engine. Other topics that had or will have the same name are different.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExactTopic<'a> {
     pub number: TopicNumber,
@@ -146,8 +146,8 @@ pub enum CommitOutcome {
     Done(Vec<u64>),
     /// A newer fence of that name is open. Nothing was written.
     Fenced,
-    /// The entry of that index can never be written (its topic is gone, it is too large). Nothing was written. Where the log has no
-    /// partition of its topic any more, the error is `UnknownPartition` with partition 0.
+    /// The entry with that index can never be written (its topic is gone, or the entry is too large). Nothing was written. If the log
+    /// has no partition of its topic any more, the error is `UnknownPartition` with partition 0.
     Refused { index: usize, error: LogError },
     /// Nothing was written and the fence still stands: these partitions cannot be written now, others of the commit can. Try again
     /// without them; try them again later.

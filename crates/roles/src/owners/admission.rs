@@ -1,4 +1,4 @@
-//! Decides which callers the internal port serves: those that present a key which this node accepts.
+//! Admits callers to the internal port: only callers that present a key which this node accepts.
 
 use sha2::{Digest, Sha256};
 use tonic::{Request, Status};
@@ -25,10 +25,10 @@ impl Admission {
         }
         let brought = request.metadata().get(KEY_METADATA).map(|key| key.as_bytes()).unwrap_or_default();
         let hash: [u8; 32] = Sha256::digest(brought).into();
-        // All bytes of all hashes are compared, so that the time taken tells nothing about the keys.
+        // Compares all bytes of all hashes, so that the duration reveals nothing about the keys.
         let difference = |key: &[u8; 32]| key.iter().zip(hash).fold(0u8, |sum, (ours, theirs)| sum | (ours ^ theirs));
         let is_known = self.key_hashes.iter().fold(false, |known, key| known | (difference(key) == 0));
-        if is_known { Ok(()) } else { Err(Status::unauthenticated("the internal key is missing or wrong")) }
+        if is_known { Ok(()) } else { Err(Status::unauthenticated("the caller's internal key is missing or wrong")) }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Joins the cluster, owns the shards that are this node's share, and gives up what is not: for as long as the node runs.
 //!
-//! When the session is lost everything ends at once, and the node joins again, unless its internal key differs from the others'. A node whose clock is apart from the others'
-//! stays a member, and does not call itself a center until the clocks agree.
+//! When the session is lost, the node gives up all shards at once and joins again. It does not join while its internal key differs from
+//! that of another node. A node whose clock differs from the others' stays a member, but not as a center, until the clocks agree.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,9 +21,9 @@ use super::tenure::{Ended, Tenure};
 
 /// How long the keeper rests before it tries again what failed.
 const PAUSE: Duration = Duration::from_millis(200);
-/// How long a node stays out whose internal key differs, before it tries again.
+/// The pause before a node whose internal key differs tries to join again.
 const OTHER_KEY_PAUSE: Duration = Duration::from_secs(10);
-/// How long a node that joined again waits until it sees its own entry.
+/// How long a node that joined again waits for its own entry to appear in the cluster view.
 const SEEN_WITHIN: Duration = Duration::from_secs(5);
 
 /// What a keeper needs to know.
@@ -299,7 +299,7 @@ impl Rejoin<'_> {
         member.incarnation = last;
         let mut reported: Option<OtherKey> = None;
         loop {
-            // An attempt whose answer was lost may have been seen by others: the next one is above it too.
+            // Other nodes may have seen an attempt whose answer was lost, so each attempt has a higher incarnation.
             member.incarnation = next_incarnation(self.clock, member.incarnation);
             let pause = match self.try_join(&member).await {
                 Ok(membership) => return (membership, member.incarnation),
@@ -326,7 +326,7 @@ impl Rejoin<'_> {
         key_check.compare(&coordination.picture(0).await?.nodes)?;
         let membership = coordination.join(key_check.signed(member.clone()), self.settings.wanted).await?;
         let me = GatewayId { node: membership.node(), incarnation: member.incarnation };
-        // Nodes that join at the same time do not see each other before that.
+        // Checks again: nodes that join at the same time do not see each other before they have joined.
         let seen = tokio::select! {
             seen = see_itself(coordination, self.kinds, me, Instant::now() + SEEN_WITHIN) => seen,
             reason = membership.lost() => Err(CoordinationError::Lost(reason).into()),

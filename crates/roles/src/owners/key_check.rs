@@ -1,8 +1,8 @@
 //! Checks that nodes accept each other's internal keys, without revealing them.
 //!
 //! Every member publishes a check value: an HMAC of its name and incarnation, keyed with its internal key. It publishes a second one for
-//! the second key that it accepts, if any. A node with the same key computes the same value. A node whose calls other nodes reject would own
-//! shards that they cannot reach, so it must not stay a member.
+//! the second key that it accepts, if any. A node with the same key computes the same value. If nodes rejected each other's calls, shards
+//! of one would be unreachable for the other. So a node whose keys do not match must not stay a member.
 
 use std::fmt;
 

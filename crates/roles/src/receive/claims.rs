@@ -193,14 +193,17 @@ impl Claiming<'_> {
         Ok(answer)
     }
 
-    /// The answer to a repeat whose message is in the log behind a growth that its node did not know. It is not acknowledged, since
-    /// readers may deliver later messages of its key first. It is not written again, since readers deliver it.
+    /// The answer to a repeat whose message is in the log behind a barrier: the node that wrote it did not know of the growth. The message
+    /// is not acknowledged, because readers may deliver later messages of its key first. It is not written again, because readers deliver
+    /// it.
     fn out_of_order(&self, answer: &Answer, key: Option<&[u8]>) -> Option<Problem> {
         let place = answer.partition;
         let is_by_key = answer.due.is_none() && place.topic == self.pass.number();
         let key = key.filter(|key| is_by_key && !self.pass.is_in_order(key, place.index, answer.offset))?;
         let detail = format!(
-            "the message is in partition {} at offset {}, which key `{}` had left by then: a node that lost its session wrote it while the              topic grew. It is delivered, and perhaps after later messages of its key. Nothing was published now; publish it under another              key or id if its order matters",
+            "the message is in partition {} at offset {}, but key `{}` had moved to another partition by then: a node wrote it without \
+             a session while the topic grew. It will be delivered, possibly after later messages of its key. This request published \
+             nothing. If the order matters, publish the message again with another `Idempotency-Key` or `id`",
             place.index,
             answer.offset,
             String::from_utf8_lossy(key)

@@ -85,7 +85,7 @@ pub struct RedriveAnswer {
     params(
         ("name" = String, Path, description = "The subscription"),
         ("limit" = Option<usize>, Query, description = "At most so many: 1 to 1000, 100 where it is not given"),
-        ("cursor" = Option<String>, Query, description = "Where an earlier page ended"),
+        ("cursor" = Option<String>, Query, description = "The `cursor` of the previous page"),
     ),
     responses(
         (status = 200, description = "The dead letters", body = DeadLetterList, content_type = "application/json"),

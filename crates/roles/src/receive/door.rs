@@ -81,7 +81,8 @@ impl Door {
         let mut warnings = self.ports.store_health.warnings();
         if !self.registry.has_mapping_lease() {
             warnings.push(
-                "this node has no session with the coordination: it rejects publishes by key with 503 `no_session`"
+                "this node has no session with the coordination service (etcd): it rejects publishes by key with 503 \
+                 `no_session`. Check etcd and the network to it"
                     .to_owned(),
             );
         }

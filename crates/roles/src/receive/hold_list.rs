@@ -54,7 +54,7 @@ const BUCKETS_MAX: u128 = 10_000;
         ("to" = Option<String>, Query, description = "Due before this time"),
         ("state" = Option<String>, Query, description = "`held` (the default) or `dead`"),
         ("limit" = Option<usize>, Query, description = "At most so many: 1 to 1000, 100 where it is not given"),
-        ("cursor" = Option<String>, Query, description = "Where an earlier page with the same parameters ended"),
+        ("cursor" = Option<String>, Query, description = "The `cursor` of the previous page with the same parameters"),
     ),
     responses(
         (status = 200, description = "The holds", body = HoldListDocument, content_type = "application/json"),

@@ -118,7 +118,7 @@ codes! {
     Unavailable 503 "unavailable" "A part of the system cannot be reached",
     NoOwner 503 "no_owner" "The shard has no owner at the moment",
     TopicGrowing 503 "topic_growing" "The topic is growing",
-    NoSession 503 "no_session" "The node has no session with the coordination",
+    NoSession 503 "no_session" "The node has no session with the coordination service",
     PartlyAppended 503 "partly_appended" "Only some of the messages were taken",
     NotFresh 503 "not_fresh" "Who is online is not known at the moment",
     NotReady 503 "not_ready" "The server is not ready",

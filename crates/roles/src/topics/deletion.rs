@@ -1,5 +1,5 @@
-//! Deletes a topic: closes and drains its gates, marks the entry as `deleting` with the topic's identity in the log, deletes exactly that
-//! topic, and removes the entry.
+//! Deletes a topic: closes and drains its gates, marks the entry as `deleting` together with the topic's identity in the log, deletes
+//! exactly the topic with that identity, and removes the entry.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ impl Registry {
         if stored.identity.is_none() {
             stored.identity = self.ports.log_topics.identity(stored.number, name).await?;
             if stored.identity.is_some() {
-                // The write fails if the entry has changed. So no later topic had the name when its identity was read.
+                // The write fails if the entry has changed. So if it succeeds, no later topic had the name when the identity was read.
                 version = self.ports.catalogue.put(&key_of(name), encode(&stored), Some(version)).await?;
             }
         }
@@ -81,7 +81,7 @@ impl Deletion<'_> {
         let name = &*topic.name;
         let mut stored = topic.stored.clone();
         stored.deleting = true;
-        // Read before the write: if the write succeeds, the entry was this topic's throughout, and so was the name.
+        // Reads the identity before the write: if the write succeeds, the name belonged to this topic all the time.
         stored.identity = registry.ports.log_topics.identity(stored.number, name).await?;
         let written = registry.ports.catalogue.put(&key_of(name), encode(&stored), Some(topic.version)).await;
         let version = match written {

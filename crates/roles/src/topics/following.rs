@@ -23,7 +23,7 @@ use super::topic::{Topic, is_system_name};
 /// The pause between two reads of a catalogue that keeps changing.
 const RELOAD_PAUSE: Duration = Duration::from_millis(100);
 const WATCH_RETRY_AFTER: Duration = Duration::from_secs(1);
-/// Topics in a row that the log cannot open before an attempt ends. Each may take a whole timeout of the log if the log is down.
+/// An attempt ends after this many consecutive topics that the log cannot open. If the log is down, each of them takes a timeout.
 const UNOPENED_IN_A_ROW_MAX: u32 = 2;
 
 impl Registry {
@@ -79,8 +79,8 @@ impl Registry {
         self.read_entries(changing).await?.map_or(Ok(()), Err)
     }
 
-    /// Reads all entries of the catalogue and applies them. `Ok` means that this node uses no mapping any more that the catalogue has
-    /// replaced. It then holds the error of a topic, if any, that the log could not open.
+    /// Reads all entries of the catalogue and applies them. After `Ok`, this node no longer uses any mapping that the catalogue has
+    /// replaced. The value is the error of a topic that the log could not open, if there is one.
     pub(super) async fn read_entries(&self, changing: &MutexGuard<'_, i64>) -> Result<Option<TopicError>, TopicError> {
         let mut entries = self.ports.catalogue.list(TOPIC_PREFIX).await?;
         let map = self.map.load_full();
@@ -103,8 +103,8 @@ impl Registry {
         Ok(unopened)
     }
 
-    /// Applies entries whose old mappings are not in use any more. A topic that the log cannot open does not stop the others: it comes
-    /// last in the next attempt.
+    /// Applies entries whose old mappings are no longer in use. A topic that the log cannot open does not stop the others: the next
+    /// attempt opens it last.
     async fn open_changed(
         &self,
         mut entries: Vec<(String, Versioned)>,
@@ -117,7 +117,7 @@ impl Registry {
             match self.take_in_changing(key, found, changing).await {
                 Err(error @ TopicError::Log(LogError::Unavailable(_))) => {
                     if !failed.contains(key) {
-                        tracing::warn!(%error, "the topic under `{key}` cannot be opened now; trying again");
+                        tracing::warn!(%error, "cannot open the topic of catalogue entry `{key}`; trying again");
                     }
                     self.unopened.lock().unwrap_or_else(PoisonError::into_inner).insert(key.clone());
                     unopened = Some(error);
@@ -129,7 +129,7 @@ impl Registry {
                 }
                 // The entry has changed once more, and its new value is unknown.
                 Err(error @ TopicError::Catalogue(_)) => unread = Some(error),
-                Err(error) => tracing::error!(%error, "the topic under `{key}` is left out until this is mended"),
+                Err(error) => tracing::error!(%error, "ignoring catalogue entry `{key}` until the error is fixed"),
                 Ok(()) => {}
             }
             in_a_row = 0;
@@ -201,7 +201,7 @@ impl Registry {
         Ok((name, stored))
     }
 
-    /// Stops publishes by a mapping that the entry has replaced, without a call to the log.
+    /// Stops publishes under a mapping that the entry has replaced. Makes no call to the log.
     fn leave_old_mapping(&self, key: &str, found: &Versioned) {
         match self.decode(key, found) {
             Ok((name, stored)) if stored.deleting => self.hide(name),

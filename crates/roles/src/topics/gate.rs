@@ -106,7 +106,7 @@ impl Gate {
         self.closers.load(Ordering::SeqCst) > 0 || self.is_retired()
     }
 
-    /// Whether the mapping has a successor, or the topic is gone.
+    /// Whether the mapping was replaced, or the topic is gone.
     pub(crate) fn is_retired(&self) -> bool {
         self.retired.load(Ordering::SeqCst)
     }

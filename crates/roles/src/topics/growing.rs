@@ -59,13 +59,13 @@ impl Registry {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Whether this node may use the mapping of keys now: it has read the catalogue under its current session, or is alone.
+    /// Whether this node may use the mapping of keys now: it has read the catalogue under its current session, or it is the only node.
     pub fn has_mapping_lease(&self) -> bool {
         self.lease.take().is_some()
     }
 
-    /// Whether this node knows every barrier of the topic that is in force. The lease is checked first: under a valid lease, a growth
-    /// that this node does not know to have ended is one of those that it has read.
+    /// Whether this node knows every barrier of the topic that is in force. Checks the lease first: under a valid lease, this node has
+    /// read every growth that may be in progress.
     fn knows_barriers(&self, number: TopicNumber) -> bool {
         let topic = || self.by_number(number);
         if topic().is_some_and(|topic| topic.is_system()) {
@@ -75,8 +75,8 @@ impl Registry {
         self.has_mapping_lease() && !self.growths().under_way.contains_key(&number) && !is_replaced()
     }
 
-    /// Returns when this node knows every barrier in front of the messages that it has read before the call. It waits while the topic
-    /// grows, and until the node has read the catalogue under its session.
+    /// Returns when this node knows every barrier before the messages that it has read. Waits while the topic grows, and until the node
+    /// has read the catalogue under its session.
     pub async fn wait_for_barriers(&self, number: TopicNumber) {
         let mut changes = self.changes.subscribe();
         while !self.knows_barriers(number) {
@@ -167,7 +167,7 @@ impl Registry {
                     let read = self.read_entries(&changing).await;
                     drop(changing);
                     match read {
-                        // A topic that the log cannot open is not published to by an old mapping: its gate is retired.
+                        // A topic that the log cannot open gets no publishes under an old mapping: its gate is retired.
                         Ok(_) => {
                             self.lease.grant(membership);
                             return self.changes.send_modify(|count| *count += 1);

@@ -97,8 +97,8 @@ pub enum TopicError {
     )]
     NotConfirmed(String),
     #[error(
-        "this node has no session with the coordination and cannot confirm the partitions of `{0}`: publish by key \
-         through another node, or again in a moment"
+        "this node has no session with the coordination service (etcd) and cannot confirm the partitions of `{0}`: \
+         publish by key through another node, or try again"
     )]
     NoSession(String),
     #[error("`{topic}`: {why}")]

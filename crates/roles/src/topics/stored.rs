@@ -33,10 +33,10 @@ pub struct StoredTopic {
     /// Made by others in the engine, and found there.
     #[serde(default)]
     pub adopted: bool,
-    /// Being deleted: the log may or may not have it still. Any node that reads this finishes the deletion.
+    /// Whether the topic is being deleted. The log may still have it. Any node that reads this entry finishes the deletion.
     #[serde(default)]
     pub deleting: bool,
-    /// The identity of a topic that is being deleted in the log: nodes delete exactly this topic, however old the entry is that they read.
+    /// The identity in the log of a topic that is being deleted. Nodes delete exactly this topic, even if the entry they read is old.
     /// Earlier versions did not store it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<String>,

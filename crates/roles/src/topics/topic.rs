@@ -125,8 +125,8 @@ impl Topic {
         places
     }
 
-    /// Whether a record of the key at this place keeps the key's order: it lies in the partition that the key mapped to between the
-    /// barriers around it. A node that lost its session may have appended behind a barrier by the mapping before it.
+    /// Whether a record of the key at this place is in the key's order: between the barriers around the record, the key mapped to this
+    /// partition. A node that lost its session may have appended a record behind a barrier, under the old mapping.
     pub fn is_in_order(&self, key: &[u8], partition: u32, offset: u64) -> bool {
         let growths = &self.stored.growths;
         let is_behind = |growth: &&Growth| growth.ends.get(partition as usize).is_none_or(|end| offset >= *end);

@@ -1,4 +1,4 @@
-//! Deleting topics that several nodes share, on an engine that knows topics by their names: no node deletes a later topic of that name.
+//! Deletes topics that several nodes share, on an engine that identifies topics by name: no node deletes a later topic with that name.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -21,7 +21,7 @@ use super::wire::{AnswerReader, NotUnderstood};
 const DRAIN_WAIT: Duration = Duration::from_secs(5);
 /// Bytes that one read takes.
 const READ_BYTES: usize = 64 << 10;
-/// The least rate of a load, per second.
+/// The minimum rate of a load, in requests per second.
 const RATE_MIN: f64 = 1.0;
 /// How long the loop sleeps at most, to see that time is up.
 const SLEEP_MAX: Duration = Duration::from_millis(20);
@@ -218,7 +218,7 @@ impl<'a> Driver<'a> {
     }
 
     fn keep_rate(&mut self, began: Instant, until: Instant, per_second: f64) -> Result<(), LoadError> {
-        // A rate that was measured on a starved machine may be zero.
+        // The rate measured on an overloaded machine may be zero.
         let per_second = per_second.max(RATE_MIN);
         let due_at = |number: u64| began + Duration::from_secs_f64(number as f64 / per_second);
         let mut number = 0;

@@ -12,7 +12,7 @@ use super::Failure;
 use super::output::{print_json, print_line};
 use crate::serve::check_clock_note;
 
-/// The exit code if nothing is damaged, and something could not be checked.
+/// The exit code if no damage was found but something could not be checked.
 const NOT_ALL_CHECKED: u8 = 3;
 
 pub fn run(data: &Path, json: bool) -> Result<ExitCode, Failure> {

@@ -20,7 +20,7 @@ pub struct Config {
     /// Where others reach `internal_listen`, where that was said.
     pub advertise: Option<String>,
     pub internal_key: Secret,
-    /// Accepted from callers, never presented.
+    /// A second internal key that this process accepts from callers and never presents.
     pub internal_key_previous: Secret,
     pub data: PathBuf,
     pub roles: Roles,

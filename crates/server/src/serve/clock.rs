@@ -4,8 +4,9 @@
 //! suspended, so that waking up is no step of the wall clock. Both are slewed as the wall clock is; only setting the wall clock
 //! moves them apart.
 //!
-//! The offset is noted in the file `clock` of the data folder, with the boot that it belongs to: a process that starts while the
-//! wall clock is wrong then knows it. The note is a hint and is not synced. A start ignores a note of another boot, and reports a damaged one.
+//! The process writes the offset to the file `clock` of the data folder, with the id of the machine's boot. So a process that starts while
+//! the wall clock is wrong detects that. The note is a hint and is not synced. A start ignores a note of another boot, and reports a
+//! damaged one.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -73,7 +74,7 @@ impl Machine {
 pub struct ProcessClock {
     clock: Arc<GuardedClock<Machine>>,
     note: PathBuf,
-    /// The damage of the note, reported when events can be.
+    /// The damage of the note. It is reported as soon as events can be emitted.
     finding: Option<Finding>,
     skew: Duration,
     stepout: Duration,
@@ -178,7 +179,7 @@ impl ProcessClock {
 fn note_damaged(finding: &Finding) -> Event {
     let (file, why, used) = (finding.file.display(), &finding.what, "the wall clock");
     let detail = format!(
-        "{file} cannot be used: {why}. This start takes the wall clock for true, and no message is affected; check the disk"
+        "{file} cannot be used: {why}. The server trusts the wall clock at this start. No message is affected. Check the disk"
     );
     Event::warning("file_damaged", detail).with("file", file).with("why", why).with("used", used)
 }

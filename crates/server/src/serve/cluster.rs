@@ -47,7 +47,7 @@ pub struct Parts {
     pub add_services: AddServices,
 }
 
-/// Adds services to the internal port, which serve the callers that are admitted.
+/// Adds services to the internal port. They serve only admitted callers.
 pub type AddServices = Box<dyn FnOnce(Routes, &Admission) -> Routes + Send>;
 
 /// What a process stands on before it joins: what it is called, where it is reached, and how it reaches others.

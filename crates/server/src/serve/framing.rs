@@ -1,5 +1,5 @@
-//! What RFC 9112 demands of a request beyond what the HTTP library checks: one valid `Host`, and no transfer coding but `chunked`. And
-//! the bound of its headers: the library refuses more than it parses without a word.
+//! Checks of RFC 9112 that the HTTP library does not make: a request has one valid `Host`, and no transfer coding but `chunked`. Also
+//! checks the number of headers, because the library rejects a request with too many headers without a body that names the reason.
 //!
 //! A request that two programs in a row could understand differently is refused before anything decides by it: the guard of web pages
 //! reads the `Host`, and the body of a request is what its framing says.
@@ -17,7 +17,7 @@ pub fn refusal(version: Version, headers: &HeaderMap, headers_max: usize) -> Opt
     checked.err().map(|problem| problem.into_response())
 }
 
-/// HTTP/2 has a bound of its own, in bytes.
+/// Limits the number of headers of HTTP/1 requests. HTTP/2 has its own limit, in bytes.
 fn check_count(version: Version, headers: &HeaderMap, headers_max: usize) -> Result<(), Problem> {
     let count = headers.len();
     if version == Version::HTTP_2 || count <= headers_max {

@@ -37,8 +37,8 @@ const BACKLOG: u32 = 1024;
 const ACCEPT_REST: Duration = Duration::from_millis(50);
 /// Requests at the same time on one HTTP/2 connection.
 const STREAMS_MAX: u32 = 256;
-/// The HTTP library parses so many headers more than a request may have. A request with that many is answered with a problem; the library
-/// itself answers one with more without a body. It allocates 64 bytes for each header that it may parse, for the time of parsing.
+/// The HTTP library parses this many headers beyond the limit for a request. Up to there the server answers 431 with a problem; beyond, the
+/// library answers 431 without a body. While it parses a request, the library allocates 64 bytes for each header that it may parse.
 const HEADERS_PARSED_BEYOND: usize = 156;
 /// What an HTTP/2 connection begins with.
 const HTTP2_PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";

@@ -16,7 +16,7 @@ const EXAMPLES_MAX: &str = "3";
 const SEED: &str = "1";
 /// Answers that never end. Other tests follow them.
 const STREAMS: &str = "/v1/connect|/tail$|/events$";
-/// A check that is off for some operations.
+/// A check of schemathesis that is disabled for some operations.
 struct LeftOut {
     check: &'static str,
     reason: &'static str,
@@ -27,7 +27,7 @@ struct LeftOut {
 const CHECKS_LEFT_OUT: [LeftOut; 7] = [
     LeftOut {
         check: "positive_data_acceptance",
-        reason: "a cursor is what an earlier page said",
+        reason: "a valid cursor comes from an earlier answer",
         operations: &[
             "GET /v1/holds",
             "GET /v1/messages",

@@ -14,12 +14,13 @@ use super::services::skip;
 
 /// Holds for each of the two topics.
 const HOLDS: usize = 60;
-/// The deleted topic has several partitions, which are not to be found missing one after the other.
+/// The deleted topic has several partitions. The server must find all of them missing at once, not one after the other.
 const PARTITIONS: u32 = 12;
-/// When the topic is deleted, the holds are moved to come due over this time, beginning a little later.
+/// After the deletion of the topic, the test moves the holds so that they come due spread over this time.
 const DUE_AFTER_MS: i64 = 3_000;
 const SPREAD_MS: i64 = 4_000;
-/// A partition is missing when it was unknown for 1 s. The rest is for a busy machine; one timeout for each hold would take minutes.
+/// A partition counts as missing after it was unknown for 1 s. The rest is a margin for a busy machine. One timeout per hold would take
+/// minutes.
 const LATE_MS_MAX: i64 = 10_000;
 
 #[test]

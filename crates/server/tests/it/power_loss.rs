@@ -1,12 +1,12 @@
-//! The real binary through power cuts on a file system of its own: every acknowledged publish, hold and registration is there afterwards, once.
+//! Power cuts under the real binary, on its own file system: afterwards every acknowledged publish, hold and registration exists once.
 //!
-//! The file system is ext4 on a loop device. The cut is the ioctl `EXT4_IOC_SHUTDOWN` without a flush of the journal: from that moment nothing
-//! reaches the device any more, and the next mount recovers from what did. Pages that the server had not synced and transactions that ext4 had
-//! not committed are lost. A copy of the image under load would be of many moments, and so a state that no power cut leaves.
+//! The file system is ext4 on a loop device. The cut is the ioctl `EXT4_IOC_SHUTDOWN` without a flush of the journal: from then on nothing
+//! reaches the device, and the next mount recovers the state on the device. Pages that the server had not synced and transactions that
+//! ext4 had not committed are lost. A copy of the image under load would mix states of different moments, which no power cut produces.
 //!
-//! It is kinder than a real cut in one respect: a block that the kernel has written to the device counts as durable, although a disk with a
-//! volatile cache may still lose it before the next flush. Needs root, loop devices and `mkfs.ext4`; the test prints that it was skipped
-//! otherwise.
+//! The test is less strict than a real cut in one respect: a block that the kernel has written to the device counts as durable, although a
+//! disk with a volatile cache may still lose it before the next flush. The test needs root, loop devices and `mkfs.ext4`; otherwise it
+//! prints that it was skipped.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -56,7 +56,7 @@ fn succeeds(command: &mut Command) -> Result<(), String> {
 }
 
 impl LoopDisk {
-    /// Makes the file system and mounts it; an error is the reason why this machine cannot.
+    /// Creates the file system and mounts it. The error states why that is not possible on this machine.
     fn make(folder: &Path) -> Result<Self, String> {
         let disk = Self { image: folder.join("image"), folder: folder.join("disk") };
         File::create(&disk.image).and_then(|image| image.set_len(IMAGE_BYTES)).map_err(|error| error.to_string())?;
@@ -93,7 +93,7 @@ impl Drop for LoopDisk {
     }
 }
 
-/// Everything that a server has acknowledged, over all cuts.
+/// Everything that the server has acknowledged, across all cuts.
 #[derive(Default)]
 struct Acknowledged {
     plain: Mutex<Vec<String>>,
@@ -144,7 +144,7 @@ struct Load<'a> {
 }
 
 impl Load<'_> {
-    /// Acts again and again until the first error or the cut, and keeps what was acknowledged.
+    /// Repeats an operation until the first error or the cut, and records each acknowledged one.
     fn repeat<T>(&self, done: &Mutex<Vec<T>>, act: impl Fn(&Client, usize) -> Result<T, ClientError>) {
         let client = self.server.client();
         for number in 0.. {
@@ -174,10 +174,10 @@ fn texts(client: &Client, topic: &str) -> Vec<String> {
     messages.iter().map(|message| String::from_utf8(message.bytes().unwrap()).unwrap()).collect()
 }
 
-/// Every wanted one is there, and none is there twice.
+/// Asserts that every expected item was found exactly once.
 fn assert_each_once(mut found: Vec<String>, wanted: &[String]) {
     found.sort_unstable();
-    assert!(found.windows(2).all(|pair| pair[0] != pair[1]), "something is there twice");
+    assert!(found.windows(2).all(|pair| pair[0] != pair[1]), "an item was found twice");
     let lost: Vec<_> = wanted.iter().filter(|one| found.binary_search(one).is_err()).collect();
     assert!(lost.is_empty(), "{} of {} are lost: {:?}", lost.len(), wanted.len(), &lost[..lost.len().min(5)]);
 }

@@ -1,4 +1,4 @@
-//! Topics: made, made known again, grown, identified, deleted, described; and two instances on one store.
+//! Creating, reopening, growing, identifying, deleting and describing topics, and two instances on one store.
 
 use std::time::Duration;
 
@@ -74,7 +74,7 @@ pub async fn an_identity_belongs_to_one_topic_and_not_to_a_later_one_of_its_name
     let identity = scene.identity(&old).await;
     assert!(identity.is_some(), "the engine has the topic");
     scene.create(&old).await;
-    assert_eq!(scene.identity(&old).await, identity, "making it known again changes nothing");
+    assert_eq!(scene.identity(&old).await, identity, "opening it again does not change the identity");
     scene.delete(&old).await;
     assert_eq!(scene.identity(&old).await, None);
     let new = TopicSpec { number: new_spec(1).number, ..old.clone() };

@@ -1,8 +1,8 @@
-//! The folder of an LSM before the LSM opens it: absent, not completely created, complete, or damaged.
+//! Inspects the folder of an LSM before the LSM opens it: the folder is absent, unfinished, complete, damaged or of a newer format.
 //!
-//! The LSM writes the file `version` when everything else of a new folder exists, and cannot open a folder without it. Only a folder that
-//! never held an entry may be removed. A folder with entries and without that file is damaged. A folder of a newer version of the LSM is
-//! neither: it belongs to a newer Whimbrel.
+//! The LSM writes the file `version` last when it creates a folder, and cannot open a folder without it. Only a folder that never held an
+//! entry may be removed. A folder with entries and without that file is damaged. A folder of a newer format belongs to a newer version
+//! of Whimbrel and must not be changed.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -31,8 +31,8 @@ pub(crate) enum FolderError {
     #[error("{file}: {reason}", file = file.display())]
     Damaged { file: PathBuf, reason: &'static str },
     #[error(
-        "{file} has the version {version} of the store format, and this Whimbrel reads version {supported}. Start the Whimbrel that wrote \
-         it, or a newer one",
+        "{file} has version {version} of the store format; this version of Whimbrel reads version {supported}. Start the version of \
+         Whimbrel that wrote the store, or a newer one",
         file = file.display(), supported = VERSION[3]
     )]
     Newer { file: PathBuf, version: u8 },
@@ -61,16 +61,16 @@ pub(crate) fn inspect(folder: &Path) -> Result<FolderState, FolderError> {
         Err(JournalError::Io { path, source }) => return Err(FolderError::Io { path, source }),
     };
     let reason = match version.as_deref() {
-        // A whole batch shows that the journals have the known format, and so that a bit of the version is wrong.
+        // If the journals have a complete batch in the known format, the file `version` is damaged.
         Some([b'F', b'J', b'L', version]) if *version > VERSION[3] && !has_batch => {
             return Err(FolderError::Newer { file, version: *version });
         }
-        Some([b'F', b'J', b'L', _]) => "it has the version of another store format",
+        Some([b'F', b'J', b'L', _]) => "it contains the version of another store format",
         Some([]) | None if !has_batch && !has_keyspaces(folder).map_err(failed(folder))? => {
             return Ok(FolderState::Unfinished);
         }
         Some([]) | None => "the file is missing or empty, although the store has entries",
-        Some(_) => "it is not the version of a store format",
+        Some(_) => "it does not contain the version of a store format",
     };
     Err(FolderError::Damaged { file, reason })
 }

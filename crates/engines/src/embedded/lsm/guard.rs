@@ -121,7 +121,7 @@ struct Incident<T> {
 enum OpenFailure {
     Passing(Damage),
     Damaged(Damage),
-    /// The folder is of a newer version. The process must not start with it, nor change it.
+    /// The folder has a newer format. The process must neither start with the folder nor change it.
     Refused(String),
 }
 
@@ -302,7 +302,7 @@ impl<T: LsmStore> Shared<T> {
                     return close(failed);
                 }
             }
-            // The LSM does not tell which file is damaged.
+            // The error of the LSM does not name the damaged file.
             if damage.is_some() {
                 let table = caught(|| damaged_table(&failed.keyspaces())).ok().flatten();
                 damage = table.or(damage);

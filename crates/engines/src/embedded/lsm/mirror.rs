@@ -106,7 +106,7 @@ impl Mirror {
         Ok(mirror)
     }
 
-    /// Fails if a copy is of a newer version: a rebuild would replace it.
+    /// Fails if a copy has a newer format: a rebuild would replace it.
     fn refuse_newer(&self) -> Result<(), MirrorFault> {
         for side in &self.copies {
             if let Err(error @ FolderError::Newer { .. }) = folder::inspect(&side.path) {
@@ -201,7 +201,7 @@ impl Mirror {
     fn fail(&mut self, side: usize, failure: CopyFailure) {
         let closed = &mut self.copies[side];
         let mut damage = failure.damage(&closed.path);
-        // The LSM does not tell which file is damaged.
+        // The error of the LSM does not name the damaged file.
         if damage.is_damage
             && let Some(table) = closed.db.as_ref().and_then(CopyDb::damaged_table)
         {

@@ -47,7 +47,7 @@ impl Damage {
         Self { file: folder.display().to_string(), position: None, reason: reason.into(), is_damage: true }
     }
 
-    /// The same problem, where the bytes on disk are not known to be wrong.
+    /// The same problem, without evidence that the bytes on disk are wrong.
     pub fn not_damaged(self) -> Self {
         Self { is_damage: false, ..self }
     }
@@ -73,7 +73,7 @@ impl Damage {
 pub(crate) struct StoreReport {
     reports: StoreReports,
     store: &'static str,
-    /// Whether requests need the store: `/readyz` then fails with it. Otherwise it is a warning there.
+    /// Whether requests need the store. If so, `/readyz` answers 503 while the store fails; otherwise it answers 200 with a warning.
     is_needed: bool,
 }
 
@@ -83,12 +83,12 @@ impl StoreReport {
         Self { reports, store, is_needed: true }
     }
 
-    /// The reports of a store without which the process serves all requests.
+    /// The reports of a store that no request needs.
     pub fn of_optional(reports: StoreReports, store: &'static str) -> Self {
         Self { is_needed: false, ..Self::new(reports, store) }
     }
 
-    /// The store does not serve until it is open again. The file is the store's folder if the error does not name one.
+    /// Reports that the store cannot serve until it is open again. `file` is the store's folder if the error does not name a file.
     pub fn failed(&self, file: &Path, error: &str) {
         let store = self.store;
         tracing::error!(store, file = %file.display(), error, "store failed; opening it again");
@@ -121,7 +121,7 @@ impl StoreReport {
         );
     }
 
-    /// Readers skip a damaged part of the store, which has no other copy.
+    /// Reports that readers skip a damaged part of the store, which has no other copy.
     pub fn skipped(&self, damage: &Damage) {
         let (store, place, reason) = (self.store, damage.place(), &damage.reason);
         tracing::warn!(store, place, reason, "a part of a store is damaged; readers skip it");

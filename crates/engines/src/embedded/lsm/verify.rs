@@ -1,8 +1,8 @@
 //! Reads every checksum of an LSM without changing it, even beside a running server.
 //!
 //! Opening an LSM can change it, so the check opens a copy. It links the tables, which never change, and copies everything else. The
-//! folder of the copy is beside the store; the check removes it afterwards. The LSM records the checksum of each table file when it has
-//! written it, so that the check can name the file.
+//! folder of the copy is beside the store; the check removes it afterwards. The LSM records the checksum of each table file that it
+//! writes, so the check can name a damaged file.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -46,7 +46,7 @@ pub(crate) enum StoreCheck {
     },
 }
 
-/// The bytes that [`verify`] reads, as far as the folder can be listed: those of all files. A file that is removed meanwhile counts as empty.
+/// The number of bytes that [`verify`] reads: the size of all files. A file or folder that cannot be read counts as empty.
 pub(crate) fn bytes_in(folder: &Path) -> u64 {
     let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
     let bytes_of = |entry: std::fs::DirEntry| match entry.metadata() {
@@ -107,14 +107,14 @@ fn verify_once(folder: &Path, on_read: OnRead<'_>) -> StoreCheck {
     }
 }
 
-/// The file of the store that a file of its copy is a link to. The LSM has absolute paths.
+/// Maps a file of the copy to the file of the store. The LSM reports absolute paths.
 fn original(file: &Path, copy: &Path, folder: &Path) -> Option<PathBuf> {
     let copy = std::path::absolute(copy).ok()?;
     let inside = file.strip_prefix(copy).ok()?;
     (!inside.as_os_str().is_empty()).then(|| folder.join(inside))
 }
 
-/// A damaged table, or the folder where the LSM does not tell which one it is.
+/// A damaged table. `file` is the folder if the error of the LSM does not name the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TableDamage {
     pub file: PathBuf,

@@ -1,8 +1,8 @@
-//! The slices of one family: files by time, of which the last one is appended to and the oldest ones are deleted whole.
+//! The slices of one family: files ordered by time. The shelf appends to the last slice and deletes the oldest slices.
 //!
-//! A slice is `<family>-<when it began, in ms>.slice`. After a failed write, the shelf cuts the slice back to its whole chunks and uses it
-//! again, and an empty slice is always used again: a disk that accepts nothing leaves at most one empty file. No failure is final, and none
-//! keeps the process from starting: every append first makes up for the steps that failed before.
+//! A slice is `<family>-<start time in ms>.slice`. After a failed write, the shelf truncates the slice to its complete chunks and continues
+//! to use it. It also reuses an empty slice, so a full disk leaves at most one empty file. No failure is final, and no failure keeps the
+//! process from starting: every append first repeats the steps that failed before.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -15,13 +15,13 @@ use super::slice::{MAGIC, MAGIC_BYTES, SliceDamage, SliceSeen, survey};
 use super::slice_reports::SliceReports;
 
 const EXTENSION: &str = ".slice";
-/// Full slices for which a shelf has space.
+/// The number of full slices that a shelf has space for.
 const SLICES_PER_SHELF: u64 = 16;
 /// Bytes of a slice; fewer are not worth a file.
 const SLICE_BYTES_MIN: u64 = 64 << 10;
 const SLICE_BYTES_MAX: u64 = 256 << 20;
-/// Bytes that the shelf writes and cuts off again while it fails and has nothing to write: more than a disk block, so that a full disk
-/// rejects them.
+/// A failing shelf without chunks to write writes these bytes and removes them again, to detect the recovery. They are larger than a disk
+/// block, so that a full disk rejects them.
 static PROBE: [u8; 64 << 10] = [0; 64 << 10];
 
 /// The size of a shelf.
@@ -63,9 +63,9 @@ pub struct Moment {
 
 /// Where the next chunks go.
 enum Tail {
-    /// To the last slice. Its file ends with its last whole chunk.
+    /// To the last slice. Its file ends with its last complete chunk.
     Open(File),
-    /// To the last slice, after its file was opened and cut to its length.
+    /// To the last slice. Its file must be opened and truncated to its length first.
     Closed,
     /// To a new slice.
     Ended,
@@ -86,7 +86,7 @@ pub struct Shelf {
 }
 
 impl Shelf {
-    /// A shelf whose slices are listed by the first [`Self::open`] or [`Self::append`] that succeeds.
+    /// Creates a shelf. The first [`Self::open`] or [`Self::append`] that succeeds lists its slices.
     pub fn new(folder: &Path, family: &'static str, settings: ShelfSettings, reports: SliceReports) -> Self {
         let (folder, slices) = (folder.to_owned(), Vec::new());
         Self { folder, family, settings, reports, is_listed: false, slices, tail: Tail::Ended, is_failing: false }
@@ -108,7 +108,7 @@ impl Shelf {
         self.is_failing
     }
 
-    /// Appends whole chunks. If that fails, they are lost. Without chunks, a failing shelf tries whether it can write again.
+    /// Appends complete chunks. If that fails, the chunks are lost. Without chunks, a failing shelf tests whether it can write again.
     pub fn append(&mut self, chunks: &[u8], moment: Moment) -> Result<(), ShelfError> {
         if chunks.is_empty() && !self.is_failing {
             return Ok(());
@@ -131,14 +131,14 @@ impl Shelf {
         Ok(())
     }
 
-    /// Opens the file of the last slice and cuts it to its whole chunks, or begins a new slice.
+    /// Opens the file of the last slice and truncates it to its complete chunks, or begins a new slice.
     fn make_ready(&mut self, now: Timestamp) -> Result<(), ShelfError> {
         let is_full = self.is_full(now);
         if let (Tail::Closed, Some(last), false) = (&self.tail, self.slices.last(), is_full) {
             match open_cut(last) {
                 Ok(file) => self.tail = Tail::Open(file),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => drop(self.slices.pop()),
-                // A new slice would be as empty as this one.
+                // The slice is empty, so a new slice would be no better.
                 Err(error) if last.is_empty() => return Err(ShelfError::of(&last.path)(error)),
                 Err(error) => {
                     tracing::warn!(%error, slice = %last.path.display(), "cannot continue a slice of notes; beginning a new one");
@@ -151,7 +151,7 @@ impl Shelf {
         }
     }
 
-    /// An empty slice is never full: it is used again, however old it is.
+    /// Whether the last slice is full or too old. An empty slice is never full, however old it is.
     fn is_full(&self, now: Timestamp) -> bool {
         self.slices.last().is_none_or(|slice| {
             let is_over = now.saturating_sub(self.settings.slice_time) >= slice.begins;
@@ -239,7 +239,7 @@ fn resume(slice: &mut SliceSeen, reports: &SliceReports) -> Tail {
     match survey(slice) {
         Ok(Some(found)) => {
             found.damages.iter().for_each(|damage| reports.damaged(&slice.path, damage));
-            // Behind a place that cannot be read, nothing is cut off.
+            // Bytes after an unreadable place may be sound chunks: the slice is not truncated.
             let Some(sound) = found.sound_len() else { return Tail::Ended };
             if sound < slice.len {
                 let bytes = slice.len - sound;
@@ -257,7 +257,7 @@ fn resume(slice: &mut SliceSeen, reports: &SliceReports) -> Tail {
     }
 }
 
-/// Opens a slice to append to it, without the bytes behind its length.
+/// Opens a slice for appending and truncates it to its length.
 fn open_cut(slice: &SliceSeen) -> io::Result<File> {
     let file = OpenOptions::new().append(true).open(&slice.path)?;
     file.set_len(slice.len)?;
@@ -274,7 +274,7 @@ fn extend(file: &mut File, slice: &mut SliceSeen, chunks: &[u8]) -> io::Result<(
     Ok(())
 }
 
-/// Writes bytes and cuts them off again.
+/// Writes [`PROBE`] and removes it again.
 fn probe(file: &mut File, slice: &mut SliceSeen) -> io::Result<()> {
     extend(file, slice, &[])?;
     file.write_all(&PROBE)?;

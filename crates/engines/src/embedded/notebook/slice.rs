@@ -1,8 +1,8 @@
 //! One slice of the notebook: a file of chunks that is only appended to.
 //!
-//! A slice begins with [`MAGIC`]; chunks follow. A chunk is a [`ChunkHead`] and its body, each with a checksum, so that a reader can trust a
-//! head without its body. A reader passes over a damaged body by the length in its head. Behind a damaged head it searches for the next chunk
-//! that is sound. Bytes behind the last sound chunk are a torn tail, which a crash or a failed write leaves; they are not damage.
+//! A slice begins with [`MAGIC`]; chunks follow. A chunk is a [`ChunkHead`] and its body. Each has its own checksum, so that a reader can
+//! verify a head without reading the body. A reader skips a damaged body by the length in its head. After a damaged head it searches for
+//! the next sound chunk. Bytes after the last sound chunk are a torn tail, left by a crash or a failed write. They do not count as damage.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read as _, Seek as _, SeekFrom};
@@ -22,12 +22,12 @@ pub const BODY_BYTES_MAX: usize = 1 << 20;
 pub const HEAD_BYTES: usize = 52;
 /// Bytes that a reader takes from a slice at once.
 const READ_BYTES: usize = 64 << 10;
-/// Damaged places that one pass over a slice lists; it skips further ones without listing them.
+/// The maximum number of damaged places that one pass over a slice lists. It skips further ones without listing them.
 const DAMAGES_MAX: usize = 64;
 const HEAD_DAMAGED: &str = "the head of a chunk is damaged";
 const BODY_DAMAGED: &str = "the checksum of a chunk is wrong";
 
-/// The key by which chunks are told apart.
+/// The key of a chunk.
 pub type Group = [u32; 3];
 
 /// The description of a chunk in front of its body.
@@ -80,7 +80,7 @@ impl ChunkHead {
         let u32_at = |at: usize| Some(u32::from_le_bytes(head.get(at..at + 4)?.try_into().ok()?));
         let u64_at = |at: usize| Some(u64::from_le_bytes(head.get(at..at + 8)?.try_into().ok()?));
         let body_len = u32_at(0)?;
-        // Before the checksum: a search for the next head tries every byte.
+        // Checked before the checksum, because a search for the next head tries every byte.
         (body_len as usize <= BODY_BYTES_MAX).then_some(())?;
         if crc_fast::crc32_iscsi(&head[..HEAD_BYTES - 4]) != u32_at(HEAD_BYTES - 4)? {
             return None;
@@ -112,7 +112,7 @@ impl SliceSeen {
     }
 }
 
-/// A place of a slice with other bytes than were written.
+/// A damaged place of a slice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SliceDamage {
     pub position: u64,
@@ -210,7 +210,7 @@ struct Chunks {
     at: u64,
     len: u64,
     damages: Vec<SliceDamage>,
-    /// How many of these places have a sound chunk behind them. The others may be the torn tail.
+    /// The number of these places that a sound chunk follows. The others may belong to the torn tail.
     confirmed: usize,
 }
 
@@ -227,7 +227,7 @@ impl Chunks {
         Ok((magic == MAGIC).then_some(chunks))
     }
 
-    /// The next head, at whose body the reader then is; `None` at the end.
+    /// Reads the next head; its body follows. `None` at the end.
     fn next(&mut self) -> io::Result<Option<ChunkHead>> {
         while self.at + HEAD_BYTES as u64 <= self.len {
             let begins = self.at;

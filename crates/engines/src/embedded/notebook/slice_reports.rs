@@ -1,4 +1,4 @@
-//! Reports damaged places of slices, each once: every look-up meets the same damage again.
+//! Reports each damaged place of a slice once, although every look-up finds it again.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::slice::SliceDamage;
 use crate::embedded::lsm::report::{Damage, StoreReport};
 
-/// Places that are reported until the process ends; a disk with more damage has been reported often enough.
+/// The maximum number of damaged places that a process reports.
 const REPORTED_MAX: usize = 64;
 
-/// The reports of all slices. Clones share what was reported.
+/// The reports of all slices. Clones share the list of reported places.
 #[derive(Clone)]
 pub struct SliceReports {
     report: StoreReport,

@@ -1,4 +1,4 @@
-//! The claims in progress, with indexes: no call looks at all of them.
+//! The claims in progress, with indexes, so that no call iterates over all claims.
 //!
 //! After an outage there may be millions of claims with an unknown outcome, and the thread that owns the table serves every publish with a
 //! key or an id.
@@ -12,13 +12,13 @@ use super::store::Receipt;
 /// A claim whose answer is not in the store.
 pub(super) struct UnderWay {
     pub fingerprint: u64,
-    /// The partition of each attempt, and the partition's end when the attempt began. The record cannot be below that end.
+    /// The partition of each attempt, and the partition's end when the attempt began. The offset of the record is at least that end.
     places: Vec<(PartitionId, u64)>,
     /// When the first attempt began. The window starts there.
     pub first_at: Timestamp,
     /// When the last attempt began.
     pub began_at: Timestamp,
-    /// The publish ended with an unknown outcome. Until then a claim never lapses, however long its append takes.
+    /// Whether the publish ended with an unknown outcome. A claim cannot lapse before that, however long its append takes.
     pub is_left: bool,
     /// The answer, if the store could not save it yet.
     pub unsaved: Option<Receipt>,
@@ -27,7 +27,7 @@ pub(super) struct UnderWay {
 #[derive(Default)]
 pub(super) struct ClaimTable {
     claims: HashMap<Vec<u8>, UnderWay>,
-    /// How many attempts began at each end of a partition.
+    /// For each partition and end offset, the number of attempts that began there.
     ends: BTreeMap<(PartitionId, u64), usize>,
     /// The claims with an unknown outcome, by the time of their first attempt.
     left: BTreeSet<(Timestamp, Vec<u8>)>,
@@ -40,7 +40,7 @@ impl ClaimTable {
         self.claims.get(key)
     }
 
-    /// Begins a claim, in place of an earlier one with this key.
+    /// Begins a claim. It replaces an earlier claim with this key.
     pub fn insert(&mut self, key: Vec<u8>, fingerprint: u64, place: (PartitionId, u64), now: Timestamp) {
         self.remove(&key);
         *self.ends.entry(place).or_default() += 1;
@@ -60,7 +60,7 @@ impl ClaimTable {
         places
     }
 
-    /// The attempt ended with an unknown outcome.
+    /// Records that the attempt ended with an unknown outcome.
     pub fn leave(&mut self, key: &[u8]) {
         if let Some(claim) = self.claims.get_mut(key) {
             claim.is_left = true;
@@ -90,18 +90,18 @@ impl ClaimTable {
         self.left.remove(&(claim.first_at, key));
     }
 
-    /// The lowest end of a partition at which an attempt began: the answers to the records behind it may be missing in the store.
+    /// The lowest end of a partition at which an attempt began. The store may lack the answers for records from that offset on.
     pub fn oldest_end(&self, partition: PartitionId) -> Option<u64> {
         self.ends.range((partition, 0)..=(partition, u64::MAX)).next().map(|((_, end), _)| *end)
     }
 
-    /// Answers that are not saved, at most so many.
+    /// At most `max` answers that are not saved.
     pub fn unsaved(&self, max: usize) -> Vec<Receipt> {
         let keys = self.unsaved.iter().take(max);
         keys.filter_map(|key| self.claims.get(key)?.unsaved.clone()).collect()
     }
 
-    /// Forgets claims with an unknown outcome whose first attempt is older than this, at most so many.
+    /// Removes at most `max` claims with an unknown outcome whose first attempt began before `not_before`.
     pub fn forget_left_before(&mut self, not_before: Timestamp, max: usize) {
         for _ in 0..max {
             let Some((first_at, key)) = self.left.first() else { return };

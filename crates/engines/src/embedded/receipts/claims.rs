@@ -14,7 +14,8 @@ use super::keys::claim_key;
 use super::store::{Receipt, ReceiptStore};
 use crate::embedded::lsm::{self, StoreHandle};
 
-/// Answers that one call of [`Claims::note_all`] saves, and claims that it forgets: publishes with keys wait for it.
+/// The maximum number of answers that one call of [`Claims::note_all`] saves, and of claims that it forgets. Publishes with an
+/// `Idempotency-Key` or an id wait for the call.
 const SAVED_AT_ONCE: usize = 1_000;
 const FORGOTTEN_AT_ONCE: usize = 10_000;
 
@@ -30,7 +31,7 @@ pub(super) struct Claims {
     opened: Arc<AtomicU64>,
     /// The opening after which the store has followed the log to its end. No claim begins before: the store would not recognise a repeat.
     followed: u64,
-    /// The partitions that could not be followed. No claim of their topics begins.
+    /// The partitions that could not be read. No claim of their topics begins.
     unfollowed: HashSet<PartitionId>,
 }
 
@@ -101,19 +102,19 @@ impl Claims {
         self.followed == self.opened.load(Ordering::Acquire)
     }
 
-    /// The partitions that could not be followed.
+    /// The partitions that could not be read.
     pub fn unfollowed(&self) -> Vec<PartitionId> {
         self.unfollowed.iter().copied().collect()
     }
 
-    /// Fails if a record that answers the claim may be in a part of the log that was not followed. A held message is in another topic
-    /// than that of the claim.
+    /// Fails if a record of the claim may be in a part of the log that was not read. A held message is in another topic than that of
+    /// the claim.
     fn check_followed(&self, claim: &Claim) -> Result<(), ReceiptsError> {
         let topics = [claim.topic, claim.partition.topic];
         let missing = self.unfollowed.iter().find(|partition| topics.contains(&partition.topic));
         let reason = match missing {
-            _ if !self.has_followed() => "the receipts are read again from the log".to_owned(),
-            Some(partition) => format!("the receipts of the partition {partition} could not be read from the log yet"),
+            _ if !self.has_followed() => "the server is rebuilding them from the log".to_owned(),
+            Some(partition) => format!("the server cannot read partition {partition} of the log yet"),
             None => return Ok(()),
         };
         Err(ReceiptsError::Unavailable(reason))
@@ -154,12 +155,12 @@ impl Claims {
         receipts.iter().try_for_each(|receipt| self.keep(receipt))
     }
 
-    /// The older parts of partitions whose ids are not in the store yet.
+    /// The partitions with older offsets whose ids are not in the store yet.
     pub fn backlogs(&self) -> Result<Vec<(PartitionId, Range<u64>)>, ReceiptsError> {
         self.store.run(|store| -> Result<_, Fault> { Ok(store.backlogs()?) })
     }
 
-    /// Records the older part of a partition whose ids the store lacks, and saves the ids that were found in front of it.
+    /// Records which older offsets of a partition have ids that the store lacks, and saves the ids found before those offsets.
     pub fn set_backlog(
         &self,
         partition: PartitionId,

@@ -20,19 +20,19 @@ use super::store::Receipt;
 
 /// Partitions that are followed at the same time.
 const FOLLOWED_AT_ONCE: usize = 16;
-/// Records that are read together while the store follows the log.
+/// The limits of one read while the store follows the log.
 const FOLLOW_LIMITS: ReadLimits = ReadLimits { max_records: 10_000, max_bytes: 4 << 20, wait: Duration::ZERO };
 /// How long a start waits for records that are durable and not yet visible.
 const FOLLOW_WAIT_MAX: Duration = Duration::from_secs(60);
 const FOLLOW_WAIT_STEP: Duration = Duration::from_secs(1);
-/// Records that are read together for their ids: publishes with keys wait while those are written.
+/// The limits of one read of older records. Publishes with an `Idempotency-Key` or an id wait while their ids are written.
 const FILL_LIMITS: ReadLimits = ReadLimits { max_records: 1_000, max_bytes: 1 << 20, wait: Duration::ZERO };
 /// How often the background task looks for old ids to read, and its pause after a failure.
 const FILL_INTERVAL: Duration = Duration::from_secs(5);
-/// The name in `/readyz` while the store follows the log: publishes with a key or an id are refused meanwhile.
+/// The name in `/readyz` while the store follows the log. The server rejects publishes with an `Idempotency-Key` or an id meanwhile.
 const FOLLOWING: &str = "receipts (following the log)";
 
-/// A piece of the log.
+/// The receipts of some consecutive records.
 struct Page {
     receipts: Vec<Receipt>,
     /// Where reading continues. At the end of the log, the offset from which the page was read.
@@ -44,11 +44,11 @@ impl Inner {
     /// followed.
     pub(super) async fn follow_all(&self, partitions: &[PartitionId]) -> Result<(), ReceiptsError> {
         let opened = self.claims.write(|claims| Ok::<_, ReceiptsError>(claims.begin_following())).await?;
-        self.health.set_failed(FOLLOWING, "the log is read again".to_owned());
+        self.health.set_failed(FOLLOWING, "the server is reading the log".to_owned());
         self.follow_some(partitions, partitions.len(), opened).await
     }
 
-    /// Follows these partitions, of so many in all, and records which of them could not be followed.
+    /// Follows these partitions and records which of them could not be read. Fails if these are all `all` partitions.
     async fn follow_some(&self, partitions: &[PartitionId], all: usize, opened: u64) -> Result<(), ReceiptsError> {
         let (unfollowed, error) = self.follow_each(partitions, opened).await?;
         if let Some(error) = &error
@@ -65,7 +65,11 @@ impl Inner {
         match error {
             None => self.health.set_working(FOLLOWING),
             Some(error) => {
-                tracing::warn!(count, %error, "partitions cannot be followed; publishes with keys to their topics are refused");
+                tracing::warn!(
+                    count,
+                    %error,
+                    "cannot read partitions; publishes with an `Idempotency-Key` or an `id` to their topics are rejected"
+                );
                 self.health.set_degraded(FOLLOWING, format!("{count} partitions cannot be read: {error}"));
             }
         }
@@ -79,7 +83,7 @@ impl Inner {
         opened: u64,
     ) -> Result<(HashSet<PartitionId>, Option<ReceiptsError>), ReceiptsError> {
         let now = self.clock.expiry_now();
-        // A distant log takes its time for each; they do not wait for each other.
+        // A remote log has a high latency, so several partitions are read at the same time.
         let follows: Vec<_> = partitions
             .iter()
             .map(|partition| async move { (*partition, self.follow(*partition, now, opened).await) })
@@ -126,14 +130,14 @@ impl Inner {
                 waited += FOLLOW_WAIT_STEP;
             } else {
                 if from < bounds.next {
-                    tracing::warn!(%partition, from, "records are not visible yet; repeats of their publishes may be stored twice");
+                    tracing::warn!(%partition, from, "records are not visible yet; repeated publishes may be stored twice");
                 }
                 return self.note(partition, from, opened).await;
             }
         }
     }
 
-    /// Where a store without receipts of the partition begins: at the window of repeats. It reads older ids later.
+    /// The offset at which an empty store begins: the start of the window of repeats. It reads older ids later.
     async fn begin_empty(&self, partition: PartitionId, now: Timestamp, opened: u64) -> Result<u64, ReceiptsError> {
         let offset_at = async |window| {
             let offset = self.log.offset_at(partition, now.saturating_sub(window)).await;
@@ -153,7 +157,7 @@ impl Inner {
         let (records, next) = match self.log.read(partition, from, limits).await {
             Ok(read) => (read.records, read.next),
             Err(LogError::Trimmed { first, .. }) => (Vec::new(), first),
-            // A damaged place cannot be followed; its event was written when it was found.
+            // Skips a damaged place. The event was emitted when the damage was found.
             Err(LogError::Damaged { resume_at, .. }) if resume_at > from => (Vec::new(), resume_at),
             // The log lost its end, for example because the folder was put together from two. Begin again at its end.
             Err(LogError::BeyondEnd { next, .. }) => (Vec::new(), next),
@@ -171,7 +175,7 @@ impl Inner {
         self.claims.write(move |claims| claims.note_followed(partition, offset, opened)).await
     }
 
-    /// Notes how far the store is complete, after it has followed the log where it was opened again.
+    /// Saves how far the store is complete. If the store was opened again, it follows the log first.
     async fn note_all(&self) -> Result<(), ReceiptsError> {
         let partitions = (self.partitions)();
         let state = |claims: &mut Claims| {
@@ -194,7 +198,7 @@ impl Inner {
         self.claims.write(move |claims| claims.note_all(&ends, now)).await
     }
 
-    /// Reads a page of every older part whose ids are not in the store. Returns whether there may be more.
+    /// Reads a page of older records in every partition whose older ids are not in the store. Returns whether there may be more.
     async fn fill_ids(&self) -> Result<bool, ReceiptsError> {
         let state = |claims: &mut Claims| Ok::<_, ReceiptsError>((claims.opening(), claims.backlogs()?));
         let (opened, backlogs) = self.claims.write(state).await?;
@@ -203,7 +207,7 @@ impl Inner {
             match self.fill_page(partition, left, opened).await {
                 Ok(()) => has_more = true,
                 Err(error @ ReceiptsError::Log(_)) => {
-                    tracing::warn!(%partition, %error, "cannot read older ids of publishers; the next attempt follows");
+                    tracing::warn!(%partition, %error, "cannot read publishers' ids of older records; trying again");
                 }
                 Err(error) => return Err(error),
             }
@@ -225,14 +229,14 @@ impl Inner {
     }
 }
 
-/// Notes from time to time until the receipts are dropped.
+/// Saves how far the store is complete at every interval, until the receipts are dropped.
 pub(super) async fn keep_noting(inner: Weak<Inner>, interval: Duration) {
     let Some(reopened) = inner.upgrade().map(|inner| Arc::clone(&inner.reopened)) else { return };
     loop {
         let _ = tokio::time::timeout(interval, reopened.notified()).await;
         let Some(inner) = inner.upgrade() else { return };
         if let Err(error) = inner.note_all().await {
-            tracing::warn!(%error, "the receipts cannot note how far they are complete; the next attempt follows");
+            tracing::warn!(%error, "cannot save how far the receipts follow the log; trying again");
         }
     }
 }
@@ -244,7 +248,7 @@ pub(super) async fn keep_filling(inner: Weak<Inner>) {
         let has_more = match filled.fill_ids().await {
             Ok(has_more) => has_more,
             Err(error) => {
-                tracing::debug!(%error, "older ids of publishers are not read now; the next attempt follows");
+                tracing::debug!(%error, "cannot read publishers' ids of older records now; trying again");
                 false
             }
         };
@@ -255,7 +259,7 @@ pub(super) async fn keep_filling(inner: Weak<Inner>) {
     }
 }
 
-/// The receipts that a record of the log is itself.
+/// The receipts that follow from a record of the log.
 fn receipts_of(partition: PartitionId, stored: &StoredRecord) -> Vec<Receipt> {
     claimed_by(partition, stored).unwrap_or_default()
 }
@@ -268,7 +272,7 @@ fn claimed_by(partition: PartitionId, stored: &StoredRecord) -> Option<Vec<Recei
     if headers.get(HEADER_DUE).is_some() {
         return None;
     }
-    // A held message is a record of `_holds`, and is for another topic than that.
+    // A held message is a record of `_holds`; its claim belongs to the topic of the hold.
     let held = match HoldRecord::of(&stored.record, stored.offset) {
         Ok(HoldRecord::Held(hold)) => Some(hold),
         Ok(_) => return None,
@@ -282,7 +286,7 @@ fn claimed_by(partition: PartitionId, stored: &StoredRecord) -> Option<Vec<Recei
         answered_at: stored.record.timestamp,
     };
     let topic = held.map_or(partition.topic, |hold| hold.topic);
-    // Without a key the id was brought.
+    // Without an `Idempotency-Key`, the publisher gave the id.
     let (kind, owner, text) = match headers.get(HEADER_IDEMPOTENCY_KEY).and_then(split_idempotency_header)? {
         (owner, "") => (ClaimKind::Id, owner, id),
         (owner, key) => (ClaimKind::Key, owner, key),

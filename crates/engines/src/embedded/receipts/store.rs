@@ -82,7 +82,7 @@ impl ReceiptStore {
         self.answers.at(answer.answered_at)?.insert(&key[..], value)
     }
 
-    /// Keeps an answer under its id alone, if it has one: it is too old to answer a repeat.
+    /// Saves an answer under the publisher's id only, if it has one. The answer is too old to recognise a repeat.
     pub fn keep_id(&self, receipt: &Receipt) -> fjall::Result<()> {
         let Receipt { kind, text, fingerprint, answer, .. } = receipt;
         match kind {
@@ -123,7 +123,7 @@ impl ReceiptStore {
         Ok(found)
     }
 
-    /// An empty range is no backlog.
+    /// Saves the backlog of a partition. An empty range removes it.
     pub fn set_backlog(&self, partition: PartitionId, left: &Range<u64>) -> fjall::Result<()> {
         let key = applied_key(partition);
         if left.is_empty() { self.backlogs.remove(key) } else { self.backlogs.insert(key, encode_backlog(left)) }

@@ -77,7 +77,7 @@ struct Leader {
     /// `None` where the partition has none now.
     broker: Option<i32>,
     epoch: i32,
-    /// The number of all replicas, and of those that are in sync.
+    /// The number of replicas, and the number of in-sync replicas.
     replicas: usize,
     in_sync: usize,
 }
@@ -112,14 +112,14 @@ impl Cluster {
         }
     }
 
-    /// The epoch of the partition's leadership, as far as is known. It grows with every change of the leader.
+    /// The leader epoch of the partition, if it is known. Each change of the leader increments it.
     pub fn leader_epoch(&self, topic: &str, index: u32) -> Option<i32> {
         let state = self.state();
         let known = state.leaders.get(topic).and_then(|leaders| leaders.partitions.get(index as usize));
         known.map(|leader| leader.epoch)
     }
 
-    /// Whether the brokers have reported that the partition has no leader, or fewer replicas in sync than a write needs.
+    /// Whether the brokers have reported that the partition has no leader, or fewer in-sync replicas than a write requires.
     pub fn is_unwritable(&self, topic: &str, index: u32, min_insync: u32) -> bool {
         let state = self.state();
         let known = state.leaders.get(topic).and_then(|leaders| leaders.partitions.get(index as usize));
@@ -283,7 +283,7 @@ impl Cluster {
         Ok(answer)
     }
 
-    /// The metadata of these topics, without any effect on the known leaders.
+    /// Fetches the metadata of these topics and does not update the known leaders.
     pub async fn look_up(&self, topics: &[&str], timeout: Duration) -> Result<MetadataResponse, CallError> {
         self.ask_any(&metadata_request(Some(topics)), timeout).await
     }
@@ -317,7 +317,7 @@ impl Cluster {
         *last = Some(Instant::now());
     }
 
-    /// The topics whose leaders are kept.
+    /// The topics whose leaders are cached.
     pub fn topics_in_use(&self) -> Vec<String> {
         self.state().leaders.keys().cloned().collect()
     }

@@ -1,8 +1,8 @@
-//! The transactions that a producer has open, as the leaders of the partitions report them (`DescribeProducers`), and the last stable
-//! offsets of partitions where it has none open.
+//! Asks the leaders of partitions for the open transactions of this producer (`DescribeProducers`), and for the last stable offsets of
+//! the partitions without one.
 //!
-//! `DescribeProducers` proves little by itself: a former leader answers it too, and a leader reports a transaction as closed before the
-//! marker is replicated. `repair` says what else is needed.
+//! A `DescribeProducers` answer without an open transaction proves little: a former leader may have sent it, and a leader reports a
+//! transaction as closed before the marker is replicated. `repair` documents what else is required.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ pub(super) struct OpenTransaction {
 pub(super) struct QuietPartition {
     /// The last stable offset. Transactions that end before it are closed on all in-sync replicas. `None` if it is not known.
     pub stable_end: Option<u64>,
-    /// The epoch of the leadership under which the leader was asked.
+    /// The leader epoch under which the leader was asked.
     pub leader_epoch: Option<i32>,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct QuietPartition {
 pub(super) struct LeaderAnswers {
     /// Partitions in which this producer has a transaction open.
     pub open: HashMap<PartitionId, OpenTransaction>,
-    /// Partitions in which it has none.
+    /// Partitions in which this producer has no transaction open.
     pub quiet: HashMap<PartitionId, QuietPartition>,
     /// Partitions whose leader has not answered.
     pub waiting: Vec<TopicPartition>,
@@ -56,9 +56,9 @@ pub(super) struct LeaderAnswers {
 }
 
 impl FencedProducer {
-    /// Asks the leaders of the partitions, again until every one has answered; where the leaders of other partitions of the same commit
-    /// have answered, for [`BLOCKED_AFTER`] only. A topic that was deleted has nothing open and is not in the answers; writing to it
-    /// reports that it does not exist.
+    /// Asks the leaders of the partitions until all of them have answered. If the leaders of other partitions of the same commit have
+    /// answered, it waits for at most [`BLOCKED_AFTER`]. The answers leave out a deleted topic: it has no open transaction, and a write
+    /// to it reports that it does not exist.
     ///
     /// `commit_size` is the number of partitions of the commit.
     pub(super) async fn open_transactions(

@@ -194,7 +194,7 @@ impl FencedProducer {
         Ok(topic)
     }
 
-    /// The outcome of a commit of which nothing is written because of the entry at `index`.
+    /// The outcome of a commit that wrote nothing because of the entry at `index`.
     fn failed(&self, index: usize, error: LogError) -> CommitOutcome {
         match error {
             LogError::Unavailable(_) | LogError::Overloaded(_) | LogError::Unknown(_) => CommitOutcome::NotNow(error),

@@ -2,19 +2,21 @@
 //! transaction without writing the transaction marker there (KAFKA-20734), and the last stable offset of that partition no longer
 //! advances.
 //!
-//! The next marker of the same producer closes the earlier transaction too, with its own outcome. Three rules follow:
-//! - **The coordinator's decision must be followed**: aborting what was committed loses records, committing what was aborted exposes
-//!   them. The decision is this fence's own knowledge, or the coordinator's log if its last record of the fence has the fence's epoch.
-//! - **A fence begins no transaction in a partition until it is proven that no earlier one of the fence is open there.** If the broker or
-//!   this process failed, Kafka would abort the new transaction, and its marker would void a commit whose own is missing. The proof is
-//!   the last stable offset, which only passes a marker that all in-sync replicas have. Other producers' transactions can hold that
-//!   offset back. Then the leader must report nothing open, the coordinator must have finished the fence's transactions, and its broker
-//!   must still know the same leadership: a coordinator drops a marker only where its broker knows no leader.
-//! - **A missing marker is written under a new epoch**, so that the coordinator's own marker, if it is only late, is rejected and cannot
-//!   end the fence's next transaction.
+//! The next marker of the same producer closes the earlier transaction too, with the outcome of that marker. Three rules follow:
+//! - **A repair uses the coordinator's decision.** Aborting a committed transaction loses records; committing an aborted one exposes
+//!   them. The fence remembers the decisions about its own commits. Otherwise it reads the coordinator's log, and accepts it only if the
+//!   last record of the transactional id has the fence's epoch.
+//! - **A fence begins no transaction in a partition until its earlier transactions are proven closed there.** Otherwise, if the broker or
+//!   this process failed, Kafka would abort the new transaction, and that marker would also abort a commit whose marker is missing. The
+//!   proof is the last stable offset: it advances past a marker only when all in-sync replicas have the marker. Transactions of other
+//!   producers can hold that offset back. In that case three conditions are required: the leader reports no open transaction, the
+//!   coordinator has finished the fence's transactions, and the coordinator's broker still reports the same leader epoch. A coordinator
+//!   drops a marker only if its broker knows no leader.
+//! - **A fence writes a missing marker under a new epoch.** If Kafka's own marker is only late, the leader rejects it, so it cannot end the
+//!   fence's next transaction.
 //!
-//! A fence writes the missing marker itself (`WriteTxnMarkers`). Where it may not, it ends an empty transaction in that partition as the
-//! hanging one was ended; during the two requests for that, the second rule does not hold.
+//! A fence writes the missing marker itself (`WriteTxnMarkers`). If the brokers do not allow that, it ends an empty transaction in the
+//! partition with the outcome of the hanging one. The second rule does not hold during the two requests for that.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -50,7 +52,7 @@ pub(super) struct Repairs {
     last: HashMap<PartitionId, Last>,
     /// Stalled partitions with their offsets in which this fence had nothing to close, or could not close it, and when that was found.
     examined: HashMap<(PartitionId, u64), Instant>,
-    /// Partitions with an unconfirmed commit whose repair has failed, and when.
+    /// Partitions with an unconfirmed commit whose repair failed, with the time of the failure.
     failed: HashMap<PartitionId, Instant>,
     /// Open transactions whose outcome is not in the coordinator's log, and when that was found.
     undecided: HashMap<(PartitionId, u64), Instant>,
@@ -60,7 +62,7 @@ pub(super) struct Repairs {
 enum Last {
     /// Committed up to this offset. The marker may be missing.
     Committed { last: u64, at: Instant },
-    /// It is proven that nothing is open.
+    /// All transactions of the fence are proven closed.
     Closed,
 }
 
@@ -95,12 +97,12 @@ impl Repairs {
         self.last.insert(partition, Last::Closed);
     }
 
-    /// Whether it is proven that nothing is open.
+    /// Whether all transactions of the fence in the partition are proven closed.
     fn is_closed(&self, partition: PartitionId) -> bool {
         self.last.get(&partition) == Some(&Last::Closed)
     }
 
-    /// Whether the last stable offset is behind the fence's last commit: the marker is there, on all in-sync replicas.
+    /// Whether the last stable offset is past the fence's last commit. All in-sync replicas then have the marker.
     fn is_stable(&self, partition: PartitionId, stable_end: Option<u64>) -> bool {
         matches!(self.last.get(&partition), Some(Last::Committed { last, .. }) if stable_end.is_some_and(|end| end > *last))
     }
@@ -135,14 +137,14 @@ impl FencedProducer {
         loop {
             self.settle(deadline).await?;
             self.close_earlier(places, deadline).await?;
-            // A repair may have left a request without an answer.
+            // A request of the repair may be unanswered.
             self.settle(deadline).await?;
             self.add_partitions(places, TransactionOutcome::Committed, deadline).await?;
             if !self.needs_new_epoch() {
                 return Ok(());
             }
-            // An earlier attempt may arrive late, when this transaction is committed, and begin another one. The empty transaction ends
-            // now, and the next one has an epoch under which that attempt is rejected.
+            // An unanswered attempt may reach the coordinator after this transaction was committed, and begin another one. So this empty
+            // transaction ends now, and the next one has a new epoch, under which the late attempt is rejected.
             self.end_open(deadline).await?;
             if Instant::now() >= deadline {
                 return Err(not_now(0, "the coordinator did not answer every attempt to begin the transaction"));
@@ -150,7 +152,7 @@ impl FencedProducer {
         }
     }
 
-    /// Waits until it is proven that no transaction of this fence is open in the partitions, and closes those that hang.
+    /// Waits until the transactions of this fence in the partitions are proven closed, and closes hanging ones.
     async fn close_earlier(&mut self, places: &[TopicPartition], deadline: Instant) -> Result<(), WriteError> {
         let unconfirmed = places.iter().filter(|(_, partition)| !self.repairs.is_closed(*partition));
         let mut unconfirmed: Vec<TopicPartition> = unconfirmed.cloned().collect();
@@ -184,7 +186,7 @@ impl FencedProducer {
         Ok(())
     }
 
-    /// Records the partitions for which the answers prove that no transaction of this fence is open.
+    /// Records the partitions in which the answers prove that all transactions of this fence are closed.
     async fn confirm(
         &mut self,
         places: &[TopicPartition],
@@ -215,8 +217,9 @@ impl FencedProducer {
         Ok(())
     }
 
-    /// Fails where the brokers report that some of the partitions cannot be written. Where that is true of all of them, the commit waits.
-    /// A transaction that has begun in such a partition cannot even be aborted: Kafka refuses its marker too, and the fence waits for it.
+    /// Fails if the brokers report that some of the partitions cannot be written, and some can. If none can be written, the commit
+    /// waits. A transaction that has begun in such a partition cannot even be aborted: Kafka rejects its marker too, and the fence
+    /// would wait for the marker.
     async fn check_writable(&mut self, places: &[TopicPartition]) -> Result<(), WriteError> {
         let cluster = self.context.cluster.clone();
         let is_unwritable = |(topic, partition): &&TopicPartition| {
@@ -231,8 +234,8 @@ impl FencedProducer {
         Err(blocked(&unwritable, "the partition has no leader, or fewer replicas in sync than `min.insync.replicas`"))
     }
 
-    /// Confirms commits whose partitions were not written since, and closes transactions of this fence behind which readers have found
-    /// a partition stalled.
+    /// Confirms commits to partitions that were not written again, and closes transactions of this fence that stall a partition, as
+    /// reported in `hanging`.
     pub(super) async fn repair_stalled(&mut self) -> Result<(), WriteError> {
         self.settle(Instant::now() + CHECK_ANSWER_MAX).await?;
         let stalled = self.context.hanging.overdue(STALLED_FOR);
@@ -272,8 +275,7 @@ impl FencedProducer {
         Ok(())
     }
 
-    /// Waits until the coordinator has finished the fence's transactions, so that each marker is written or lost, and leaves the epoch
-    /// of those transactions.
+    /// Waits until the coordinator has finished the fence's transactions, so that each marker is written or lost. Then takes a new epoch.
     async fn prepare_repair(&mut self, deadline: Instant) -> Result<(), WriteError> {
         self.settle(deadline).await?;
         self.wait_until_finished(deadline).await?;
@@ -281,7 +283,7 @@ impl FencedProducer {
     }
 
     /// Closes the transaction that is open in the partition, with the outcome that the coordinator has decided, after
-    /// [`Self::prepare_repair`]. It does not touch other partitions of that transaction: another one may be open there.
+    /// [`Self::prepare_repair`]. It does not repair other partitions of that transaction: a later transaction may be open there.
     async fn repair(&mut self, place: &TopicPartition, deadline: Instant) -> Result<(), WriteError> {
         let (topic, partition) = place;
         let places = std::slice::from_ref(place);
@@ -340,7 +342,7 @@ impl FencedProducer {
         Ok(found)
     }
 
-    /// Writes the missing marker, or ends an empty transaction in the partition with that outcome where the fence may not write markers.
+    /// Writes the missing marker. If the fence may not write markers, ends an empty transaction in the partition with that outcome.
     async fn close(
         &mut self,
         outcome: TransactionOutcome,
@@ -351,7 +353,7 @@ impl FencedProducer {
         match self.write_marker(place, outcome, open.coordinator_epoch, deadline).await {
             Ok(()) => return Ok(ClosedBy::Marker),
             Err(MarkerError::Fenced) => return Err(WriteError::Fenced),
-            Err(MarkerError::NotNow(why)) => return Err(not_now(0, format!("a missing transaction marker: {why}"))),
+            Err(MarkerError::NotNow(why)) => return Err(not_now(0, format!("cannot write a missing marker: {why}"))),
             Err(MarkerError::NotAllowed(why)) => {
                 tracing::debug!(id = self.context.transactional_id, why, "the fence ends an empty transaction instead");
             }

@@ -135,11 +135,11 @@ struct Transactions {
     unfinished_reports: usize,
     /// How often the coordinator was asked whether it has finished.
     finish_requests: usize,
-    /// Transactions that were begun before the coordinator reported that it had finished the first one.
+    /// The number of transactions begun before the coordinator reported that it had finished the first one.
     begun_unfinished: usize,
     /// The last stable offset of every partition, where the leader reports one.
     stable_end: Option<i64>,
-    /// How often the coordinator answers an attempt to begin a transaction as if it had to be repeated.
+    /// How often the coordinator answers an attempt to begin a transaction with a retriable error.
     unclear_begins: usize,
     /// The partition in which the first transaction is open; `None`: in all.
     only_open_in: Option<i32>,
@@ -264,7 +264,7 @@ impl Respond for LateMarker {
     }
 }
 
-/// A leader's answer: the producer has a transaction open from `start_in` the partition on, or none (-1).
+/// A leader's answer: the producer has a transaction open since the offset `start_in` the partition, or none (-1).
 fn producers(request: &DescribeProducersRequest, start_in: impl Fn(i32) -> i64) -> DescribeProducersResponse {
     let topics = request.topics.iter().map(|topic| {
         let part = |index: &i32| {
@@ -335,7 +335,7 @@ async fn a_marker_that_kafka_does_not_write_is_written_by_the_fence() {
 
 #[tokio::test]
 async fn no_transaction_is_begun_before_the_coordinator_has_finished_the_earlier_one() {
-    // The leader has the marker, and may lose it again: the marker is not replicated.
+    // The leader has the marker, but may lose it: the marker is not replicated.
     let brokers = LateMarker::after_reports(0);
     brokers.get(|transactions| transactions.unfinished_reports_max = 3);
     commit_and_wait(&brokers, |_| true).await;
@@ -553,7 +553,7 @@ async fn a_second_commit_to_a_missing_topic_is_refused_without_a_request() {
     stub.delete_topic();
     let topic = context.known.get(NUMBER).unwrap();
     let fence = FenceHandle::open(context).await.unwrap();
-    // The whole topic is missing, which its first partition stands for.
+    // Partition 0 stands for the whole topic, which is missing.
     let missing = CommitOutcome::Refused { index: 0, error: LogError::UnknownPartition(PartitionId::new(NUMBER, 0)) };
     assert_eq!(fence.commit(vec![entry(2)]).await, missing);
     let requests = *brokers.requests.lock().unwrap();

@@ -156,7 +156,8 @@ impl FencedProducer {
         self.needs_new_epoch
     }
 
-    /// Takes a new epoch if a transaction was begun under the current one: its markers, where they arrive late, are then rejected.
+    /// Takes a new epoch if a transaction was begun under the current one. The leaders then reject markers of that transaction that
+    /// arrive late.
     pub(super) async fn leave_used_epoch(&mut self, deadline: Instant) -> Result<(), WriteError> {
         self.needs_new_epoch |= self.is_epoch_used;
         self.settle(deadline).await

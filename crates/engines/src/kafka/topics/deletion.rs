@@ -1,5 +1,5 @@
-//! Identifies and deletes topics by the ids that Kafka gives them. A topic that is created again under an old name has another id, so a
-//! deletion that is late, or executed twice, never drops a later topic.
+//! Identifies and deletes topics by their Kafka ids. A topic that is created again under an old name has another id, so a deletion that
+//! is late or runs twice never drops a later topic.
 
 use std::time::Instant;
 
@@ -17,10 +17,12 @@ impl Topics {
         if self.look(name, |_| true).await?.is_none() && self.queries.is_gone(name, 0).await? {
             return Ok(None);
         }
-        // A broker that has not learned of a deletion reports the id of the earlier topic.
+        // A broker with stale metadata reports the id of the earlier topic.
         let mut ids = self.queries.topic_ids(name).await?;
         if ids.len() != 1 {
-            return Err(LogError::Unavailable(format!("the brokers do not agree about topic `{name}` yet; try again")));
+            return Err(LogError::Unavailable(format!(
+                "the brokers do not yet agree on the id of topic `{name}`; try again in a few seconds"
+            )));
         }
         Ok(ids.pop_first())
     }
@@ -52,7 +54,7 @@ impl Topics {
         }
     }
 
-    /// Waits until no broker lists the topic, so that the next topic of this name is not taken for it.
+    /// Waits until no broker lists the topic, so that a later topic with this name is not mistaken for it.
     async fn wait_until_deleted(&self, id: &str, name: &str) -> Result<(), LogError> {
         let (began, timeout) = (Instant::now(), self.settings.request_timeout);
         while !self.queries.is_deleted(name, id).await? {

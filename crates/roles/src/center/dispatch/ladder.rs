@@ -8,7 +8,7 @@ use whimbrel_model::subscription::{OnExhausted, RETRY_AFTER_MAX, RetryPolicy};
 /// How much later than the schedule says a retry may be, in parts of a thousand: what failed together does not come back together.
 const JITTER_PER_MILLE: u64 = 100;
 
-/// What the clocks of two owners may differ by, with room to spare: a time that one saved is judged by the other.
+/// The tolerated clock difference, with a margin, between the owner that saved a retry time and the owner that checks it.
 const SAVED_SLACK: Duration = Duration::from_secs(60);
 
 /// What comes after a failed attempt.

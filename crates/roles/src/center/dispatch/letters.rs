@@ -15,7 +15,7 @@ use whimbrel_model::{
 
 use super::judge::Failure;
 
-/// What the ids of holds begin with that retries are made of.
+/// The prefix of the ids of holds that wait for a retry.
 pub const RETRY_PURPOSE: &str = "retry";
 /// Bytes of an answer that a dead letter shows.
 const LETTER_ANSWER_BYTES: usize = 2 << 10;
@@ -143,7 +143,7 @@ fn rule_in(headers: &Headers) -> Option<DeliveryRule> {
     headers.get(HEADER_DELIVERY).and_then(|json| serde_json::from_slice(json).ok())
 }
 
-/// What a message's record says about its retries.
+/// The retry data in a message's record.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BroughtRetry {
     /// Attempts that were made before this record was written.
@@ -157,7 +157,7 @@ impl BroughtRetry {
         Self { attempts_before: 0, own: rule_in(&record.headers).and_then(|rule| rule.retry) }
     }
 
-    /// Of a record of a retry topic.
+    /// Reads the retry data of a record in a retry topic.
     pub fn of_letter(record: &Record) -> Self {
         let Some((parcel, origin)) = Parcel::of_letter(record) else { return Self::default() };
         Self { attempts_before: origin.attempts, own: parcel.own_retry().cloned() }

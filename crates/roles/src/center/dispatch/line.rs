@@ -110,8 +110,8 @@ impl<B: Clone> Line<B> {
         }
     }
 
-    /// Judges the saved retry time of a message that is read again, before it is taken in: see [`Ladder::resume`]. `brought` is what the
-    /// message's record says about its retries.
+    /// Checks the saved retry time of a message that was read again, before the window takes the message in: see [`Ladder::resume`].
+    /// `brought` is the retry data in the message's record.
     pub fn judge_saved_retry(&mut self, partition: PartitionId, offset: u64, brought: &BroughtRetry, now: Timestamp) {
         let ladder = self.rules.ladder(brought.own.as_ref());
         self.window.replan_saved_retry(partition, offset, |attempts, saved| {
@@ -144,7 +144,7 @@ mod tests {
     const NOW: Timestamp = Timestamp::from_millis(1_000_000);
     const DAY_MS: i64 = 86_400_000;
 
-    /// When a message is tried again that was parked after one attempt in an earlier process.
+    /// The time until the next attempt of a message that an earlier process parked after one attempt.
     fn tried_again_in_ms(saved_in_ms: i64, brought: &BroughtRetry) -> i64 {
         let limits = WindowLimits { body_bytes: 1 << 20, parked_bytes: 1 << 20 };
         let rules = LineRules {

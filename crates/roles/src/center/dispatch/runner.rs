@@ -129,7 +129,7 @@ pub struct Runner {
     /// Retries that wait as holds, about.
     retry_holds: u64,
     counted_at: Option<Instant>,
-    /// When the due times of retries that wait as holds are checked: once after the takeover, and after the clock was set back.
+    /// When to check the due times of retries that wait as holds: once after the takeover, and after each backward step of the clock.
     retry_check_at: Option<Instant>,
     /// Offsets of dead letters that were redriven, and whether that is not saved yet.
     redriven: RoaringTreemap,

@@ -1,9 +1,9 @@
-//! Holds that are due and whose topic or partition takes no message now. They are set aside, so that they take no room in the window from
-//! the holds of other topics and partitions. Pure: the time is passed in.
+//! Due holds whose topic or partition cannot accept messages now. They are set aside, so that the window has space for the holds of other
+//! topics and partitions. Pure: the time is passed in.
 //!
-//! Holds up to a bound in bytes stay in memory and are tried again after a pause. Beyond the bound, only the stretch of due order is
-//! remembered in which such holds are. The store has them, and they are read from there page by page, round after round. A hold that the store
-//! does not have yet stays in memory, where it is among the unsaved anyway.
+//! Up to a bound in bytes, these holds stay in memory and are retried after a pause. Beyond the bound, memory has only the range of the due
+//! order that contains such holds. The owner reads them from the store again, page by page; reading the whole range is a round. A hold that
+//! is not saved in the store yet always stays in memory.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,20 +19,20 @@ pub struct Aside {
     holds: IdMap<Arc<Hold>>,
     bytes: usize,
     bytes_max: usize,
-    /// When each hold is tried again, in order. An entry with another version than the hold's is void.
+    /// When each hold is retried, in order. An entry is void if its version differs from the hold's.
     queue: VecDeque<(Timestamp, HoldId, u64)>,
-    /// Where the holds are that only the store has, apart from those of `scan`.
+    /// The range that contains the holds that are only in the store, except for those in `scan`.
     left: Option<Stretch>,
-    /// What is still to be read in this round.
+    /// The range that this round has not read yet.
     scan: Option<Stretch>,
     scan_at: Timestamp,
-    /// Holds of the last page, which are tried now.
+    /// The holds of the last page, which are being retried.
     tried: Vec<(HoldId, u64)>,
     /// Whether a hold was set aside since the last page was read.
     is_blocked: bool,
 }
 
-/// A part of the due order: behind `after`, up to `upto`.
+/// A range of the due order: after `after`, up to and including `upto`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stretch {
     pub after: DueCursor,
@@ -70,7 +70,7 @@ impl Aside {
         self.bytes_max
     }
 
-    /// Sets a hold aside until then. `is_stored`: the store has it, as it is.
+    /// Sets a hold aside until `until`. `is_stored`: the store has this version of the hold.
     pub fn put(&mut self, hold: Arc<Hold>, until: Timestamp, is_stored: bool) {
         self.remove(&hold.id);
         self.is_blocked = true;
@@ -84,7 +84,7 @@ impl Aside {
         self.holds.insert(hold.id.clone(), hold);
     }
 
-    /// Only the store has the hold from now on.
+    /// Does not keep the hold in memory, and extends the range to be read from the store.
     fn leave(&mut self, hold: &Hold) {
         let (after, place) = (before(hold.due), place_of(hold));
         self.left = Some(match self.left.take() {
@@ -99,7 +99,7 @@ impl Aside {
         Some(hold)
     }
 
-    /// Holds in memory that are tried again now, at most so many.
+    /// Removes at most `most` holds from memory that are to be retried now.
     pub fn take_due(&mut self, now: Timestamp, most: usize) -> Vec<Arc<Hold>> {
         let mut due = Vec::new();
         while due.len() < most
@@ -112,24 +112,24 @@ impl Aside {
         due
     }
 
-    /// When a hold in memory is tried again.
+    /// When the next hold in memory is retried.
     pub fn retry_at(&self) -> Option<Timestamp> {
         self.queue.front().map(|(until, ..)| *until)
     }
 
-    /// When a page may be read.
+    /// When the next page may be read.
     pub fn scan_at(&self) -> Option<Timestamp> {
         (self.left.is_some() || self.scan.is_some()).then_some(self.scan_at)
     }
 
-    /// Nothing that is set aside is due earlier.
+    /// A lower bound of the due times of all holds that are set aside.
     pub fn earliest(&self) -> Option<Timestamp> {
         let stretches = [&self.left, &self.scan].into_iter().flatten().map(|stretch| stretch.after.due);
         self.holds.values().map(|hold| hold.due).chain(stretches).min()
     }
 
-    /// The stretch to read a page of now. `is_waiting` says of a hold of the last page whether it is not decided yet: there is no new page
-    /// before. Where the holds of the last page could be written, the next page follows at once.
+    /// The range of which a page is to be read now. `is_waiting` tells whether a hold of the last page is not decided yet; the next page
+    /// waits for all of them. If the holds of the last page could be written, the next page follows at once.
     pub fn next_page(
         &mut self,
         now: Timestamp,
@@ -150,7 +150,7 @@ impl Aside {
         self.scan.clone()
     }
 
-    /// A page was read: its holds that are tried now, and where the next page begins. `None`: the round is over.
+    /// Records that a page was read: the holds to retry now, and where the next page begins. `None`: the round is over.
     pub fn page_read(&mut self, tried: Vec<(HoldId, u64)>, next: Option<DueCursor>, again_at: Timestamp) {
         self.tried = tried;
         self.is_blocked = false;
@@ -158,7 +158,7 @@ impl Aside {
         self.scan = self.scan.take().zip(next).map(|(scan, after)| Stretch { after, ..scan });
     }
 
-    /// The page could not be read.
+    /// Records that the page could not be read.
     pub fn page_failed(&mut self, again_at: Timestamp) {
         self.is_blocked = true;
         self.scan_at = again_at;

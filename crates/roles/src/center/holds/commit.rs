@@ -161,7 +161,7 @@ impl CommitTarget<'_> {
         match (&decisions[of], places[of], &error) {
             (Decision::Fire(hold), Place::Message(_, partition), LogError::UnknownPartition(missing)) => {
                 self.blocked().forget(partition);
-                // No topic is without its first partition.
+                // Every topic has partition 0, so without it the whole topic is missing.
                 let is_whole_topic = missing.index == 0;
                 let goes_there = |place: &Place| match place {
                     Place::Message(_, other) if is_whole_topic => other.topic == partition.topic,

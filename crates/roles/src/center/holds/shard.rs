@@ -235,7 +235,7 @@ pub struct Shard {
     commit_again_at: Option<Timestamp>,
     /// Holds that can never be written, with the reason.
     doomed: Vec<(Arc<Hold>, Box<str>)>,
-    /// Holds whose topic takes nothing at the moment, and the page of them that the store is asked for.
+    /// Holds whose topic cannot accept messages now, and the request to the store for a page of them.
     aside: Aside,
     scanning: Option<(Token, u64)>,
 

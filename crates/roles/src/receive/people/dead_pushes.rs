@@ -44,7 +44,7 @@ const UIDS_SHOWN: usize = 100;
     get, path = "/v1/push/dead-letters", tag = "people", operation_id = "list_dead_pushes",
     params(
         ("limit" = Option<usize>, Query, description = "At most so many: 1 to 1000, 100 where it is not given"),
-        ("cursor" = Option<String>, Query, description = "Where an earlier page ended"),
+        ("cursor" = Option<String>, Query, description = "The `cursor` of the previous page"),
     ),
     responses(
         (status = 200, description = "The dead pushes", body = DeadPushList, content_type = "application/json"),

@@ -23,7 +23,7 @@ use crate::subscriptions::Subscription;
     get, path = "/v1/notices/dead-letters", tag = "people", operation_id = "list_dead_notices",
     params(
         ("limit" = Option<usize>, Query, description = "At most so many: 1 to 1000, 100 where it is not given"),
-        ("cursor" = Option<String>, Query, description = "Where an earlier page ended"),
+        ("cursor" = Option<String>, Query, description = "The `cursor` of the previous page"),
     ),
     responses(
         (status = 200, description = "The dead notices", body = DeadLetterList, content_type = "application/json"),

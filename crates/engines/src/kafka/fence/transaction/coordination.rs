@@ -1,4 +1,4 @@
-//! Requests to the transaction coordinator: they are repeated until it gives a definite answer or the time is over.
+//! Requests to the transaction coordinator. They are retried until the coordinator gives a definite answer or the deadline passes.
 
 use std::time::{Duration, Instant};
 
@@ -13,14 +13,14 @@ use crate::kafka::outcome;
 
 /// The states of `DescribeTransactions` in which the coordinator has no transaction to finish.
 const FINISHED_STATES: [&str; 4] = ["Empty", "CompleteCommit", "CompleteAbort", "Dead"];
-/// The least time that the coordinator has to report the leaders to a fence that it has opened.
+/// The minimum timeout of the request that looks up leaders at the coordinator.
 const LEADERS_MIN: Duration = Duration::from_millis(500);
 /// The key type of a transactional id in `FindCoordinator`.
 const TRANSACTION_KEY: i8 = 1;
 
 impl FencedProducer {
-    /// Looks up the leaders of topics at the coordinator. It has finished the transactions of the fence before, so it knows the leaders
-    /// to which their records and markers went. A cached leader that has been replaced since would report an end before them.
+    /// Looks up the leaders of topics at the coordinator. The coordinator has finished the fence's earlier transactions, so it knows the
+    /// leaders that got their records and markers. A cached leader that was replaced since may lack those records.
     pub(in crate::kafka::fence) async fn learn_leaders(
         &self,
         topics: &[&str],
@@ -28,7 +28,7 @@ impl FencedProducer {
     ) -> Result<(), CallError> {
         let coordinator = self.coordinator.ok_or_else(|| CallError::NotSent("no coordinator".to_owned()))?;
         let connection = self.links.to(&self.context.cluster, coordinator).await?;
-        // A coordinator that took all of the time to finish the transactions is still asked.
+        // The coordinator is asked even if it used up the time to finish the transactions.
         let left = deadline.saturating_duration_since(Instant::now()).clamp(LEADERS_MIN, ANSWER_MAX);
         self.context.cluster.learn_leaders_from(&connection, topics, left).await
     }
@@ -56,7 +56,7 @@ impl FencedProducer {
                 let state = answer.transaction_states.first().map_or("", |state| state.transaction_state.as_str());
                 Ok(FINISHED_STATES.contains(&state))
             }
-            // It has forgotten an id that was not used for long.
+            // The id has expired: it was not used for a long time.
             Err(Refusal::Code { code: Code::TransactionalIdNotFound, .. }) => Ok(true),
             Err(Refusal::Code { code, .. }) => Err(not_now(0, code)),
             Err(Refusal::Late { why, .. }) => Err(not_now(0, why)),
@@ -83,7 +83,7 @@ impl FencedProducer {
                         (Code::ConcurrentTransactions.to_string(), pause_after(began.elapsed()))
                     }
                     Some(code) if outcome::is_passing(code) => {
-                        // Also the answer of a coordinator that could not replicate its decision in time: the decision may take effect.
+                        // A coordinator that could not replicate its decision in time answers so too: the decision may take effect.
                         if code != Code::CoordinatorLoadInProgress {
                             is_certain = false;
                             self.needs_new_epoch = true;
@@ -123,7 +123,7 @@ impl FencedProducer {
         let request = FindCoordinatorRequest::default()
             .with_key(StrBytes::from_string(self.context.transactional_id.clone()))
             .with_key_type(TRANSACTION_KEY);
-        // Another broker than last time: one that is cut off from the controllers names a former coordinator.
+        // Asks another broker than last time: a broker that is cut off from the controllers names a former coordinator.
         self.context.cluster.prefer_another();
         let answer = self.context.cluster.ask_any(&request, timeout).await;
         // This request changes nothing at the broker.

@@ -16,14 +16,14 @@ use crate::kafka::outcome;
 /// Why the marker of an earlier transaction could not be written.
 pub(in crate::kafka::fence) enum MarkerError {
     Fenced,
-    /// The broker does not offer this client to write markers.
+    /// The broker does not support the request, or the ACLs do not allow it.
     NotAllowed(String),
     NotNow(String),
 }
 
 impl FencedProducer {
-    /// Writes the marker of a transaction that the coordinator has finished without it. The marker carries the fence's own epoch: the
-    /// leader rejects it where a newer fence, or this one under a later epoch, has written since.
+    /// Writes the marker of a transaction that the coordinator has finished without it. The marker has the fence's current epoch, so the
+    /// leader rejects it if a newer fence, or this fence under a later epoch, has written since.
     pub(in crate::kafka::fence) async fn write_marker(
         &mut self,
         (topic, partition): &TopicPartition,

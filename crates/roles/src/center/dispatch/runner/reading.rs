@@ -117,7 +117,7 @@ impl Runner {
             let lost = line.window.take_again(wanted, arrivals, batch.next);
             self.bury_lost(number, wanted.partition, lost, "is no longer in the log");
         } else if line.window.joins_on(&wanted) {
-            // A saved retry time is judged here, where the message's own rule is known.
+            // Saved retry times are checked here, because only the record has the message's own retry rule.
             for Arrival { offset, body, .. } in &arrivals {
                 if let Some(record) = body
                     && line.window.has_saved_retry(wanted.partition, *offset)

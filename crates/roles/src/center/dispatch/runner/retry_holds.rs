@@ -1,8 +1,9 @@
-//! Retries that wait as holds of `_retry.<name>`: how many there are, and whether their due times can be right.
+//! Counts the retries that wait as holds of `_retry.<name>`, and corrects due times that are too late.
 //!
-//! A hold made while the clock was ahead is due too late by as much after the clock was corrected. The owner of the subscription checks the
-//! due times after each takeover and after each backward step of its clock. A hold that is due beyond all that its ladder or the endpoint
-//! can have asked for is moved to its step from now. A hold is never moved where the retry rule of its message cannot be read.
+//! If the clock was ahead when a hold was made, the hold is due too late after the clock is corrected. The owner of the subscription checks
+//! the due times after each takeover and after each backward step of its clock. The latest valid due time follows from the retry schedule
+//! and from the maximum `Retry-After` of an endpoint. A hold with a later due time is rescheduled: it waits the interval of its step from
+//! now. A hold is not rescheduled if its message, and so the message's own retry rule, cannot be read.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -20,17 +21,17 @@ use super::calling::later;
 use crate::center::dispatch::letters::{BroughtRetry, RETRY_PURPOSE};
 use crate::center::dispatch::line::LineRules;
 
-/// How often the retries that wait as holds are counted, and how soon a check that failed is repeated.
+/// The interval between two counts of the retries that wait as holds, and the pause after a failed check.
 const COUNT_EVERY: Duration = Duration::from_secs(15);
-/// Buckets so wide that a count is one number, or few.
+/// The width of a count's buckets: so wide that an answer has one bucket or a few.
 const ONE_BUCKET: Duration = Duration::from_secs(366 * 86_400);
-/// Holds that are checked and moved together.
+/// The maximum number of holds that one step checks and reschedules.
 const CHECKED_AT_ONCE: usize = 256;
-/// One read for the messages of such holds.
+/// The limits of one read of the messages of such holds.
 const READ: ReadLimits = ReadLimits { max_records: 256, max_bytes: 256 << 10, wait: Duration::ZERO };
 
 impl Runner {
-    /// Counts the retries that wait as holds, now and then: what is counted along drifts when holds are withdrawn.
+    /// Counts the retries that wait as holds every [`COUNT_EVERY`]. The incremental count between them drifts when holds are withdrawn.
     pub(super) fn count_retry_holds(&mut self) {
         if self.subscription.stored.spec.retries_in_place()
             || self.counted_at.is_some_and(|at| at.elapsed() < COUNT_EVERY)
@@ -55,7 +56,7 @@ impl Runner {
         }));
     }
 
-    /// Moves retries that are due too late because the clock was ahead when they were made.
+    /// Reschedules retries that are due too late because the clock was ahead when they were made.
     pub(super) fn check_retry_holds(&mut self) {
         if self.subscription.stored.spec.retries_in_place() || self.retry_check_at.is_none_or(|at| Instant::now() < at)
         {
@@ -75,10 +76,10 @@ impl Runner {
                     Ok(moved) => tracing::info!(
                         moved,
                         subscription = %name,
-                        "retries were due too late because the clock was ahead when they failed; they were rescheduled"
+                        "rescheduled retries that were due too late because the clock was ahead when they failed"
                     ),
                     Err(why) => {
-                        tracing::debug!(why, subscription = %name, "the due times of retries could not be checked");
+                        tracing::debug!(why, subscription = %name, "cannot check the due times of retries; trying again");
                         runner.retry_check_at = Some(Instant::now() + COUNT_EVERY);
                     }
                 }
@@ -99,7 +100,7 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    /// Answers with the number of holds that were moved.
+    /// Returns the number of holds that were rescheduled.
     async fn run(&self) -> Result<usize, String> {
         let mut moved = 0;
         for shard in 0..self.holds.shards() {
@@ -109,9 +110,9 @@ impl Check<'_> {
     }
 
     async fn check_shard(&self, shard: u32) -> Result<usize, String> {
-        // A hold that is due earlier cannot be late, whatever its rule.
+        // A hold that is due before this time is valid under every retry rule.
         let from = later(self.clock.now(), RETRY_AFTER_MAX);
-        // A count is cheap. A list of one topic reads past the holds of all others.
+        // A count is cheap. A list of one topic has to skip the holds of all other topics.
         if count(self.holds, shard, self.topic, Some(from)).await.map_err(|error| error.to_string())? == 0 {
             return Ok(0);
         }
@@ -121,7 +122,7 @@ impl Check<'_> {
                 HoldQuery { topic: Some(self.topic), from: Some(from), to: None, after, limit: CHECKED_AT_ONCE };
             let views = match self.holds.ask(shard, Ask::List(query)).await {
                 Ok(Told::Listed(views)) => views,
-                Ok(other) => return Err(format!("a list was answered with {other:?}")),
+                Ok(other) => return Err(format!("unexpected reply to a list request: {other:?}")),
                 Err(error) => return Err(error.to_string()),
             };
             moved += self.move_late(shard, &views).await?;
@@ -163,7 +164,7 @@ async fn count(holds: &dyn Holds, shard: u32, topic: TopicNumber, from: Option<T
     let query = CountQuery { topic: Some(topic), from, to: None, bucket: ONE_BUCKET };
     match holds.ask(shard, Ask::Count(query)).await? {
         Told::Counted(buckets) => Ok(buckets.iter().map(|(_, count)| count).sum()),
-        other => Err(HoldsError::Unavailable(format!("a count was answered with {other:?}"))),
+        other => Err(HoldsError::Unavailable(format!("unexpected reply to a count: {other:?}"))),
     }
 }
 

@@ -73,7 +73,7 @@ impl Runner {
         self.to_append.push(settlement);
     }
 
-    /// When the retry is due. The clock may have been set back since that was decided.
+    /// The due time of the retry, checked again: the clock may have been set back since the due time was chosen.
     fn judged_due(&self, settlement: &Settlement, now: Timestamp) -> Timestamp {
         let Settlement { out, kind, parcel, origin, due, .. } = settlement;
         match self.lines.get(&out.line) {

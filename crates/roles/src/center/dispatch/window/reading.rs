@@ -60,12 +60,12 @@ impl<B: Clone> Window<B> {
         self.partitions.get(&wanted.partition).is_some_and(|partition| wanted.from <= partition.read_to)
     }
 
-    /// Whether a retry time was saved for the message at this offset, and the message was not read again since.
+    /// Whether the message at this offset has a saved retry time and was not read again yet.
     pub fn has_saved_retry(&self, id: PartitionId, offset: u64) -> bool {
         self.partitions.get(&id).is_some_and(|partition| partition.saved_retry(offset).is_some())
     }
 
-    /// Changes the saved retry time of a message before it is taken in. `plan` gets the attempts made at it and the saved time.
+    /// Changes the saved retry time of a message before the window takes it in. `plan` gets the number of attempts and the saved time.
     pub fn replan_saved_retry(&mut self, id: PartitionId, offset: u64, plan: impl FnOnce(u32, Timestamp) -> Timestamp) {
         if let Some((attempts, until)) =
             self.partitions.get_mut(&id).and_then(|partition| partition.saved_retry_mut(offset))

@@ -66,8 +66,8 @@ impl Shard {
         Some(Write { epoch, expected, reset: false, changes: self.unsaved.seal(), applied, floor, now, synced: true })
     }
 
-    /// Nothing that is pending is due below this: it is in the window, on the wheel or on its way, set aside, or beyond the horizon. Stores drop
-    /// what is below, so this looks at every hold of the window instead of trusting the wheel.
+    /// A lower bound of the due times of all pending holds: in the window, on the wheel, on their way, set aside, or beyond the horizon.
+    /// Stores drop everything below it, so this function looks at every hold of the window instead of relying on the wheel.
     fn floor(&self) -> Timestamp {
         let earliest = self.window.earliest().into_iter().chain(self.aside.earliest());
         earliest.chain([self.window.horizon().due]).min().unwrap_or(self.window.horizon().due)
@@ -172,7 +172,7 @@ impl Shard {
         self.fill_with(near, horizon);
     }
 
-    /// Whether the window takes a hold from the store: not where memory knows a newer state of it, or it is set aside.
+    /// Whether the window takes a hold from the store. It does not if memory has a newer state of the hold, or the hold is set aside.
     fn is_new_to_window(&self, id: &HoldId) -> bool {
         self.unsaved.get(id).is_none() && self.aside.get(id).is_none()
     }

@@ -1,8 +1,8 @@
-//! Holds that are due and whose topic or partition takes nothing now: they are set aside, tried again after a pause, and where there are many,
-//! read from the store again.
+//! Sets due holds aside if their topic or partition cannot accept messages now, retries them after a pause, and reads those that do not
+//! fit into memory from the store again.
 //!
-//! Of everything pending up to the window's horizon, only these can be outside of memory. So whatever a page of the store has up to there that
-//! memory does not know is one of them.
+//! All other pending holds that are due up to the window's horizon are in memory. So a hold in a page of the store that is due up to there
+//! and is not in memory is one that was set aside.
 
 use std::sync::Arc;
 
@@ -14,17 +14,17 @@ use super::super::window::place_of;
 use super::commands::Waiting;
 use super::{Decision, Effect, Judged, Shard, Token, after};
 
-/// Holds that were set aside get this part of a commit, so that the others have the rest of it.
+/// Holds that were set aside get at most 1/4 of a commit. The rest is for other holds.
 pub(super) const COMMIT_PART: usize = 4;
-/// What is set aside in memory has this part of the bytes of the window, beside it.
+/// Holds that are set aside may take this much memory in addition to the window: 1/4 of the window's bytes.
 pub(super) const WINDOW_PART: usize = 4;
 
 impl Shard {
-    /// A message whose topic takes nothing at this moment: it is tried again soon, and the others do not wait for it.
+    /// Postpones a message whose topic cannot accept messages now. It is retried soon, and other messages do not wait for it.
     pub(super) fn postpone(&mut self, decision: &Decision, waiting: Option<Waiting>, effects: &mut Vec<Effect>) {
         self.deciding.remove(decision.id());
         let now = self.clock.now();
-        // One that is not due yet was fired by a command. It is where it was.
+        // A hold that is not due yet was fired by a command. It stays in the window.
         if let Decision::Fire(hold) = decision
             && hold.due <= now
             && self.window.get(&hold.id).is_some_and(|known| known.version == hold.version)
@@ -34,19 +34,19 @@ impl Shard {
             self.aside.put(Arc::clone(hold), after(now, RETRY_AFTER), is_stored);
         }
         if let Some(waiting) = waiting {
-            let why = "the topic takes nothing at this moment; this passes".to_owned();
+            let why = "the topic or partition cannot accept messages now; try again".to_owned();
             self.answer(waiting, Err(HoldsError::Unavailable(why)), effects);
         }
     }
 
-    /// Those in memory whose pause is over are due again.
+    /// Puts holds in memory back into the window when their pause is over.
     pub(super) fn retry_aside(&mut self, now: Timestamp) {
         for hold in self.aside.take_due(now, (self.settings.commit_holds / COMMIT_PART).max(1)) {
             self.window.insert(hold);
         }
     }
 
-    /// Asks the store for the next page of those that only it has.
+    /// Asks the store for the next page of holds that are not in memory.
     pub(super) fn scan_aside(&mut self, effects: &mut Vec<Effect>) {
         if self.scanning.is_some() || self.under_way.is_some() || self.has_fallen {
             return;
@@ -61,7 +61,7 @@ impl Shard {
         effects.push(Effect::Due { token, after: Some(stretch.after), until });
     }
 
-    /// The store answered, if the call was for that.
+    /// Processes the store's reply to [`Self::scan_aside`]. Returns false if the reply belongs to another call.
     pub(super) fn scanned(&mut self, token: Token, found: &Result<At<Vec<Arc<Hold>>>, TimersError>) -> bool {
         let Some((_, saves)) = self.scanning.take_if(|(asked, _)| *asked == token) else { return false };
         let again_at = after(self.clock.now(), RETRY_AFTER);
@@ -79,12 +79,12 @@ impl Shard {
         true
     }
 
-    /// The holds of a page are due again, as many as may be set aside in memory.
+    /// Puts holds of a page into the window, as many as may be set aside in memory.
     fn take_page_aside(&mut self, page: &[Arc<Hold>], again_at: Timestamp) {
         let (mut tried, mut bytes, mut next) = (Vec::new(), 0, None);
         for hold in page {
             let place = place_of(hold);
-            // Beyond the horizon the window reads them by itself.
+            // The window itself reads the holds beyond its horizon.
             if place > *self.window.horizon() {
                 next = None;
                 break;
