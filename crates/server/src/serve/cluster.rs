@@ -193,7 +193,7 @@ fn cannot_join(error: &JoinError) -> Failure {
             failure.with_hint("coordination.clock_skew says how far apart they may be, the same in every process")
         }
         JoinError::OtherKey(_) => failure.with_hint(
-            "to change the key, stop every node, then start them with the new one: docs/operating/cluster.md",
+            "to change the key node by node, set `internal_key_previous`: docs/operating/cluster.md describes the rounds",
         ),
         JoinError::Coordination(_) => failure.with_hint("is etcd running, and has no other process this one's `name`?"),
     }
