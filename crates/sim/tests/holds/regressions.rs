@@ -180,3 +180,33 @@ fn holds_of_a_topic_that_takes_nothing_left_no_room_for_others() {
     scene.wait(0, MINUTE);
     assert_eq!(scene.world.truth.fired, others.len() as u64 + MANY - 1);
 }
+
+#[test]
+fn a_hold_that_was_set_aside_was_forgotten_when_a_command_on_it_failed_while_its_page_was_read() {
+    const MANY: u64 = 12;
+    for commanded in 0..MANY {
+        let settings =
+            HoldsSettings { window_bytes: 2_000, checkpoint_interval: Duration::from_millis(100), ..quiet() };
+        let mut scene = Scene::new(settings);
+        scene.world.closed.insert(TopicNumber(1));
+        for each in 0..MANY {
+            scene.append(&scene.hold(&format!("closed{each}"), 1_000 + each as i64));
+        }
+        (0..20).for_each(|_| scene.wait(0, 250));
+        // The owner asks the store for a page of the holds that it has set aside, and then a commit decides about one of them.
+        scene.pass(250);
+        scene.tick(0);
+        scene.run_but(0, &["due"]);
+        assert!(scene.waits_for(0, "due"));
+        scene.ask(0, Ask::Fire { id: scene.hold(&format!("closed{commanded}"), 0).id });
+        scene.run_but(0, &["due", "commit"]);
+        assert!(scene.waits_for(0, "due") && scene.waits_for(0, "commit"));
+        scene.answer(0, "due", CommitFault::None);
+        scene.deliver(0, "due");
+        // The topic takes nothing when the commit is written, and everything afterwards.
+        scene.answer(0, "commit", CommitFault::None);
+        scene.world.closed.clear();
+        (0..40).for_each(|_| scene.wait(0, 250));
+        assert_eq!(scene.world.truth.fired, MANY, "after a command on the hold {commanded}");
+    }
+}

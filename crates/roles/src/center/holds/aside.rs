@@ -75,8 +75,11 @@ impl Aside {
         self.remove(&hold.id);
         self.is_blocked = true;
         if is_stored && self.bytes + hold.size() > self.bytes_max {
+            // New holds do not delay the next page, or a stream of them would delay it forever.
+            if self.scan_at().is_none() || self.tried.iter().any(|(id, _)| *id == hold.id) {
+                self.scan_at = self.scan_at.max(until);
+            }
             self.leave(&hold);
-            self.scan_at = self.scan_at.max(until);
             return;
         }
         self.bytes += hold.size();
@@ -215,5 +218,16 @@ mod tests {
         aside.put(Arc::clone(&holds[1]), at(65), true);
         assert!(aside.next_page(at(60), at(70), |_, _| false).is_none());
         assert_eq!(aside.next_page(at(65), at(70), |_, _| false).unwrap().upto, place_of(&holds[1]));
+    }
+
+    #[test]
+    fn new_holds_do_not_delay_the_next_page() {
+        let mut aside = Aside::new(at(10), 0);
+        aside.put(hold("a", 1), at(20), true);
+        for ms in 11..20 {
+            aside.put(hold("b", 2 + ms), at(ms + 10), true);
+        }
+        assert_eq!(aside.scan_at(), Some(at(20)));
+        assert!(aside.next_page(at(20), at(30), |_, _| false).is_some());
     }
 }

@@ -173,7 +173,7 @@ impl Shard {
     }
 
     /// Whether the window takes a hold from the store. It does not if memory has a newer state of the hold, or the hold is set aside.
-    fn is_new_to_window(&self, id: &HoldId) -> bool {
+    pub(super) fn is_new_to_window(&self, id: &HoldId) -> bool {
         self.unsaved.get(id).is_none() && self.aside.get(id).is_none()
     }
 

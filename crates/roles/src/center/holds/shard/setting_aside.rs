@@ -79,6 +79,11 @@ impl Shard {
         true
     }
 
+    /// Whether only the store has the hold. This does not ask for commits under way: if one leaves the hold out, the window must have it.
+    fn is_only_stored(&self, id: &HoldId) -> bool {
+        self.is_new_to_window(id) && self.window.get(id).is_none()
+    }
+
     /// Puts holds of a page into the window, as many as may be set aside in memory.
     fn take_page_aside(&mut self, page: &[Arc<Hold>], again_at: Timestamp) {
         let (mut tried, mut bytes, mut next) = (Vec::new(), 0, None);
@@ -90,7 +95,7 @@ impl Shard {
                 break;
             }
             next = Some(place);
-            if self.resolve(&hold.id).is_none() {
+            if self.is_only_stored(&hold.id) {
                 bytes += hold.size();
                 tried.push((hold.id.clone(), hold.version));
                 self.window.insert(Arc::clone(hold));
