@@ -361,6 +361,7 @@ impl FencedProducer {
         let empty = async {
             self.add_partitions(std::slice::from_ref(place), outcome, deadline).await?;
             self.end_open(deadline).await?;
+            self.demand_new_epoch();
             Ok(ClosedBy::EmptyTransaction)
         };
         // The index of the error is not that of an entry of the waiting commit.

@@ -144,6 +144,8 @@ struct Transactions {
     /// The partition in which the first transaction is open; `None`: in all.
     only_open_in: Option<i32>,
     produced: usize,
+    /// How often the coordinator answers a commit with an order to abort.
+    abortable_commits: usize,
 }
 
 impl Transactions {
@@ -233,9 +235,16 @@ impl Respond for LateMarker {
         Some(ProduceResponse::default().with_responses(topics.collect()))
     }
 
-    fn end_txn(&self, _: EndTxnRequest) -> Option<EndTxnResponse> {
-        self.get(|transactions| transactions.ended += 1);
-        Some(EndTxnResponse::default())
+    fn end_txn(&self, request: EndTxnRequest) -> Option<EndTxnResponse> {
+        let code = self.get(|transactions| {
+            if request.committed && transactions.abortable_commits > 0 {
+                transactions.abortable_commits -= 1;
+                return Code::TransactionAbortable.code();
+            }
+            transactions.ended += 1;
+            0
+        });
+        Some(EndTxnResponse::default().with_error_code(code))
     }
 
     fn describe_producers(&self, _: i32, request: DescribeProducersRequest) -> Option<DescribeProducersResponse> {
@@ -449,6 +458,21 @@ async fn a_transaction_whose_beginning_may_arrive_again_is_ended_before_records_
         assert_eq!(transactions.begun_epochs, [0, 0, 1], "the records are written under a new epoch");
         assert_eq!((transactions.produced, transactions.ended), (1, 2), "the empty transaction and the commit");
     });
+}
+
+#[tokio::test]
+async fn a_transaction_after_an_aborted_one_has_a_new_epoch() {
+    let brokers = LateMarker::after_reports(0);
+    brokers.get(|transactions| transactions.abortable_commits = 1);
+    let stub = StubCluster::start_with(1, brokers.clone()).await;
+    let context = context(&stub, 4);
+    context.cluster.refresh(TOPIC).await;
+    let fence = FenceHandle::open(context).await.unwrap();
+    let outcome = fence.commit(vec![entry(0)]).await;
+    assert!(matches!(outcome, CommitOutcome::NotNow(_)), "{outcome:?}");
+    assert!(matches!(fence.commit(vec![entry(0)]).await, CommitOutcome::Done(_)));
+    // Kafka can repeat the marker of the abort, which arrives while the second transaction is open.
+    assert_eq!(brokers.get(|transactions| transactions.begun_epochs.clone()), [0, 1]);
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 //! It uses version 1 of the transaction protocol, in which the client adds partitions itself: with version 2 a broker
 //! waits `add.partitions.to.txn.retry.backoff.ms` (20 ms) between two transactions of one id. Version 2 adds an epoch per transaction.
 //! This client gets the same safety in another way: **after any request that was not answered the fence takes a new epoch** before
-//! its next transaction, so that a request which arrives late has a stale epoch and is rejected.
+//! its next transaction, so that a request which arrives late has a stale epoch and is rejected. It also takes one after every abort.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -154,6 +154,11 @@ impl FencedProducer {
     /// Whether a request of this epoch may arrive late.
     pub(super) fn needs_new_epoch(&self) -> bool {
         self.needs_new_epoch
+    }
+
+    /// Takes a new epoch before the next transaction.
+    pub(super) fn demand_new_epoch(&mut self) {
+        self.needs_new_epoch = true;
     }
 
     /// Takes a new epoch if a transaction was begun under the current one. The leaders then reject markers of that transaction that
@@ -474,6 +479,8 @@ impl FencedProducer {
             .with_committed(outcome == TransactionOutcome::Committed);
         self.coordinate(&request, |answer| answer.error_code, deadline).await?;
         self.open = None;
+        // After a lost connection a coordinator sends its markers again. A second copy of this one would abort the next transaction.
+        self.needs_new_epoch |= outcome == TransactionOutcome::Aborted;
         Ok(())
     }
 
