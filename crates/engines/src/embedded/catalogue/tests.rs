@@ -109,6 +109,23 @@ async fn a_change_that_was_cut_off_between_its_renames_is_there() {
 }
 
 #[tokio::test]
+async fn a_file_that_the_disk_cannot_read_is_replaced_by_the_version_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let catalogue = open(&folder).unwrap();
+    let first = catalogue.put("k", b"1".to_vec(), None).await.unwrap();
+    catalogue.put("k", b"2".to_vec(), Some(first)).await.unwrap();
+    drop(catalogue);
+    let disk = UnsyncedDisk::with_open(|path| match path.ends_with(FILE) {
+        true => Err(rustix::io::Errno::IO.into()),
+        false => Ok(()),
+    });
+    let data = Arc::new(DataFolder::open(Arc::new(disk), folder.path()).unwrap());
+    let catalogue = FileCatalogue::open(data).unwrap();
+    assert_eq!(catalogue.get("k").await.unwrap().unwrap().value, b"1");
+    assert_eq!(catalogue.finding().unwrap().kind, "catalogue_damaged");
+}
+
+#[tokio::test]
 async fn a_failed_write_is_one_event_until_a_write_succeeds() {
     let folder = tempfile::tempdir().unwrap();
     let events = Arc::<Mutex<Vec<Event>>>::default();
