@@ -29,7 +29,7 @@ pub(crate) enum FolderError {
     #[error("{path}: {source}", path = path.display())]
     Io { path: PathBuf, source: io::Error },
     #[error("{file}: {reason}", file = file.display())]
-    Damaged { file: PathBuf, reason: &'static str },
+    Damaged { file: PathBuf, reason: String },
     #[error(
         "{file} has the version {version} of the store format, and this Whimbrel reads version {supported}. Start the Whimbrel that wrote \
          it, or a newer one",
@@ -72,7 +72,7 @@ pub(crate) fn inspect(folder: &Path) -> Result<FolderState, FolderError> {
         Some([]) | None => "the file is missing or empty, although the store has entries",
         Some(_) => "it is not the version of a store format",
     };
-    Err(FolderError::Damaged { file, reason })
+    Err(FolderError::Damaged { file, reason: reason.to_owned() })
 }
 
 /// Removes a folder whose creation was interrupted: the LSM cannot open it.

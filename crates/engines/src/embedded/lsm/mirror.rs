@@ -202,7 +202,7 @@ impl Mirror {
         let closed = &mut self.copies[side];
         let mut damage = failure.damage(&closed.path);
         // The LSM does not tell which file is damaged.
-        if damage.is_damage
+        if damage.is_damage()
             && let Some(table) = closed.db.as_ref().and_then(CopyDb::damaged_table)
         {
             damage = table;
@@ -273,7 +273,7 @@ impl Mirror {
     fn prefer_newer(&mut self) {
         let Some(sound) = self.copies.iter().position(|side| side.db.is_some()) else { return };
         let other = 1 - sound;
-        let is_damaged = self.copies[other].problem.as_ref().is_some_and(|problem| problem.is_damage);
+        let is_damaged = self.copies[other].problem.as_ref().is_some_and(|problem| problem.is_damage());
         let has = self.copies[sound].db.as_ref().map_or(0, |db| db.state().seq);
         if !is_damaged || self.copies[other].db.is_some() {
             return;
@@ -310,7 +310,7 @@ impl Mirror {
 
     /// Opens copies whose journals are damaged, without the batches behind the damage.
     fn salvage(&mut self) {
-        let is_damaged = |side: &Side| side.problem.as_ref().is_some_and(|problem| problem.is_damage);
+        let is_damaged = |side: &Side| side.problem.as_ref().is_some_and(|problem| problem.is_damage());
         if !self.copies.iter().all(|side| is_damaged(side) || !side.path.is_dir()) {
             return;
         }

@@ -1,11 +1,14 @@
 //! Reports incidents of a store: events, `/readyz`, metrics. One event begins an incident and one ends it.
 
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use whimbrel_model::{Event, EventSink, StoreHealth};
 
-use super::journal::JournalDamage;
+use super::fault::FaultKind;
+use super::folder::FolderError;
+use super::journal::{JournalDamage, JournalError};
 
 /// The destination of the reports of all stores. Clones share it.
 #[derive(Clone)]
@@ -21,35 +24,72 @@ impl Default for StoreReports {
     }
 }
 
-/// Why a store was set aside or rebuilt.
+/// Why a store or a copy cannot be used, was set aside or rebuilt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Damage {
     pub file: String,
     pub position: Option<u64>,
     pub reason: String,
-    /// Whether bytes on disk are wrong; otherwise the disk or the LSM failed.
-    pub is_damage: bool,
+    pub kind: FaultKind,
 }
 
 impl From<JournalDamage> for Damage {
     fn from(damage: JournalDamage) -> Self {
-        let file = damage.file.display().to_string();
-        Self { file, position: Some(damage.position), reason: damage.reason.to_owned(), is_damage: true }
+        let place = Self::of_file(&damage.file, damage.reason);
+        Self { position: Some(damage.position), ..place }
+    }
+}
+
+impl From<JournalError> for Damage {
+    fn from(error: JournalError) -> Self {
+        match error {
+            JournalError::Damaged(damage) => damage.into(),
+            JournalError::Io { path, source } => Self::of_io(&path, &source),
+        }
+    }
+}
+
+impl From<FolderError> for Damage {
+    fn from(error: FolderError) -> Self {
+        match error {
+            FolderError::Damaged { file, reason } => Self::of_file(&file, reason),
+            FolderError::Io { path, source } => Self::of_io(&path, &source),
+            FolderError::Newer { ref file, .. } => Self::of_file(file, error.to_string()).of_kind(FaultKind::Passing),
+        }
     }
 }
 
 impl Damage {
     pub fn of_file(file: &Path, reason: impl Into<String>) -> Self {
-        Self { file: file.display().to_string(), position: None, reason: reason.into(), is_damage: true }
+        let file = file.display().to_string();
+        Self { file, position: None, reason: reason.into(), kind: FaultKind::Damage }
     }
 
     pub fn of_folder(folder: &Path, reason: impl Into<String>) -> Self {
-        Self { file: folder.display().to_string(), position: None, reason: reason.into(), is_damage: true }
+        Self::of_file(folder, reason)
     }
 
-    /// The same problem, where the bytes on disk are not known to be wrong.
-    pub fn not_damaged(self) -> Self {
-        Self { is_damage: false, ..self }
+    /// An error of the LSM that has this folder.
+    pub fn of_lsm(folder: &Path, error: &fjall::Error) -> Self {
+        Self::of_folder(folder, error.to_string()).of_kind(FaultKind::of(error))
+    }
+
+    /// An error of the disk, which does not show that bytes are wrong.
+    pub fn of_io(path: &Path, error: &io::Error) -> Self {
+        let kind = match FaultKind::of_io(error) {
+            FaultKind::Damage => FaultKind::Passing,
+            kind => kind,
+        };
+        Self::of_file(path, error.to_string()).of_kind(kind)
+    }
+
+    pub fn of_kind(self, kind: FaultKind) -> Self {
+        Self { kind, ..self }
+    }
+
+    /// Whether bytes on disk are wrong; otherwise the disk or the LSM failed.
+    pub fn is_damage(&self) -> bool {
+        self.kind == FaultKind::Damage
     }
 
     fn place(&self) -> String {

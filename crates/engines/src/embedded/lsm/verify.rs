@@ -80,7 +80,7 @@ fn verify_once(folder: &Path, on_read: OnRead<'_>) -> StoreCheck {
         // The server creates it again.
         Ok(FolderState::Absent | FolderState::Unfinished) => return StoreCheck::Sound { files: 0 },
         Err(FolderError::Damaged { file, reason }) => {
-            return StoreCheck::Damaged { file, position: 0, reason: reason.to_owned() };
+            return StoreCheck::Damaged { file, position: 0, reason };
         }
         Err(error) => return StoreCheck::NotChecked { reason: error.to_string() },
     }

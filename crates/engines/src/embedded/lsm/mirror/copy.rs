@@ -73,23 +73,12 @@ impl From<std::io::Error> for CopyFailure {
 
 impl CopyFailure {
     pub fn damage(self, path: &Path) -> Damage {
-        let is_damage = match &self {
-            Self::Lsm(error) => FaultKind::of(error) == FaultKind::Damage,
-            Self::Journal(JournalError::Damaged(_)) | Self::Folder(FolderError::Damaged { .. }) | Self::Panic(_) => {
-                true
-            }
-            Self::Journal(JournalError::Io { .. }) | Self::Folder(_) | Self::Io(_) => false,
-        };
         match self {
-            Self::Journal(JournalError::Damaged(damage)) => damage.into(),
-            Self::Folder(FolderError::Damaged { file, reason }) => Damage::of_file(&file, reason),
-            Self::Folder(FolderError::Io { path, source }) | Self::Journal(JournalError::Io { path, source }) => {
-                Damage { is_damage, ..Damage::of_file(&path, source.to_string()) }
-            }
-            Self::Folder(error) => Damage { is_damage, ..Damage::of_folder(path, error.to_string()) },
-            Self::Lsm(error) => Damage { is_damage, ..Damage::of_folder(path, error.to_string()) },
-            Self::Io(error) => Damage { is_damage, ..Damage::of_folder(path, error.to_string()) },
-            Self::Panic(reason) => Damage { is_damage, ..Damage::of_folder(path, reason) },
+            Self::Lsm(error) => Damage::of_lsm(path, &error),
+            Self::Folder(error) => error.into(),
+            Self::Journal(error) => error.into(),
+            Self::Io(error) => Damage::of_io(path, &error),
+            Self::Panic(reason) => Damage::of_folder(path, reason),
         }
     }
 }
