@@ -13,7 +13,7 @@ const VERSION_FILE: &str = "version";
 /// The contents of the file, as fjall 3 writes them: a name and the number of the format.
 const VERSION: [u8; 4] = *b"FJL\x03";
 /// The folder of the keyspaces. The LSM creates the first keyspace after `version`.
-const KEYSPACES: &str = "keyspaces";
+pub(super) const KEYSPACES: &str = "keyspaces";
 
 /// A folder that can be opened, or created again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,6 +7,7 @@ use fjall::{AbstractTree as _, Keyspace, PersistMode};
 use super::super::fault::FaultKind;
 use super::super::folder::{self, FolderError};
 use super::super::journal;
+use super::super::manifest;
 use super::super::report::Damage;
 use super::super::verify;
 use super::{LsmStore, caught, close};
@@ -51,6 +52,7 @@ pub(super) fn open_checked<T: LsmStore>(
     let damaged = |reason: String| OpenFailure::Damaged(Damage::of_folder(path, reason));
     folder::prepare(path)?;
     let checked = journal::repair(path).map_err(Damage::from)?;
+    manifest::check(path, checked.last_seqno.is_some())?;
     let opened = caught(|| {
         let store = open(path)?;
         let keyspaces = store.keyspaces();

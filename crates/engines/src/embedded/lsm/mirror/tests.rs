@@ -136,6 +136,47 @@ fn a_copy_that_fails_is_rebuilt_while_the_other_one_serves() {
 }
 
 #[test]
+fn a_copy_with_a_flipped_bit_in_a_manifest_is_rebuilt_from_the_other_one() {
+    for side in 0..2 {
+        let scene = Scene::new();
+        let mut mirror = scene.open();
+        mirror.flush().unwrap();
+        drop(mirror);
+        let manifest = manifest_with_table(&scene.copies()[side].join("keyspaces/1"));
+        // The number of runs in the last level.
+        let runs = std::fs::read(&manifest).unwrap().windows(5).position(|bytes| bytes == [1, 1, 0, 0, 0]).unwrap();
+        flip(&manifest, runs);
+        assert_eq!(count(&mut scene.open()), COUNT);
+        assert_eq!(scene.seen.kinds(), ["store_copy_rebuilt"]);
+        assert_eq!(scene.seen.field("store_copy_rebuilt", "file"), Some(manifest.display().to_string()));
+        scene.assert_whole();
+    }
+}
+
+#[test]
+fn two_copies_with_damaged_manifests_are_kept_and_the_loss_is_reported() {
+    let scene = Scene::new();
+    let mut mirror = scene.open();
+    mirror.flush().unwrap();
+    drop(mirror);
+    for copy in scene.copies() {
+        flip(&manifest_with_table(&copy.join("keyspaces/1")), 1);
+    }
+    assert_eq!(count(&mut scene.open()), 0);
+    assert!(scene.seen.kinds().contains(&"store_data_lost"), "{:?}", scene.seen.kinds());
+    for copy in scene.copies() {
+        let kept = PathBuf::from(format!("{}.damaged", copy.display()));
+        assert_eq!(std::fs::read_dir(kept.join("keyspaces/1/tables")).unwrap().count(), 1, "the tables are kept");
+    }
+}
+
+/// The newest manifest of a keyspace.
+fn manifest_with_table(keyspace: &Path) -> PathBuf {
+    let files = std::fs::read_dir(keyspace).unwrap().map(|file| file.unwrap().path());
+    files.filter(|file| file.file_name().unwrap().to_string_lossy().starts_with('v')).max().unwrap()
+}
+
+#[test]
 fn after_both_copies_failed_both_are_written_again() {
     let scene = Scene::new();
     let mut mirror = scene.open();
