@@ -228,6 +228,21 @@ fn holds_fire_although_every_table_of_their_store_has_a_flipped_bit() {
 }
 
 #[test]
+fn holds_fire_although_the_disk_cannot_read_their_store_at_the_start() {
+    let disk = FaultyDisk::new();
+    let server = disk.start(&QUICK);
+    let held = hold_many(&server.client(), "later", "4s", (0..MANY).map(|number| format!("h-{number}")));
+    server.kill();
+    // A bad sector in the journal. The file of that name in the rebuilt store is another one, which is not read.
+    disk.inject(&["read /holds/0.jnl EIO".to_owned()]);
+    let server = disk.start(&QUICK);
+    let client = server.client();
+    assert_each_once(&wait_for_all(&client, "later", &held));
+    eventually("the rebuild is reported", || has_event(&client, "store_rebuilt", "holds"));
+    eventually("the server is ready", || readyz(&server).0);
+}
+
+#[test]
 fn the_server_starts_with_damaged_journals_and_reports_file_and_position() {
     let disk = FaultyDisk::new();
     let server = disk.start(&QUICK);

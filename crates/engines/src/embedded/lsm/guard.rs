@@ -98,6 +98,8 @@ struct State<T> {
     /// Consecutive failures, and how many of them were device errors.
     failures: u32,
     device_failures: u32,
+    /// Whether the store was set aside since it was open: its files are new.
+    is_new: bool,
     /// The pause before the next attempt to open the store. It grows until the store is healthy.
     pause: Duration,
     /// Whether a thread is opening the store.
@@ -129,6 +131,7 @@ impl<T: LsmStore> StoreGuard<T> {
             reason: String::new(),
             failures: 0,
             device_failures: 0,
+            is_new: false,
             pause: REOPEN_PAUSE_MIN,
             is_reopening: false,
             is_closed: false,
@@ -146,8 +149,9 @@ impl<T: LsmStore> StoreGuard<T> {
             Ok(opened) => shared.install(opened),
             Err(OpenFailure::Passing(problem)) if path.is_dir() => {
                 shared.report.failed(Path::new(&problem.file), &problem.reason);
+                let damage = shared.count_unreadable(&problem);
                 shared.state().reason = problem.reason;
-                shared.reopen_apart(Incident { failed: None, damage: None, is_verified: false });
+                shared.reopen_apart(Incident { failed: None, damage, is_verified: false });
             }
             Err(OpenFailure::Refused(reason)) => return Err(format!("cannot open the store `{store}`: {reason}")),
             Err(OpenFailure::Passing(problem) | OpenFailure::Damaged(problem)) => {
@@ -211,8 +215,20 @@ impl<T: LsmStore> Shared<T> {
         state.is_reopening = false;
         if !state.is_closed {
             state.opened_at = Instant::now();
+            state.is_new = false;
             state.store = Some(store);
         }
+    }
+
+    /// Counts consecutive device errors while the store is opened. Returns the reason to set it aside when they are too many: bytes that the
+    /// disk cannot read do not come back, and the log has them. Files that are new are not set aside again.
+    fn count_unreadable(&self, problem: &Damage) -> Option<Damage> {
+        let mut state = self.state();
+        if problem.kind != FaultKind::Device || state.is_new {
+            return None;
+        }
+        state.device_failures += 1;
+        (state.device_failures >= DEVICE_FAILURES_MAX).then(|| problem.clone())
     }
 
     fn fail(self: &Arc<Self>, store: Arc<T>, kind: FaultKind, reason: String) {
@@ -309,6 +325,7 @@ impl<T: LsmStore> Shared<T> {
                 Err(panic) => Damage::of_folder(&self.path, panic).of_kind(FaultKind::Passing),
             };
             self.report.still_failed(&problem.reason);
+            damage = damage.or_else(|| self.count_unreadable(&problem));
             self.state().reason = problem.reason;
         }
     }
@@ -339,6 +356,10 @@ impl<T: LsmStore> Shared<T> {
         match std::fs::rename(&self.path, &kept_as) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
+        }
+        {
+            let mut state = self.state();
+            (state.is_new, state.device_failures) = (true, 0);
         }
         self.report.set_aside(damage, &kept_as);
         Ok(())
