@@ -147,7 +147,7 @@ impl<T: LsmStore> StoreGuard<T> {
         });
         match shared.open_or_set_aside(false) {
             Ok(opened) => shared.install(opened),
-            Err(OpenFailure::Passing(problem)) if path.is_dir() => {
+            Err(OpenFailure::Passing(problem)) if problem.is_of_disk() || path.is_dir() => {
                 shared.report.failed(Path::new(&problem.file), &problem.reason);
                 let damage = shared.count_unreadable(&problem);
                 shared.state().reason = problem.reason;

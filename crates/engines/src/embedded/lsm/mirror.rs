@@ -100,7 +100,8 @@ impl Mirror {
         mirror.refuse_newer()?;
         mirror.copies.iter().for_each(|side| verify::remove_copy(&side.path));
         mirror.open_copies();
-        if mirror.is_closed() && mirror.copies.iter().all(|side| !side.path.is_dir()) {
+        let may_open_later = |side: &Side| side.path.is_dir() || side.problem.as_ref().is_some_and(Damage::is_of_disk);
+        if mirror.is_closed() && !mirror.copies.iter().any(may_open_later) {
             return Err(MirrorFault(format!("cannot open the store `{}`: {}", settings.store, mirror.reason())));
         }
         Ok(mirror)

@@ -92,6 +92,11 @@ impl Damage {
         self.kind == FaultKind::Damage
     }
 
+    /// Whether the disk is full or reports errors: the process starts without the store and opens it later.
+    pub fn is_of_disk(&self) -> bool {
+        matches!(self.kind, FaultKind::Full | FaultKind::Device)
+    }
+
     fn place(&self) -> String {
         match self.position {
             Some(position) => format!("{} at byte {position}", self.file),

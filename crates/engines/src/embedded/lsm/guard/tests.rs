@@ -347,3 +347,22 @@ fn a_disk_that_fails_for_long_sets_a_store_aside_once() {
     assert_eq!(scene.seen.kinds(), ["store_failed", "store_rebuilt", "store_recovered"]);
     assert!(scene.folder.path().join("holds.damaged/0.jnl").exists(), "the first files are kept");
 }
+
+#[test]
+fn a_store_that_cannot_be_created_on_a_full_disk_is_created_later() {
+    for errno in [rustix::io::Errno::NOSPC, rustix::io::Errno::DQUOT, rustix::io::Errno::IO] {
+        let scene = Scene::new();
+        let failures = AtomicU32::new(2);
+        let open = move |path: &Path| {
+            let is_failing =
+                failures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok();
+            if is_failing { Err(fjall::Error::Io(errno.into())) } else { open_rows(path) }
+        };
+        let guard = StoreGuard::open("holds", &scene.path(), scene.seen.reports(), open, |_| {}).unwrap();
+        wait_until_open(&guard.handle());
+        assert_eq!(scene.seen.kinds(), ["store_failed", "store_recovered"]);
+    }
+    let scene = Scene::new();
+    let open = |_: &Path| Err::<Rows, _>(fjall::Error::Io(rustix::io::Errno::ACCESS.into()));
+    assert!(StoreGuard::open("holds", &scene.path(), scene.seen.reports(), open, |_| {}).is_err());
+}
