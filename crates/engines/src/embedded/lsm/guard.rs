@@ -15,6 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fjall::{Database, Keyspace};
+use whimbrel_storage::disk::{Disk as _, RealDisk};
 
 use super::fault::{Fault, FaultKind, StoreError};
 use super::report::{Damage, StoreReport, StoreReports};
@@ -36,6 +37,9 @@ const HEALTHY_AFTER: Duration = Duration::from_secs(60);
 const USERS_POLL: Duration = Duration::from_millis(5);
 /// The suffix of the folder in which a damaged store is kept. A later one replaces it.
 const SET_ASIDE: &str = "damaged";
+/// Bytes that must be free, besides those of the rebuilt store, while the files of a damaged store are kept: twice the default of
+/// `log.disk_reserve_bytes`.
+const KEPT_FREE_BYTES: u64 = 256 << 20;
 
 /// An LSM with its keyspaces.
 pub(crate) trait LsmStore: Send + Sync + 'static {
@@ -112,6 +116,8 @@ struct Incident<T> {
     /// The store that failed. Others may still use it.
     failed: Option<Arc<T>>,
     damage: Option<Damage>,
+    /// Whether the disk was full.
+    is_full: bool,
     /// Whether all tables are read first.
     is_verified: bool,
 }
@@ -150,8 +156,9 @@ impl<T: LsmStore> StoreGuard<T> {
             Err(OpenFailure::Passing(problem)) if problem.is_of_disk() || path.is_dir() => {
                 shared.report.failed(Path::new(&problem.file), &problem.reason);
                 let damage = shared.count_unreadable(&problem);
+                let is_full = problem.kind == FaultKind::Full;
                 shared.state().reason = problem.reason;
-                shared.reopen_apart(Incident { failed: None, damage, is_verified: false });
+                shared.reopen_apart(Incident { failed: None, damage, is_full, is_verified: false });
             }
             Err(OpenFailure::Refused(reason)) => return Err(format!("cannot open the store `{store}`: {reason}")),
             Err(OpenFailure::Passing(problem) | OpenFailure::Damaged(problem)) => {
@@ -180,7 +187,7 @@ impl<T: LsmStore> StoreHandle<T> {
         let Some(store) = store else {
             // The thread that opens it could not be started.
             if !is_reopening {
-                self.0.reopen_apart(Incident { failed: None, damage: None, is_verified: false });
+                self.0.reopen_apart(Incident { failed: None, damage: None, is_full: false, is_verified: false });
             }
             return Err(E::unavailable(reason));
         };
@@ -250,6 +257,7 @@ impl<T: LsmStore> Shared<T> {
             Incident {
                 failed: current,
                 damage: is_damaged.then(|| Damage::of_folder(&self.path, reason.clone())),
+                is_full: kind == FaultKind::Full,
                 is_verified: state.failures >= VERIFIED_AT_FAILURE,
             }
         };
@@ -278,7 +286,7 @@ impl<T: LsmStore> Shared<T> {
     }
 
     fn reopen(&self, incident: Incident<T>) {
-        let Incident { failed, mut damage, mut is_verified } = incident;
+        let Incident { failed, mut damage, mut is_full, mut is_verified } = incident;
         // Until the last call has left the failed store, its threads may still write to the folder.
         if let Some(failed) = failed {
             while Arc::strong_count(&failed) > 1 {
@@ -304,6 +312,9 @@ impl<T: LsmStore> Shared<T> {
                 return;
             }
             let attempt = caught(|| {
+                if is_full {
+                    self.remove_kept();
+                }
                 if let Some(found) = &damage {
                     self.set_aside(found)?;
                     damage = None;
@@ -326,6 +337,7 @@ impl<T: LsmStore> Shared<T> {
             };
             self.report.still_failed(&problem.reason);
             damage = damage.or_else(|| self.count_unreadable(&problem));
+            is_full = problem.kind == FaultKind::Full;
             self.state().reason = problem.reason;
         }
     }
@@ -342,7 +354,7 @@ impl<T: LsmStore> Shared<T> {
         })
     }
 
-    /// Renames the folder, so that the store starts empty.
+    /// Renames the folder, so that the store starts empty. Removes it if the disk has no space for it and the rebuilt store.
     fn set_aside(&self, damage: &Damage) -> Result<(), Damage> {
         let kept_as = self.kept_as();
         let failed = |error: io::Error| {
@@ -362,11 +374,28 @@ impl<T: LsmStore> Shared<T> {
             (state.is_new, state.device_failures) = (true, 0);
         }
         self.report.set_aside(damage, &kept_as);
+        let needed = verify::bytes_in(&kept_as) + KEPT_FREE_BYTES;
+        let folder = self.path.parent().unwrap_or(Path::new("."));
+        if RealDisk::new().free_bytes(folder).is_ok_and(|free| free < needed) {
+            self.remove_kept();
+        }
         Ok(())
     }
 
     fn kept_as(&self) -> PathBuf {
         self.path.with_extension(SET_ASIDE)
+    }
+
+    /// Removes the files of a damaged store, if there are any: the disk has no space for them.
+    fn remove_kept(&self) {
+        let kept_as = self.kept_as();
+        match std::fs::remove_dir_all(&kept_as) {
+            Ok(()) => self.report.files_removed(&kept_as),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                tracing::warn!(%error, folder = %kept_as.display(), "cannot remove the files of a damaged store")
+            }
+        }
     }
 }
 

@@ -184,6 +184,15 @@ impl StoreReport {
         (self.reports.events)(damage.describe(event).with("kept_as", kept_as.display()));
     }
 
+    /// The files of a damaged store were removed: the disk has no space for them.
+    pub fn files_removed(&self, folder: &Path) {
+        let store = self.store;
+        tracing::warn!(store, folder = %folder.display(), "removed the files of a damaged store to free disk space");
+        let detail = format!("the files of the damaged store `{store}` were removed to free disk space");
+        let event = Event::warning("store_files_removed", detail).with("store", store);
+        (self.reports.events)(event.with("folder", folder.display()));
+    }
+
     /// One of two copies was rebuilt from the other.
     pub fn copy_rebuilt(&self, damage: &Damage) {
         let (store, place, reason) = (self.store, damage.place(), &damage.reason);

@@ -366,3 +366,19 @@ fn a_store_that_cannot_be_created_on_a_full_disk_is_created_later() {
     let open = |_: &Path| Err::<Rows, _>(fjall::Error::Io(rustix::io::Errno::ACCESS.into()));
     assert!(StoreGuard::open("holds", &scene.path(), scene.seen.reports(), open, |_| {}).is_err());
 }
+
+#[test]
+fn the_files_of_a_damaged_store_make_room_for_the_rebuilt_one() {
+    let scene = Scene::new();
+    let guard = scene.open();
+    let (store, kept) = (guard.handle(), scene.folder.path().join("holds.damaged"));
+    assert!(store.run(fails(fjall::LsmError::InvalidTrailer.into())).is_err());
+    wait_until_open(&store);
+    store.run(|rows| put(rows, "a")).unwrap();
+    assert!(kept.is_dir(), "the disk has room");
+    assert!(store.run(fails(fjall::Error::Io(rustix::io::Errno::NOSPC.into()))).is_err());
+    wait_until_open(&store);
+    assert!(!kept.exists(), "the disk has no room for the rebuilt store");
+    assert_eq!(store.run(count), Ok(1));
+    assert_eq!(scene.seen.field("store_files_removed", "folder"), Some(kept.display().to_string()));
+}
