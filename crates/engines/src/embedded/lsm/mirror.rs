@@ -69,10 +69,18 @@ pub(crate) struct Mirror {
     synced: u64,
     /// Whether the mirror trusts neither copy, so that it must rebuild each from the other.
     is_suspect: bool,
-    /// Whether the incident was reported.
-    is_reported: bool,
+    /// The part of the store that an event reported as failed.
+    reported: Reported,
     heal_at: Option<Instant>,
     heal_pause: Duration,
+}
+
+/// How much of the store has failed in this incident.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Reported {
+    Nothing,
+    OneCopy,
+    BothCopies,
 }
 
 struct Side {
@@ -93,7 +101,7 @@ impl Mirror {
             seq: 0,
             synced: 0,
             is_suspect: false,
-            is_reported: false,
+            reported: Reported::Nothing,
             heal_at: None,
             heal_pause: HEAL_PAUSE_MIN,
         };
@@ -209,14 +217,26 @@ impl Mirror {
             damage = table;
         }
         close(closed.db.take());
-        if !std::mem::replace(&mut self.is_reported, true) {
-            self.report.failed(Path::new(&damage.file), &damage.reason);
-        }
-        closed.problem = Some(damage);
+        closed.problem = Some(damage.clone());
         // After both failed, reads may still return pages that a sync reported as lost.
         self.is_suspect |= self.is_closed();
+        self.report_closed(&damage);
         self.heal_pause = HEAL_PAUSE_MIN;
         self.plan();
+    }
+
+    /// Reports that a copy is closed: a warning of `/readyz` while the other one serves, and a failure otherwise. Each gets one event
+    /// per incident.
+    fn report_closed(&mut self, problem: &Damage) {
+        let (file, reason) = (Path::new(&problem.file), &problem.reason);
+        let failed = if self.is_closed() { Reported::BothCopies } else { Reported::OneCopy };
+        match (failed, self.reported < failed) {
+            (Reported::BothCopies, true) => self.report.failed(file, reason),
+            (Reported::BothCopies, false) => self.report.still_failed(reason),
+            (_, true) => self.report.copy_failed(file, reason),
+            (_, false) => self.report.copy_still_failed(reason),
+        }
+        self.reported = self.reported.max(failed);
     }
 
     /// Plans the next attempt to heal, or reports that the store has recovered.
@@ -225,7 +245,7 @@ impl Mirror {
         if is_whole {
             self.heal_at = None;
             self.heal_pause = HEAL_PAUSE_MIN;
-            if std::mem::take(&mut self.is_reported) {
+            if std::mem::replace(&mut self.reported, Reported::Nothing) != Reported::Nothing {
                 self.report.recovered();
             }
             return;
@@ -254,10 +274,10 @@ impl Mirror {
         }
         self.choose();
         self.rebuild_copies();
-        if self.is_closed() && !std::mem::replace(&mut self.is_reported, true) {
-            let file = self.copies.iter().find_map(|side| side.problem.as_ref()).map(|problem| problem.file.clone());
-            let file = file.map_or_else(|| self.copies[0].path.clone(), PathBuf::from);
-            self.report.failed(&file, &self.reason());
+        if self.is_closed() {
+            let problem = self.copies.iter().find_map(|side| side.problem.clone());
+            let unknown = || Damage::of_folder(&self.copies[0].path, self.reason());
+            self.report_closed(&problem.unwrap_or_else(unknown));
         }
         self.plan();
     }
@@ -367,7 +387,7 @@ impl Mirror {
             }
             Err(failure) => {
                 let problem = failure.damage(&path);
-                self.report.still_failed(&problem.reason);
+                self.report_closed(&problem);
                 self.copies[target].problem.get_or_insert(problem);
                 false
             }

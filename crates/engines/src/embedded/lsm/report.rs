@@ -149,6 +149,27 @@ impl StoreReport {
         self.down(error);
     }
 
+    /// A copy of the store is closed and is rebuilt. The other copy serves.
+    pub fn copy_failed(&self, file: &Path, error: &str) {
+        let store = self.store;
+        tracing::error!(store, file = %file.display(), error, "a copy of a store failed; rebuilding it");
+        let detail = format!("one of the two copies of the store `{store}` failed and is rebuilt: {error}");
+        let event = Event::failure("store_failed", detail).with("store", store);
+        (self.reports.events)(event.with("file", file.display()).with("error", error));
+        self.one_copy(error);
+    }
+
+    /// A copy is still closed: an attempt to rebuild it failed.
+    pub fn copy_still_failed(&self, error: &str) {
+        tracing::warn!(store = self.store, error, "a copy of a store cannot be rebuilt; the next attempt follows");
+        self.one_copy(error);
+    }
+
+    fn one_copy(&self, error: &str) {
+        metrics::gauge!("whimbrel_store_up", "store" => self.store).set(1.0);
+        self.reports.health.set_on_one_copy(self.store, error.to_owned());
+    }
+
     fn down(&self, error: &str) {
         metrics::gauge!("whimbrel_store_up", "store" => self.store).set(0.0);
         let health = &self.reports.health;

@@ -136,6 +136,35 @@ fn a_copy_that_fails_is_rebuilt_while_the_other_one_serves() {
 }
 
 #[test]
+fn a_store_with_one_copy_left_is_a_warning_and_one_without_a_copy_a_failure() {
+    let scene = Scene::new();
+    let (health, mut mirror) = (&scene.seen.health, scene.open());
+    mirror.fail(0, CopyFailure::Lsm(fjall::Error::Poisoned));
+    assert_eq!((health.problems().len(), health.warnings().len()), (0, 1), "{:?}", health.problems());
+    assert!(health.warnings()[0].contains("one of its two copies"), "{:?}", health.warnings());
+    mirror.fail(1, CopyFailure::Lsm(fjall::Error::Poisoned));
+    assert_eq!((health.problems().len(), health.warnings().len()), (1, 0));
+    mirror.heal();
+    assert_eq!((health.problems().len(), health.warnings().len()), (0, 0));
+}
+
+#[test]
+fn a_store_whose_second_copy_cannot_be_written_is_a_warning_until_it_can() {
+    let scene = Scene::new();
+    std::fs::remove_dir_all(&scene.copies()[1]).unwrap();
+    // A file has the name of the folder in which the copy is rebuilt.
+    let blocked = scene.copies()[1].with_extension(REBUILD);
+    std::fs::write(&blocked, b"").unwrap();
+    let (health, mut mirror) = (&scene.seen.health, scene.open());
+    assert_eq!((health.problems().len(), health.warnings().len()), (0, 1), "{:?}", health.problems());
+    assert_eq!(count(&mut mirror), COUNT);
+    std::fs::remove_file(&blocked).unwrap();
+    mirror.heal();
+    assert_eq!((health.problems().len(), health.warnings().len()), (0, 0));
+    assert_eq!(scene.seen.kinds(), ["store_failed", "store_copy_rebuilt", "store_recovered"]);
+}
+
+#[test]
 fn a_copy_with_a_flipped_bit_in_a_manifest_is_rebuilt_from_the_other_one() {
     for side in 0..2 {
         let scene = Scene::new();
