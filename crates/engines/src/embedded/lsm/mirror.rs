@@ -354,10 +354,15 @@ impl Mirror {
         }
     }
 
-    /// Rebuilds each closed copy from the open one. After a failure of both, also rebuilds the one that was open.
+    /// Rebuilds each closed copy from the open one. After a failure of both, rebuilds both, one from the other.
     fn rebuild_copies(&mut self) {
         let Some(source) = self.copies.iter().position(|side| side.db.is_some()) else { return };
         let target = 1 - source;
+        if self.is_suspect
+            && let Some(suspect) = self.copies[target].db.take()
+        {
+            close(suspect);
+        }
         if self.copies[target].db.is_none() && !self.rebuild(source, target) {
             return;
         }

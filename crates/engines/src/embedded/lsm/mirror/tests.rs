@@ -1,5 +1,7 @@
 //! Two copies of a store after damage and failures of one or both.
 
+use std::os::unix::fs::MetadataExt as _;
+
 use super::super::testing::{Seen, flip};
 use super::*;
 
@@ -208,6 +210,7 @@ fn manifest_with_table(keyspace: &Path) -> PathBuf {
 #[test]
 fn after_both_copies_failed_both_are_written_again() {
     let scene = Scene::new();
+    let before = scene.copies().map(|copy| std::fs::metadata(copy).unwrap().ino());
     let mut mirror = scene.open();
     mirror.fail(0, CopyFailure::Lsm(fjall::Error::Poisoned));
     mirror.fail(1, CopyFailure::Lsm(fjall::Error::Poisoned));
@@ -217,6 +220,9 @@ fn after_both_copies_failed_both_are_written_again() {
     assert_eq!(count(&mut mirror), COUNT);
     assert!(mirror.heal_at().is_none());
     assert!(scene.seen.health.problems().is_empty());
+    for (copy, before) in scene.copies().iter().zip(before) {
+        assert_ne!(std::fs::metadata(copy).unwrap().ino(), before, "{} is not replaced", copy.display());
+    }
     drop(mirror);
     scene.assert_whole();
     assert_eq!(scene.seen.kinds().first(), Some(&"store_failed"));
