@@ -9,20 +9,28 @@ pub struct StoreHealth(Mutex<BTreeMap<&'static str, Failure>>);
 
 #[derive(Debug)]
 struct Failure {
-    reason: String,
-    /// Whether requests fail without the store.
-    is_needed: bool,
+    sentence: String,
+    /// Whether requests fail.
+    is_failure: bool,
 }
 
 impl StoreHealth {
     /// Records why a store cannot serve. `/readyz` fails until it works again.
     pub fn set_failed(&self, store: &'static str, reason: String) {
-        self.failures().insert(store, Failure { reason, is_needed: true });
+        let sentence = format!("the store `{store}` is not available: {reason}");
+        self.failures().insert(store, Failure { sentence, is_failure: true });
     }
 
     /// Records why a store cannot serve, if no request needs the store. `/readyz` lists it as a warning.
     pub fn set_degraded(&self, store: &'static str, reason: String) {
-        self.failures().insert(store, Failure { reason, is_needed: false });
+        let sentence = format!("the store `{store}` is not available: {reason}");
+        self.failures().insert(store, Failure { sentence, is_failure: false });
+    }
+
+    /// Records why one of the two copies of a store cannot be used. The other one serves, and `/readyz` has a warning.
+    pub fn set_on_one_copy(&self, store: &'static str, reason: String) {
+        let sentence = format!("the store `{store}` serves from one of its two copies: {reason}");
+        self.failures().insert(store, Failure { sentence, is_failure: false });
     }
 
     /// Records that a store serves again.
@@ -35,15 +43,15 @@ impl StoreHealth {
         self.sentences(true)
     }
 
-    /// One sentence for each failed store that no request needs.
+    /// One sentence for each store that cannot serve and that no request needs, or that serves from one copy.
     pub fn warnings(&self) -> Vec<String> {
         self.sentences(false)
     }
 
-    fn sentences(&self, is_needed: bool) -> Vec<String> {
+    fn sentences(&self, is_failure: bool) -> Vec<String> {
         let failures = self.failures();
-        let chosen = failures.iter().filter(|(_, failure)| failure.is_needed == is_needed);
-        chosen.map(|(store, failure)| format!("the store `{store}` is not available: {}", failure.reason)).collect()
+        let chosen = failures.values().filter(|failure| failure.is_failure == is_failure);
+        chosen.map(|failure| failure.sentence.clone()).collect()
     }
 
     fn failures(&self) -> MutexGuard<'_, BTreeMap<&'static str, Failure>> {
@@ -72,5 +80,15 @@ mod tests {
         assert_eq!(health.warnings(), ["the store `notebook` is not available: no space left on device"]);
         health.set_working("notebook");
         assert!(health.warnings().is_empty());
+    }
+
+    #[test]
+    fn a_store_that_serves_from_one_copy_is_a_warning() {
+        let health = StoreHealth::default();
+        health.set_failed("devices", "no space left on device".to_owned());
+        health.set_on_one_copy("devices", "no space left on device".to_owned());
+        assert!(health.problems().is_empty());
+        let sentence = "the store `devices` serves from one of its two copies: no space left on device";
+        assert_eq!(health.warnings(), [sentence]);
     }
 }

@@ -176,3 +176,9 @@ fn folder_of(path: &Path) -> &Path {
 pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
+
+/// Whether the device reports an error: it cannot read or write these bytes.
+pub(crate) fn is_device_error(error: &io::Error) -> bool {
+    const EIO: i32 = 5;
+    error.raw_os_error() == Some(EIO)
+}

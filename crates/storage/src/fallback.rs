@@ -6,8 +6,11 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::disk::{Disk, read_whole};
+use crate::disk::{Disk, is_device_error, read_whole};
 use crate::error::OpenError;
+
+/// Attempts to read a file at which the device reports an error.
+const READ_ATTEMPTS: usize = 3;
 
 /// Why the contents of a file are not used.
 #[derive(Debug)]
@@ -17,7 +20,7 @@ pub enum Unusable {
     Refused(OpenError),
 }
 
-/// A file that is damaged or missing, and the one that is used in its place.
+/// A file that is damaged, missing or unreadable, and the one that is used in its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replaced {
     pub file: PathBuf,
@@ -25,16 +28,19 @@ pub struct Replaced {
     pub used: PathBuf,
 }
 
-/// The contents of `path`, or of `fallback` if `path` is damaged or missing; `None` if neither exists.
+/// The contents of `path`, or of `fallback` if `path` is damaged or missing or the device cannot read it; `None` if neither exists.
 pub fn read_or_fallback<T>(
     disk: &dyn Disk,
     path: &Path,
     fallback: &Path,
     decode: impl Fn(&[u8]) -> Result<T, Unusable>,
 ) -> Result<Option<(T, Option<Replaced>)>, OpenError> {
-    let read = |path: &Path| {
-        let bytes = read_whole(disk, path).map_err(OpenError::io(format!("reading {}", path.display())))?;
-        Ok::<_, OpenError>(bytes.map(|bytes| decode(&bytes)))
+    let read = |path: &Path| match read_repeatedly(disk, path) {
+        Ok(bytes) => Ok(bytes.map(|bytes| decode(&bytes))),
+        Err(error) if is_device_error(&error) => {
+            Ok(Some(Err(Unusable::Damaged(format!("reading it failed: {error}")))))
+        }
+        Err(error) => Err(OpenError::io(format!("reading {}", path.display()))(error)),
     };
     let damaged = match read(path)? {
         Some(Ok(contents)) => return Ok(Some((contents, None))),
@@ -61,6 +67,17 @@ pub fn read_or_fallback<T>(
         }
     };
     Err(OpenError::Unreadable { path: path.to_owned(), why: neither })
+}
+
+fn read_repeatedly(disk: &dyn Disk, path: &Path) -> io::Result<Option<Vec<u8>>> {
+    let mut read = read_whole(disk, path);
+    for _ in 1..READ_ATTEMPTS {
+        match &read {
+            Err(error) if is_device_error(error) => read = read_whole(disk, path),
+            _ => break,
+        }
+    }
+    read
 }
 
 /// Renames a damaged file, if it exists, to the name that [`aside`] returns.

@@ -14,6 +14,8 @@ use whimbrel_storage::{Core, DataFolder, Event, OpenError, Outcome, PartitionKey
 const FRAMES: u64 = 40;
 const RECORDS_PER_FRAME: u64 = 5;
 const RECORDS: u64 = FRAMES * RECORDS_PER_FRAME;
+/// The number of the error "Input/output error".
+const EIO: i32 = 5;
 
 fn settings() -> Settings {
     Settings { segment_bytes: 8 << 10, index_interval_bytes: 2048, tail_bytes: 0, ..small() }
@@ -244,7 +246,11 @@ fn a_damaged_count_of_records_did_not_cost_what_came_after_it() {
 
 /// Opens the log of a folder whose small files may be damaged.
 fn open(folder: &Folder) -> Result<(Core, Vec<Event>), OpenError> {
-    let data = DataFolder::open(Arc::new(UnsyncedDisk::default()), folder.path())?;
+    open_on(UnsyncedDisk::default(), folder)
+}
+
+fn open_on(disk: UnsyncedDisk, folder: &Folder) -> Result<(Core, Vec<Event>), OpenError> {
+    let data = DataFolder::open(Arc::new(disk), folder.path())?;
     let events = Events::default();
     events.lock().unwrap().extend(data.finding.clone().map(Event::FileReplaced));
     let told = events.clone();
@@ -316,6 +322,41 @@ fn a_small_file_that_is_lost_is_read_from_its_copy_and_told() {
         let [Event::FileReplaced(replaced)] = &events[..] else { panic!("{events:?}") };
         assert_eq!((&replaced.file, &*replaced.why), (&folder.path().join(name), "it is missing"));
         assert!(folder.path().join(name).exists());
+    }
+}
+
+#[test]
+fn a_small_file_that_the_disk_cannot_read_is_read_from_its_copy_and_told() {
+    for name in ["FORMAT", "log/checkpoint"] {
+        let folder = checkpointed();
+        let path = folder.path().join(name);
+        let unreadable = path.clone();
+        let disk = UnsyncedDisk::with_open(move |opened| match opened == unreadable {
+            true => Err(std::io::Error::from_raw_os_error(EIO)),
+            false => Ok(()),
+        });
+        let (core, events) = open_on(disk, &folder).unwrap();
+        assert_whole(&core);
+        let [Event::FileReplaced(replaced)] = &events[..] else { panic!("{events:?}") };
+        assert_eq!(replaced.file, path);
+        assert!(replaced.why.contains("os error 5"), "{}", replaced.why);
+        assert!(path.exists() && aside(&path).exists(), "the file is written again, and the unreadable one kept");
+        drop(core);
+        assert_eq!(open(&folder).unwrap().1, []);
+    }
+}
+
+#[test]
+fn a_small_file_that_cannot_be_opened_for_another_reason_is_not_replaced() {
+    for name in ["FORMAT", "log/checkpoint"] {
+        let folder = checkpointed();
+        let path = folder.path().join(name);
+        let disk = UnsyncedDisk::with_open(move |opened| match opened == path {
+            true => Err(std::io::ErrorKind::PermissionDenied.into()),
+            false => Ok(()),
+        });
+        assert!(open_on(disk, &folder).is_err());
+        assert!(!aside(&folder.path().join(name)).exists());
     }
 }
 

@@ -46,8 +46,32 @@ pub struct FileCatalogue {
 
 struct State {
     contents: Contents,
-    /// There is a file, and it is sound: the next change keeps it as the version before.
-    is_in_place: bool,
+    file: Place,
+}
+
+/// Where the contents are on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// There is no sound file under the name of the catalogue.
+    Nowhere,
+    /// Only in the file beside it, which a change was about to rename. The next change would overwrite that file.
+    Beside,
+    /// The next change keeps the file as the version before.
+    InPlace,
+}
+
+impl Place {
+    /// The place of contents that were just written, where a rename or a sync failed.
+    fn of(disk: &dyn Disk, path: &Path) -> Self {
+        let exists = |path: &Path| disk.exists(path).unwrap_or(true);
+        if exists(path) {
+            Self::InPlace
+        } else if exists(&beside(path)) {
+            Self::Beside
+        } else {
+            Self::Nowhere
+        }
+    }
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -118,20 +142,29 @@ impl FileCatalogue {
             move |source| OpenError::Io { what, source }
         };
         let decode = |bytes: &[u8]| Contents::decode(bytes, &folder.path);
+        let mut is_beside = false;
         let (contents, finding) = match read_or_fallback(&*folder.disk, &path, &previous, decode)? {
             None => (Contents { format: FORMAT, ..Contents::default() }, None),
             Some((contents, None)) => (contents, None),
             Some((before, Some(replaced))) => match cut_off_change(&folder, &path, before.revision) {
-                Some(changed) => (changed, None),
+                Some(changed) => {
+                    // A disk that does not allow it does not keep the server from starting; the next change tries again.
+                    is_beside = put_in_place(&*folder.disk, &path).is_err();
+                    (changed, None)
+                }
                 None => {
                     set_aside(&*folder.disk, &path).map_err(failed("renaming"))?;
                     (before, Some(damaged_event(&replaced)))
                 }
             },
         };
-        let is_in_place = folder.disk.exists(&path).map_err(failed("looking for"))?;
+        let file = match folder.disk.exists(&path).map_err(failed("looking for"))? {
+            true => Place::InPlace,
+            false if is_beside => Place::Beside,
+            false => Place::Nowhere,
+        };
         let revision = watch::Sender::new(contents.revision);
-        let state = Mutex::new(State { contents, is_in_place });
+        let state = Mutex::new(State { contents, file });
         let (disk, events, has_failed) = (folder.disk.clone(), Arc::new(|_| {}), AtomicBool::new(false));
         Ok(Self { path, disk, state, revision, finding, events, has_failed, _folder: folder })
     }
@@ -178,7 +211,11 @@ impl FileCatalogue {
             None => drop(changed.entries.remove(key)),
         }
         let bytes = changed.encode().map_err(|error| self.not_written(error.into()))?;
-        let replaced = if state.is_in_place {
+        if state.file == Place::Beside {
+            put_in_place(&*self.disk, &self.path).map_err(|error| self.not_written(error))?;
+            state.file = Place::InPlace;
+        }
+        let replaced = if state.file == Place::InPlace {
             replace_file_keeping(&*self.disk, &self.path, &self.path.with_file_name(PREVIOUS), &bytes)
         } else {
             replace_file(&*self.disk, &self.path, &bytes)
@@ -187,7 +224,8 @@ impl FileCatalogue {
             return Err(self.not_written(error));
         }
         // The file has the change, whether that lasts or not: whoever reads or watches sees it, and so does the next start, most likely.
-        *state = State { contents: changed, is_in_place: true };
+        let file = if replaced.is_ok() { Place::InPlace } else { Place::of(&*self.disk, &self.path) };
+        *state = State { contents: changed, file };
         drop(state);
         self.revision.send_replace(version);
         match replaced {
@@ -292,6 +330,12 @@ fn cut_off_change(folder: &DataFolder, path: &Path, revision_before: u64) -> Opt
     let bytes = read_whole(&*folder.disk, &beside(path)).ok()??;
     let changed = Contents::decode(&bytes, &folder.path).ok()?;
     (changed.revision == revision_before + 1).then_some(changed)
+}
+
+/// Completes the renames of a change that was cut off.
+fn put_in_place(disk: &dyn Disk, path: &Path) -> io::Result<()> {
+    disk.rename(&beside(path), path)?;
+    disk.sync_dir(path.parent().unwrap_or(Path::new(".")))
 }
 
 fn damaged_event(replaced: &Replaced) -> Event {

@@ -4,7 +4,7 @@
  *
  *   <call> <part of a path> <effect>
  *
- * The call is `read`, `write` or `sync`. The effect is `ENOSPC`, `EIO`, `short` (a write takes half of its bytes, the next one fails with
+ * The call is `read`, `write`, `sync` or `make` (a folder). The effect is `ENOSPC`, `EIO`, `short` (a write takes half of its bytes, the next one fails with
  * ENOSPC) or `delay=<milliseconds>`; with `once:` in front it happens to the first call only. A test changes the rules by replacing the
  * file, which is read again when its time or size has changed.
  *
@@ -29,7 +29,7 @@
 #define RULES_MAX 32
 #define TEXT_MAX 256
 
-enum call { CALL_READ, CALL_WRITE, CALL_SYNC };
+enum call { CALL_READ, CALL_WRITE, CALL_SYNC, CALL_MAKE };
 enum effect { EFFECT_NONE, EFFECT_ERROR, EFFECT_SHORT, EFFECT_DELAY };
 
 struct rule {
@@ -59,6 +59,7 @@ static ssize_t (*real_pwritev)(int, const struct iovec *, int, off_t);
 static int (*real_fsync)(int);
 static int (*real_fdatasync)(int);
 static int (*real_syncfs)(int);
+static int (*real_mkdir)(const char *, mode_t);
 
 static void find(void) {
     *(void **)&real_read = dlsym(RTLD_NEXT, "read");
@@ -70,6 +71,7 @@ static void find(void) {
     *(void **)&real_fsync = dlsym(RTLD_NEXT, "fsync");
     *(void **)&real_fdatasync = dlsym(RTLD_NEXT, "fdatasync");
     *(void **)&real_syncfs = dlsym(RTLD_NEXT, "syncfs");
+    *(void **)&real_mkdir = dlsym(RTLD_NEXT, "mkdir");
 }
 
 __attribute__((constructor)) static void begin(void) {
@@ -97,7 +99,7 @@ static int parse(char *line, struct rule *rule) {
     memset(rule, 0, sizeof *rule);
     if (sscanf(line, "%15s %255s %63s", call, rule->path, effect) != 3)
         return 0;
-    rule->call = call[0] == 'r' ? CALL_READ : call[0] == 'w' ? CALL_WRITE : CALL_SYNC;
+    rule->call = call[0] == 'r' ? CALL_READ : call[0] == 'w' ? CALL_WRITE : call[0] == 'm' ? CALL_MAKE : CALL_SYNC;
     char *word = effect;
     if (strncmp(word, "once:", 5) == 0) {
         rule->once = 1;
@@ -142,15 +144,16 @@ static void refresh(void) {
             rule_count++;
 }
 
-/* The effect on a call; a delay has passed when this returns. */
-static struct rule effect_on(enum call call, int file) {
+/* The effect on a call for an open file, or for a name without one; a delay has passed when this returns. */
+static struct rule effect_of(enum call call, int file, const char *name) {
     struct rule found = {0};
-    char path[TEXT_MAX * 4];
+    char open_path[TEXT_MAX * 4];
+    const char *path = name ? name : open_path;
     if (!rules_path)
         return found;
     pthread_mutex_lock(&lock);
     refresh();
-    if (rule_count > 0 && path_of(file, path)) {
+    if (rule_count > 0 && (name || path_of(file, open_path))) {
         for (int at = 0; at < rule_count; at++) {
             struct rule *rule = &rules[at];
             if (rule->call != call || rule->spent || !strstr(path, rule->path))
@@ -171,6 +174,8 @@ static struct rule effect_on(enum call call, int file) {
     }
     return found;
 }
+
+static struct rule effect_on(enum call call, int file) { return effect_of(call, file, NULL); }
 
 /* One note: kind (1 a write, 2 a sync of the file, 3 a sync of all files), length of the path, position, size of the file before, bytes; then the path and the bytes that were there. */
 struct note {
@@ -322,4 +327,12 @@ int syncfs(int file) {
     int outcome = real_syncfs(file);
     note(3, file, 0, 0);
     return outcome;
+}
+
+int mkdir(const char *path, mode_t mode) {
+    if (!real_mkdir)
+        find();
+    struct rule rule = effect_of(CALL_MAKE, -1, path);
+    FAIL(rule);
+    return real_mkdir(path, mode);
 }

@@ -228,6 +228,37 @@ fn holds_fire_although_every_table_of_their_store_has_a_flipped_bit() {
 }
 
 #[test]
+fn holds_fire_although_the_disk_cannot_read_their_store_at_the_start() {
+    let disk = FaultyDisk::new();
+    let server = disk.start(&QUICK);
+    let held = hold_many(&server.client(), "later", "4s", (0..MANY).map(|number| format!("h-{number}")));
+    server.kill();
+    // A bad sector in the journal. The file of that name in the rebuilt store is another one, which is not read.
+    disk.inject(&["read /holds/0.jnl EIO".to_owned()]);
+    let server = disk.start(&QUICK);
+    let client = server.client();
+    assert_each_once(&wait_for_all(&client, "later", &held));
+    eventually("the rebuild is reported", || has_event(&client, "store_rebuilt", "holds"));
+    eventually("the server is ready", || readyz(&server).0);
+}
+
+#[test]
+fn the_server_starts_without_its_stores_on_a_disk_on_which_no_folder_can_be_made() {
+    let disk = FaultyDisk::new();
+    disk.inject(&STORES.map(|store| format!("make {} ENOSPC", store.trim_end_matches('/'))));
+    let server = disk.start(&QUICK);
+    let client = server.client();
+    converse(client.publish("orders", &NewMessage::text("plain"))).unwrap();
+    let (is_ready, answer) = readyz(&server);
+    assert!(!is_ready && STORE_NAMES.iter().all(|store| answer.contains(&format!("`{store}`"))), "{answer}");
+    disk.heal();
+    eventually("the server is ready", || readyz(&server).0);
+    let held = hold_many(&client, "later", "1s", (0..20).map(|number| format!("h-{number}")));
+    assert_each_once(&wait_for_all(&client, "later", &held));
+    converse(client.put_device("alice", "phone", &device("t-1"))).unwrap();
+}
+
+#[test]
 fn the_server_starts_with_damaged_journals_and_reports_file_and_position() {
     let disk = FaultyDisk::new();
     let server = disk.start(&QUICK);

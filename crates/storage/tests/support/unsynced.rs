@@ -10,6 +10,7 @@ use whimbrel_storage::disk::{Disk, DiskFile, RealDisk};
 type Hook = Arc<dyn Fn() + Send + Sync>;
 type SyncHook = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
 type RenameHook = Arc<dyn Fn(&Path) + Send + Sync>;
+type FileHook = Arc<dyn Fn(&Path) -> io::Result<()> + Send + Sync>;
 
 #[derive(Default)]
 pub struct UnsyncedDisk {
@@ -19,6 +20,8 @@ pub struct UnsyncedDisk {
     sync_folder: Option<SyncHook>,
     before_read: Option<Hook>,
     after_rename: Option<RenameHook>,
+    before_rename: Option<FileHook>,
+    open: Option<FileHook>,
 }
 
 #[allow(dead_code, reason = "each of the test programs takes what it needs of it")]
@@ -46,6 +49,16 @@ impl UnsyncedDisk {
     /// A disk that calls the hook with the new name after each rename.
     pub fn with_after_rename(after_rename: impl Fn(&Path) + Send + Sync + 'static) -> Self {
         Self { after_rename: Some(Arc::new(after_rename)), ..Self::default() }
+    }
+
+    /// A disk that calls the hook with the new name before each rename, which fails if the hook does.
+    pub fn with_before_rename(before_rename: impl Fn(&Path) -> io::Result<()> + Send + Sync + 'static) -> Self {
+        Self { before_rename: Some(Arc::new(before_rename)), ..Self::default() }
+    }
+
+    /// A disk that opens an existing file only if the hook succeeds.
+    pub fn with_open(open: impl Fn(&Path) -> io::Result<()> + Send + Sync + 'static) -> Self {
+        Self { open: Some(Arc::new(open)), ..Self::default() }
     }
 
     fn reading(&self) {
@@ -77,6 +90,7 @@ impl UnsyncedFile {
 impl Disk for UnsyncedDisk {
     fn open(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
         self.reading();
+        self.open.as_ref().map_or(Ok(()), |open| open(path))?;
         self.disk.open(path).map(|file| self.unsynced(file))
     }
 
@@ -89,6 +103,7 @@ impl Disk for UnsyncedDisk {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.before_rename.as_ref().map_or(Ok(()), |before_rename| before_rename(to))?;
         self.disk.rename(from, to)?;
         if let Some(after_rename) = &self.after_rename {
             after_rename(to);

@@ -101,11 +101,87 @@ async fn a_change_that_was_cut_off_between_its_renames_is_there() {
     let catalogue = open(&folder).unwrap();
     assert_eq!(catalogue.get("k").await.unwrap().unwrap().value, b"2");
     assert_eq!(catalogue.finding(), None);
+    assert!(path.exists() && !beside(&path).exists(), "the change is in place");
     drop(catalogue);
-    std::fs::remove_file(beside(&path)).unwrap();
+    // The next change is cut off before it is whole.
+    std::fs::write(beside(&path), b"{").unwrap();
+    let catalogue = open(&folder).unwrap();
+    assert_eq!(catalogue.get("k").await.unwrap().unwrap().value, b"2");
+    assert_eq!(catalogue.finding(), None);
+    drop(catalogue);
+    std::fs::remove_file(&path).unwrap();
     let catalogue = open(&folder).unwrap();
     assert_eq!(catalogue.get("k").await.unwrap().unwrap().value, b"1");
     assert!(catalogue.finding().is_some(), "a lost file is told of");
+}
+
+#[tokio::test]
+async fn a_change_that_cannot_be_put_in_place_is_kept_until_it_can() {
+    let folder = tempfile::tempdir().unwrap();
+    let catalogue = open(&folder).unwrap();
+    let first = catalogue.put("k", b"1".to_vec(), None).await.unwrap();
+    let second = catalogue.put("k", b"2".to_vec(), Some(first)).await.unwrap();
+    drop(catalogue);
+    let path = folder.path().join(FILE);
+    std::fs::rename(&path, beside(&path)).unwrap();
+    let fails = Arc::new(AtomicBool::new(true));
+    let told = fails.clone();
+    let disk = UnsyncedDisk::with_before_rename(move |to| match told.load(Ordering::Relaxed) && to.ends_with(FILE) {
+        true => Err(rustix::io::Errno::NOSPC.into()),
+        false => Ok(()),
+    });
+    let data = Arc::new(DataFolder::open(Arc::new(disk), folder.path()).unwrap());
+    let catalogue = FileCatalogue::open(data).unwrap();
+    assert_eq!(catalogue.get("k").await.unwrap().unwrap().value, b"2", "a full disk does not keep it from opening");
+    let whole = std::fs::read(beside(&path)).unwrap();
+    assert!(catalogue.put("k", b"3".to_vec(), Some(second)).await.is_err());
+    assert_eq!(std::fs::read(beside(&path)).unwrap(), whole, "the only copy of the change is not replaced");
+    fails.store(false, Ordering::Relaxed);
+    catalogue.put("k", b"3".to_vec(), Some(second)).await.unwrap();
+    drop(catalogue);
+    assert_eq!(open(&folder).unwrap().get("k").await.unwrap().unwrap().value, b"3");
+}
+
+#[tokio::test]
+async fn a_change_whose_rename_failed_is_complete_after_the_next_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let fails = Arc::new(AtomicBool::new(false));
+    let told = fails.clone();
+    let disk = UnsyncedDisk::with_before_rename(move |to| match told.load(Ordering::Relaxed) && to.ends_with(FILE) {
+        true => Err(rustix::io::Errno::IO.into()),
+        false => Ok(()),
+    });
+    let data = Arc::new(DataFolder::open(Arc::new(disk), folder.path()).unwrap());
+    let catalogue = FileCatalogue::open(data).unwrap();
+    let first = catalogue.put("k", b"1".to_vec(), None).await.unwrap();
+    fails.store(true, Ordering::Relaxed);
+    let unknown = catalogue.put("k", b"2".to_vec(), Some(first)).await;
+    assert!(matches!(unknown, Err(CatalogueError::OutcomeUnknown(_))), "{unknown:?}");
+    let seen = catalogue.get("k").await.unwrap().unwrap();
+    assert_eq!(seen.value, b"2");
+    fails.store(false, Ordering::Relaxed);
+    catalogue.put("l", b"3".to_vec(), None).await.unwrap();
+    drop(catalogue);
+    let catalogue = open(&folder).unwrap();
+    assert_eq!((catalogue.finding(), entries(&catalogue).await.len()), (None, 2));
+    assert_eq!(catalogue.get("k").await.unwrap().unwrap().value, b"2");
+}
+
+#[tokio::test]
+async fn a_file_that_the_disk_cannot_read_is_replaced_by_the_version_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let catalogue = open(&folder).unwrap();
+    let first = catalogue.put("k", b"1".to_vec(), None).await.unwrap();
+    catalogue.put("k", b"2".to_vec(), Some(first)).await.unwrap();
+    drop(catalogue);
+    let disk = UnsyncedDisk::with_open(|path| match path.ends_with(FILE) {
+        true => Err(rustix::io::Errno::IO.into()),
+        false => Ok(()),
+    });
+    let data = Arc::new(DataFolder::open(Arc::new(disk), folder.path()).unwrap());
+    let catalogue = FileCatalogue::open(data).unwrap();
+    assert_eq!(catalogue.get("k").await.unwrap().unwrap().value, b"1");
+    assert_eq!(catalogue.finding().unwrap().kind, "catalogue_damaged");
 }
 
 #[tokio::test]

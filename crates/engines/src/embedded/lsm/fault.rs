@@ -32,8 +32,10 @@ pub(crate) trait StoreError {
 /// The state of the bytes on disk after a failure of the LSM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FaultKind {
-    /// The disk is full or the LSM stopped: the bytes on disk are correct, and opening again helps.
+    /// The LSM stopped: the bytes on disk are correct, and opening again helps.
     Passing,
+    /// The disk is full: opening again helps when it has space.
+    Full,
     /// The device reports errors: opening again may help.
     Device,
     /// The bytes on disk are not the ones that were written: opening again does not help.
@@ -55,6 +57,7 @@ impl FaultKind {
         match error.kind() {
             // A file of the store is missing or shorter than it was.
             io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData => Self::Damage,
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::Full,
             _ if error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error()) => Self::Device,
             _ => Self::Passing,
         }
@@ -68,7 +71,8 @@ mod tests {
     #[test]
     fn a_full_disk_passes_a_bad_checksum_does_not() {
         let of_errno = |errno: rustix::io::Errno| FaultKind::of(&fjall::Error::Io(errno.into()));
-        assert_eq!(of_errno(rustix::io::Errno::NOSPC), FaultKind::Passing);
+        assert_eq!(of_errno(rustix::io::Errno::NOSPC), FaultKind::Full);
+        assert_eq!(of_errno(rustix::io::Errno::DQUOT), FaultKind::Full);
         assert_eq!(of_errno(rustix::io::Errno::IO), FaultKind::Device);
         assert_eq!(of_errno(rustix::io::Errno::NOENT), FaultKind::Damage);
         assert_eq!(FaultKind::of(&fjall::Error::Poisoned), FaultKind::Passing);

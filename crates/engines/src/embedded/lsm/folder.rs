@@ -13,7 +13,7 @@ const VERSION_FILE: &str = "version";
 /// The contents of the file, as fjall 3 writes them: a name and the number of the format.
 const VERSION: [u8; 4] = *b"FJL\x03";
 /// The folder of the keyspaces. The LSM creates the first keyspace after `version`.
-const KEYSPACES: &str = "keyspaces";
+pub(super) const KEYSPACES: &str = "keyspaces";
 
 /// A folder that can be opened, or created again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub(crate) enum FolderError {
     #[error("{path}: {source}", path = path.display())]
     Io { path: PathBuf, source: io::Error },
     #[error("{file}: {reason}", file = file.display())]
-    Damaged { file: PathBuf, reason: &'static str },
+    Damaged { file: PathBuf, reason: String },
     #[error(
         "{file} has version {version} of the store format; this version of Whimbrel reads version {supported}. Start the version of \
          Whimbrel that wrote the store, or a newer one",
@@ -72,7 +72,7 @@ pub(crate) fn inspect(folder: &Path) -> Result<FolderState, FolderError> {
         Some([]) | None => "the file is missing or empty, although the store has entries",
         Some(_) => "it does not contain the version of a store format",
     };
-    Err(FolderError::Damaged { file, reason })
+    Err(FolderError::Damaged { file, reason: reason.to_owned() })
 }
 
 /// Removes a folder whose creation was interrupted: the LSM cannot open it.

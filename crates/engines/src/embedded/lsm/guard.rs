@@ -5,20 +5,23 @@
 //! folder of a damaged store and starts with an empty one. So it may guard only views of the log, whose owners fold the log again. An owner
 //! detects the loss by the offset that every read of such a store reports.
 
+mod opening;
+
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use fjall::{AbstractTree as _, Database, Keyspace, PersistMode};
+use fjall::{Database, Keyspace};
+use whimbrel_storage::disk::{Disk as _, RealDisk};
 
 use super::fault::{Fault, FaultKind, StoreError};
-use super::folder::{self, FolderError};
-use super::journal::{self, JournalError};
 use super::report::{Damage, StoreReport, StoreReports};
 use super::verify;
-use crate::embedded::slices::small_keyspace;
+pub(super) use opening::damaged_table;
+use opening::{OpenFailure, open_checked, probe};
 
 /// The pause before the store is opened again: it doubles with each attempt that fails.
 const REOPEN_PAUSE_MIN: Duration = Duration::from_millis(100);
@@ -32,12 +35,11 @@ const VERIFIED_AT_FAILURE: u32 = 3;
 const HEALTHY_AFTER: Duration = Duration::from_secs(60);
 /// How often the guard checks whether the calls that use a failed store have ended.
 const USERS_POLL: Duration = Duration::from_millis(5);
-/// Bytes that the guard writes and syncs before it uses a reopened store: more than a disk block, so that a full disk rejects
-/// them.
-const PROBE_BYTES: usize = 64 << 10;
-const PROBE: &str = "probe";
 /// The suffix of the folder in which a damaged store is kept. A later one replaces it.
 const SET_ASIDE: &str = "damaged";
+/// Bytes that must be free, besides those of the rebuilt store, while the files of a damaged store are kept: twice the default of
+/// `log.disk_reserve_bytes`.
+const KEPT_FREE_BYTES: u64 = 256 << 20;
 
 /// An LSM with its keyspaces.
 pub(crate) trait LsmStore: Send + Sync + 'static {
@@ -100,6 +102,8 @@ struct State<T> {
     /// Consecutive failures, and how many of them were device errors.
     failures: u32,
     device_failures: u32,
+    /// Whether the store was set aside since it was open: its files are new.
+    is_new: bool,
     /// The pause before the next attempt to open the store. It grows until the store is healthy.
     pause: Duration,
     /// Whether a thread is opening the store.
@@ -112,36 +116,10 @@ struct Incident<T> {
     /// The store that failed. Others may still use it.
     failed: Option<Arc<T>>,
     damage: Option<Damage>,
+    /// Whether the disk was full.
+    is_full: bool,
     /// Whether all tables are read first.
     is_verified: bool,
-}
-
-/// Why a store cannot be opened.
-#[derive(Debug)]
-enum OpenFailure {
-    Passing(Damage),
-    Damaged(Damage),
-    /// The folder has a newer format. The process must neither start with the folder nor change it.
-    Refused(String),
-}
-
-impl OpenFailure {
-    fn reason(self) -> String {
-        match self {
-            Self::Refused(reason) => reason,
-            Self::Passing(damage) | Self::Damaged(damage) => damage.reason,
-        }
-    }
-}
-
-impl From<FolderError> for OpenFailure {
-    fn from(error: FolderError) -> Self {
-        match &error {
-            FolderError::Damaged { file, reason } => Self::Damaged(Damage::of_file(file, *reason)),
-            FolderError::Newer { .. } => Self::Refused(error.to_string()),
-            FolderError::Io { path, source } => Self::Passing(Damage::of_file(path, source.to_string()).not_damaged()),
-        }
-    }
 }
 
 impl<T: LsmStore> StoreGuard<T> {
@@ -159,6 +137,7 @@ impl<T: LsmStore> StoreGuard<T> {
             reason: String::new(),
             failures: 0,
             device_failures: 0,
+            is_new: false,
             pause: REOPEN_PAUSE_MIN,
             is_reopening: false,
             is_closed: false,
@@ -174,12 +153,17 @@ impl<T: LsmStore> StoreGuard<T> {
         });
         match shared.open_or_set_aside(false) {
             Ok(opened) => shared.install(opened),
-            Err(OpenFailure::Passing(problem)) if shared.may_open_later() => {
+            Err(OpenFailure::Passing(problem)) if problem.is_of_disk() || path.is_dir() => {
                 shared.report.failed(Path::new(&problem.file), &problem.reason);
+                let damage = shared.count_unreadable(&problem);
+                let is_full = problem.kind == FaultKind::Full;
                 shared.state().reason = problem.reason;
-                shared.reopen_apart(Incident { failed: None, damage: None, is_verified: false });
+                shared.reopen_apart(Incident { failed: None, damage, is_full, is_verified: false });
             }
-            Err(failure) => return Err(format!("cannot open the store `{store}`: {}", failure.reason())),
+            Err(OpenFailure::Refused(reason)) => return Err(format!("cannot open the store `{store}`: {reason}")),
+            Err(OpenFailure::Passing(problem) | OpenFailure::Damaged(problem)) => {
+                return Err(format!("cannot open the store `{store}`: {}", problem.reason));
+            }
         }
         Ok(Self(StoreHandle(shared)))
     }
@@ -203,7 +187,7 @@ impl<T: LsmStore> StoreHandle<T> {
         let Some(store) = store else {
             // The thread that opens it could not be started.
             if !is_reopening {
-                self.0.reopen_apart(Incident { failed: None, damage: None, is_verified: false });
+                self.0.reopen_apart(Incident { failed: None, damage: None, is_full: false, is_verified: false });
             }
             return Err(E::unavailable(reason));
         };
@@ -238,13 +222,20 @@ impl<T: LsmStore> Shared<T> {
         state.is_reopening = false;
         if !state.is_closed {
             state.opened_at = Instant::now();
+            state.is_new = false;
             state.store = Some(store);
         }
     }
 
-    /// Whether the process may start without the store: its folder exists.
-    fn may_open_later(&self) -> bool {
-        self.path.is_dir()
+    /// Counts consecutive device errors while the store is opened. Returns the reason to set it aside when they are too many: bytes that the
+    /// disk cannot read do not come back, and the log has them. Files that are new are not set aside again.
+    fn count_unreadable(&self, problem: &Damage) -> Option<Damage> {
+        let mut state = self.state();
+        if problem.kind != FaultKind::Device || state.is_new {
+            return None;
+        }
+        state.device_failures += 1;
+        (state.device_failures >= DEVICE_FAILURES_MAX).then(|| problem.clone())
     }
 
     fn fail(self: &Arc<Self>, store: Arc<T>, kind: FaultKind, reason: String) {
@@ -266,6 +257,7 @@ impl<T: LsmStore> Shared<T> {
             Incident {
                 failed: current,
                 damage: is_damaged.then(|| Damage::of_folder(&self.path, reason.clone())),
+                is_full: kind == FaultKind::Full,
                 is_verified: state.failures >= VERIFIED_AT_FAILURE,
             }
         };
@@ -294,7 +286,7 @@ impl<T: LsmStore> Shared<T> {
     }
 
     fn reopen(&self, incident: Incident<T>) {
-        let Incident { failed, mut damage, mut is_verified } = incident;
+        let Incident { failed, mut damage, mut is_full, mut is_verified } = incident;
         // Until the last call has left the failed store, its threads may still write to the folder.
         if let Some(failed) = failed {
             while Arc::strong_count(&failed) > 1 {
@@ -320,23 +312,33 @@ impl<T: LsmStore> Shared<T> {
                 return;
             }
             let attempt = caught(|| {
+                if is_full {
+                    self.remove_kept();
+                }
                 if let Some(found) = &damage {
                     self.set_aside(found)?;
                     damage = None;
                 }
-                let opened = self.open_or_set_aside(std::mem::take(&mut is_verified));
-                let store = opened.map_err(OpenFailure::reason)?;
-                probe(&store).map_err(|error| error.to_string())?;
+                let store =
+                    self.open_or_set_aside(std::mem::take(&mut is_verified)).map_err(|failure| match failure {
+                        OpenFailure::Passing(problem) | OpenFailure::Damaged(problem) => problem,
+                        OpenFailure::Refused(reason) => {
+                            Damage::of_folder(&self.path, reason).of_kind(FaultKind::Passing)
+                        }
+                    })?;
+                probe(&self.path, &store)?;
                 self.install(store);
                 Ok(())
             });
-            match attempt.unwrap_or_else(Err) {
-                Ok(()) => return self.report.recovered(),
-                Err(reason) => {
-                    self.report.still_failed(&reason);
-                    self.state().reason = reason;
-                }
-            }
+            let problem = match attempt {
+                Ok(Ok(())) => return self.report.recovered(),
+                Ok(Err(problem)) => problem,
+                Err(panic) => Damage::of_folder(&self.path, panic).of_kind(FaultKind::Passing),
+            };
+            self.report.still_failed(&problem.reason);
+            damage = damage.or_else(|| self.count_unreadable(&problem));
+            is_full = problem.kind == FaultKind::Full;
+            self.state().reason = problem.reason;
         }
     }
 
@@ -345,82 +347,56 @@ impl<T: LsmStore> Shared<T> {
             Err(OpenFailure::Damaged(damage)) => damage,
             opened => return opened,
         };
-        let failed = |reason| OpenFailure::Passing(Damage::of_folder(&self.path, reason).not_damaged());
-        self.set_aside(&damage).map_err(failed)?;
+        self.set_aside(&damage).map_err(OpenFailure::Passing)?;
         open_checked(&self.path, &self.open, false).map_err(|failure| match failure {
-            OpenFailure::Damaged(damage) => OpenFailure::Passing(damage.not_damaged()),
+            OpenFailure::Damaged(damage) => OpenFailure::Passing(damage.of_kind(FaultKind::Passing)),
             failure => failure,
         })
     }
 
-    /// Renames the folder, so that the store starts empty.
-    fn set_aside(&self, damage: &Damage) -> Result<(), String> {
-        let kept_as = self.path.with_extension(SET_ASIDE);
-        let failed =
-            |error: std::io::Error| format!("cannot move {} to {}: {error}", self.path.display(), kept_as.display());
+    /// Renames the folder, so that the store starts empty. Removes it if the disk has no space for it and the rebuilt store.
+    fn set_aside(&self, damage: &Damage) -> Result<(), Damage> {
+        let kept_as = self.kept_as();
+        let failed = |error: io::Error| {
+            let reason = format!("cannot move {} to {}: {error}", self.path.display(), kept_as.display());
+            Damage { reason, ..Damage::of_io(&self.path, &error) }
+        };
         match std::fs::remove_dir_all(&kept_as) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error)),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
         }
         match std::fs::rename(&self.path, &kept_as) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error)),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
         }
+        {
+            let mut state = self.state();
+            (state.is_new, state.device_failures) = (true, 0);
+        }
         self.report.set_aside(damage, &kept_as);
+        let needed = verify::bytes_in(&kept_as) + KEPT_FREE_BYTES;
+        let folder = self.path.parent().unwrap_or(Path::new("."));
+        if RealDisk::new().free_bytes(folder).is_ok_and(|free| free < needed) {
+            self.remove_kept();
+        }
         Ok(())
     }
-}
 
-/// Checks the journals of an LSM and opens it. After repeated failures, also reads all of its tables before it is used.
-fn open_checked<T: LsmStore>(
-    path: &Path,
-    open: impl Fn(&Path) -> fjall::Result<T>,
-    is_verified: bool,
-) -> Result<T, OpenFailure> {
-    let damaged = |reason: String| OpenFailure::Damaged(Damage::of_folder(path, reason));
-    let failed = |error: fjall::Error| match FaultKind::of(&error) {
-        FaultKind::Damage => damaged(error.to_string()),
-        _ => OpenFailure::Passing(Damage::of_folder(path, error.to_string()).not_damaged()),
-    };
-    folder::prepare(path)?;
-    let checked = journal::repair(path).map_err(|error| match error {
-        JournalError::Damaged(damage) => OpenFailure::Damaged(damage.into()),
-        JournalError::Io { path, source } => {
-            OpenFailure::Passing(Damage::of_file(&path, source.to_string()).not_damaged())
+    fn kept_as(&self) -> PathBuf {
+        self.path.with_extension(SET_ASIDE)
+    }
+
+    /// Removes the files of a damaged store, if there are any: the disk has no space for them.
+    fn remove_kept(&self) {
+        let kept_as = self.kept_as();
+        match std::fs::remove_dir_all(&kept_as) {
+            Ok(()) => self.report.files_removed(&kept_as),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                tracing::warn!(%error, folder = %kept_as.display(), "cannot remove the files of a damaged store")
+            }
         }
-    })?;
-    let opened = caught(|| {
-        let store = open(path)?;
-        let keyspaces = store.keyspaces();
-        // The LSM syncs its journal before it writes tables from it. If the tables have writes that the journal lacks, the journal
-        // lost more than an unsynced end.
-        let in_tables = keyspaces.iter().filter_map(|keyspace| keyspace.tree.get_highest_persisted_seqno()).max();
-        let damaged_table = is_verified.then(|| damaged_table(&keyspaces)).flatten();
-        Ok((store, in_tables, damaged_table))
-    });
-    let (store, in_tables, damaged_table) = opened.map_err(damaged)?.map_err(failed)?;
-    if let Some(damage) = damaged_table {
-        close(store);
-        return Err(OpenFailure::Damaged(damage));
     }
-    if in_tables.is_some_and(|seqno| checked.misses(seqno)) {
-        close(store);
-        return Err(damaged("the journal lost writes that the tables have".to_owned()));
-    }
-    Ok(store)
-}
-
-/// The first damaged table of these keyspaces.
-pub(super) fn damaged_table(keyspaces: &[Keyspace]) -> Option<Damage> {
-    let damage = keyspaces.iter().find_map(|keyspace| verify::check_tables(keyspace, &|_| {}).err())?;
-    Some(Damage::of_file(&damage.file, damage.reason))
-}
-
-/// Writes and syncs a test value.
-fn probe<T: LsmStore>(store: &T) -> fjall::Result<()> {
-    let keyspace = store.database().keyspace(PROBE, small_keyspace)?;
-    keyspace.insert(PROBE, vec![7; PROBE_BYTES])?;
-    store.database().persist(PersistMode::SyncData)
 }
 
 /// Drops a store. The LSM may panic when the last reference to it is dropped after a failure.

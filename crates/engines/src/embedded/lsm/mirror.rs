@@ -69,10 +69,18 @@ pub(crate) struct Mirror {
     synced: u64,
     /// Whether the mirror trusts neither copy, so that it must rebuild each from the other.
     is_suspect: bool,
-    /// Whether the incident was reported.
-    is_reported: bool,
+    /// The part of the store that an event reported as failed.
+    reported: Reported,
     heal_at: Option<Instant>,
     heal_pause: Duration,
+}
+
+/// How much of the store has failed in this incident.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Reported {
+    Nothing,
+    OneCopy,
+    BothCopies,
 }
 
 struct Side {
@@ -93,14 +101,15 @@ impl Mirror {
             seq: 0,
             synced: 0,
             is_suspect: false,
-            is_reported: false,
+            reported: Reported::Nothing,
             heal_at: None,
             heal_pause: HEAL_PAUSE_MIN,
         };
         mirror.refuse_newer()?;
         mirror.copies.iter().for_each(|side| verify::remove_copy(&side.path));
         mirror.open_copies();
-        if mirror.is_closed() && mirror.copies.iter().all(|side| !side.path.is_dir()) {
+        let may_open_later = |side: &Side| side.path.is_dir() || side.problem.as_ref().is_some_and(Damage::is_of_disk);
+        if mirror.is_closed() && !mirror.copies.iter().any(may_open_later) {
             return Err(MirrorFault(format!("cannot open the store `{}`: {}", settings.store, mirror.reason())));
         }
         Ok(mirror)
@@ -201,21 +210,33 @@ impl Mirror {
     fn fail(&mut self, side: usize, failure: CopyFailure) {
         let closed = &mut self.copies[side];
         let mut damage = failure.damage(&closed.path);
-        // The error of the LSM does not name the damaged file.
-        if damage.is_damage
+        // The LSM does not tell which file is damaged.
+        if damage.is_damage()
             && let Some(table) = closed.db.as_ref().and_then(CopyDb::damaged_table)
         {
             damage = table;
         }
         close(closed.db.take());
-        if !std::mem::replace(&mut self.is_reported, true) {
-            self.report.failed(Path::new(&damage.file), &damage.reason);
-        }
-        closed.problem = Some(damage);
+        closed.problem = Some(damage.clone());
         // After both failed, reads may still return pages that a sync reported as lost.
         self.is_suspect |= self.is_closed();
+        self.report_closed(&damage);
         self.heal_pause = HEAL_PAUSE_MIN;
         self.plan();
+    }
+
+    /// Reports that a copy is closed: a warning of `/readyz` while the other one serves, and a failure otherwise. Each gets one event
+    /// per incident.
+    fn report_closed(&mut self, problem: &Damage) {
+        let (file, reason) = (Path::new(&problem.file), &problem.reason);
+        let failed = if self.is_closed() { Reported::BothCopies } else { Reported::OneCopy };
+        match (failed, self.reported < failed) {
+            (Reported::BothCopies, true) => self.report.failed(file, reason),
+            (Reported::BothCopies, false) => self.report.still_failed(reason),
+            (_, true) => self.report.copy_failed(file, reason),
+            (_, false) => self.report.copy_still_failed(reason),
+        }
+        self.reported = self.reported.max(failed);
     }
 
     /// Plans the next attempt to heal, or reports that the store has recovered.
@@ -224,7 +245,7 @@ impl Mirror {
         if is_whole {
             self.heal_at = None;
             self.heal_pause = HEAL_PAUSE_MIN;
-            if std::mem::take(&mut self.is_reported) {
+            if std::mem::replace(&mut self.reported, Reported::Nothing) != Reported::Nothing {
                 self.report.recovered();
             }
             return;
@@ -253,10 +274,10 @@ impl Mirror {
         }
         self.choose();
         self.rebuild_copies();
-        if self.is_closed() && !std::mem::replace(&mut self.is_reported, true) {
-            let file = self.copies.iter().find_map(|side| side.problem.as_ref()).map(|problem| problem.file.clone());
-            let file = file.map_or_else(|| self.copies[0].path.clone(), PathBuf::from);
-            self.report.failed(&file, &self.reason());
+        if self.is_closed() {
+            let problem = self.copies.iter().find_map(|side| side.problem.clone());
+            let unknown = || Damage::of_folder(&self.copies[0].path, self.reason());
+            self.report_closed(&problem.unwrap_or_else(unknown));
         }
         self.plan();
     }
@@ -273,7 +294,7 @@ impl Mirror {
     fn prefer_newer(&mut self) {
         let Some(sound) = self.copies.iter().position(|side| side.db.is_some()) else { return };
         let other = 1 - sound;
-        let is_damaged = self.copies[other].problem.as_ref().is_some_and(|problem| problem.is_damage);
+        let is_damaged = self.copies[other].problem.as_ref().is_some_and(|problem| problem.is_damage());
         let has = self.copies[sound].db.as_ref().map_or(0, |db| db.state().seq);
         if !is_damaged || self.copies[other].db.is_some() {
             return;
@@ -310,7 +331,7 @@ impl Mirror {
 
     /// Opens copies whose journals are damaged, without the batches behind the damage.
     fn salvage(&mut self) {
-        let is_damaged = |side: &Side| side.problem.as_ref().is_some_and(|problem| problem.is_damage);
+        let is_damaged = |side: &Side| side.problem.as_ref().is_some_and(|problem| problem.is_damage());
         if !self.copies.iter().all(|side| is_damaged(side) || !side.path.is_dir()) {
             return;
         }
@@ -333,10 +354,15 @@ impl Mirror {
         }
     }
 
-    /// Rebuilds each closed copy from the open one. After a failure of both, also rebuilds the one that was open.
+    /// Rebuilds each closed copy from the open one. After a failure of both, rebuilds both, one from the other.
     fn rebuild_copies(&mut self) {
         let Some(source) = self.copies.iter().position(|side| side.db.is_some()) else { return };
         let target = 1 - source;
+        if self.is_suspect
+            && let Some(suspect) = self.copies[target].db.take()
+        {
+            close(suspect);
+        }
         if self.copies[target].db.is_none() && !self.rebuild(source, target) {
             return;
         }
@@ -366,7 +392,7 @@ impl Mirror {
             }
             Err(failure) => {
                 let problem = failure.damage(&path);
-                self.report.still_failed(&problem.reason);
+                self.report_closed(&problem);
                 self.copies[target].problem.get_or_insert(problem);
                 false
             }

@@ -9,6 +9,7 @@ pub(super) mod fault;
 pub(super) mod folder;
 pub(super) mod guard;
 pub(super) mod journal;
+pub(super) mod manifest;
 pub(super) mod mirror;
 pub(super) mod report;
 #[cfg(test)]

@@ -1,11 +1,14 @@
 //! Reports incidents of a store: events, `/readyz`, metrics. One event begins an incident and one ends it.
 
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use whimbrel_model::{Event, EventSink, StoreHealth};
 
-use super::journal::JournalDamage;
+use super::fault::FaultKind;
+use super::folder::FolderError;
+use super::journal::{JournalDamage, JournalError};
 
 /// The destination of the reports of all stores. Clones share it.
 #[derive(Clone)]
@@ -21,35 +24,77 @@ impl Default for StoreReports {
     }
 }
 
-/// Why a store was set aside or rebuilt.
+/// Why a store or a copy cannot be used, was set aside or rebuilt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Damage {
     pub file: String,
     pub position: Option<u64>,
     pub reason: String,
-    /// Whether bytes on disk are wrong; otherwise the disk or the LSM failed.
-    pub is_damage: bool,
+    pub kind: FaultKind,
 }
 
 impl From<JournalDamage> for Damage {
     fn from(damage: JournalDamage) -> Self {
-        let file = damage.file.display().to_string();
-        Self { file, position: Some(damage.position), reason: damage.reason.to_owned(), is_damage: true }
+        let place = Self::of_file(&damage.file, damage.reason);
+        Self { position: Some(damage.position), ..place }
+    }
+}
+
+impl From<JournalError> for Damage {
+    fn from(error: JournalError) -> Self {
+        match error {
+            JournalError::Damaged(damage) => damage.into(),
+            JournalError::Io { path, source } => Self::of_io(&path, &source),
+        }
+    }
+}
+
+impl From<FolderError> for Damage {
+    fn from(error: FolderError) -> Self {
+        match error {
+            FolderError::Damaged { file, reason } => Self::of_file(&file, reason),
+            FolderError::Io { path, source } => Self::of_io(&path, &source),
+            FolderError::Newer { ref file, .. } => Self::of_file(file, error.to_string()).of_kind(FaultKind::Passing),
+        }
     }
 }
 
 impl Damage {
     pub fn of_file(file: &Path, reason: impl Into<String>) -> Self {
-        Self { file: file.display().to_string(), position: None, reason: reason.into(), is_damage: true }
+        let file = file.display().to_string();
+        Self { file, position: None, reason: reason.into(), kind: FaultKind::Damage }
     }
 
     pub fn of_folder(folder: &Path, reason: impl Into<String>) -> Self {
-        Self { file: folder.display().to_string(), position: None, reason: reason.into(), is_damage: true }
+        Self::of_file(folder, reason)
     }
 
-    /// The same problem, without evidence that the bytes on disk are wrong.
-    pub fn not_damaged(self) -> Self {
-        Self { is_damage: false, ..self }
+    /// An error of the LSM that has this folder.
+    pub fn of_lsm(folder: &Path, error: &fjall::Error) -> Self {
+        Self::of_folder(folder, error.to_string()).of_kind(FaultKind::of(error))
+    }
+
+    /// An error of the disk, which does not show that bytes are wrong.
+    pub fn of_io(path: &Path, error: &io::Error) -> Self {
+        let kind = match FaultKind::of_io(error) {
+            FaultKind::Damage => FaultKind::Passing,
+            kind => kind,
+        };
+        Self::of_file(path, error.to_string()).of_kind(kind)
+    }
+
+    pub fn of_kind(self, kind: FaultKind) -> Self {
+        Self { kind, ..self }
+    }
+
+    /// Whether bytes on disk are wrong; otherwise the disk or the LSM failed.
+    pub fn is_damage(&self) -> bool {
+        self.kind == FaultKind::Damage
+    }
+
+    /// Whether the disk is full or reports errors: the process starts without the store and opens it later.
+    pub fn is_of_disk(&self) -> bool {
+        matches!(self.kind, FaultKind::Full | FaultKind::Device)
     }
 
     fn place(&self) -> String {
@@ -104,6 +149,27 @@ impl StoreReport {
         self.down(error);
     }
 
+    /// A copy of the store is closed and is rebuilt. The other copy serves.
+    pub fn copy_failed(&self, file: &Path, error: &str) {
+        let store = self.store;
+        tracing::error!(store, file = %file.display(), error, "a copy of a store failed; rebuilding it");
+        let detail = format!("one of the two copies of the store `{store}` failed and is rebuilt: {error}");
+        let event = Event::failure("store_failed", detail).with("store", store);
+        (self.reports.events)(event.with("file", file.display()).with("error", error));
+        self.one_copy(error);
+    }
+
+    /// A copy is still closed: an attempt to rebuild it failed.
+    pub fn copy_still_failed(&self, error: &str) {
+        tracing::warn!(store = self.store, error, "a copy of a store cannot be rebuilt; the next attempt follows");
+        self.one_copy(error);
+    }
+
+    fn one_copy(&self, error: &str) {
+        metrics::gauge!("whimbrel_store_up", "store" => self.store).set(1.0);
+        self.reports.health.set_on_one_copy(self.store, error.to_owned());
+    }
+
     fn down(&self, error: &str) {
         metrics::gauge!("whimbrel_store_up", "store" => self.store).set(0.0);
         let health = &self.reports.health;
@@ -137,6 +203,15 @@ impl StoreReport {
         let detail = format!("the store `{store}` is damaged ({place}: {reason}) and is rebuilt from the log");
         let event = Event::warning("store_rebuilt", detail).with("store", store);
         (self.reports.events)(damage.describe(event).with("kept_as", kept_as.display()));
+    }
+
+    /// The files of a damaged store were removed: the disk has no space for them.
+    pub fn files_removed(&self, folder: &Path) {
+        let store = self.store;
+        tracing::warn!(store, folder = %folder.display(), "removed the files of a damaged store to free disk space");
+        let detail = format!("the files of the damaged store `{store}` were removed to free disk space");
+        let event = Event::warning("store_files_removed", detail).with("store", store);
+        (self.reports.events)(event.with("folder", folder.display()));
     }
 
     /// One of two copies was rebuilt from the other.

@@ -15,6 +15,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::folder::{self, FolderError, FolderState};
 use super::guard::caught;
 use super::journal::{self, JournalError};
+use super::manifest;
 
 /// The suffix of the folder of the copy.
 const COPY: &str = "check";
@@ -57,7 +58,7 @@ pub(crate) fn bytes_in(folder: &Path) -> u64 {
     entries.flatten().map(bytes_of).sum()
 }
 
-/// Checks the journals and all tables of a store.
+/// Checks the journals, the manifests and all tables of a store.
 pub(crate) fn verify(folder: &Path, on_read: OnRead<'_>) -> StoreCheck {
     let mut last = StoreCheck::NotChecked { reason: "no attempt was made".to_owned() };
     let uncounted = |_: u64| {};
@@ -80,7 +81,7 @@ fn verify_once(folder: &Path, on_read: OnRead<'_>) -> StoreCheck {
         // The server creates it again.
         Ok(FolderState::Absent | FolderState::Unfinished) => return StoreCheck::Sound { files: 0 },
         Err(FolderError::Damaged { file, reason }) => {
-            return StoreCheck::Damaged { file, position: 0, reason: reason.to_owned() };
+            return StoreCheck::Damaged { file, position: 0, reason };
         }
         Err(error) => return StoreCheck::NotChecked { reason: error.to_string() },
     }
@@ -114,7 +115,7 @@ fn original(file: &Path, copy: &Path, folder: &Path) -> Option<PathBuf> {
     (!inside.as_os_str().is_empty()).then(|| folder.join(inside))
 }
 
-/// A damaged table. `file` is the folder if the error of the LSM does not name the table.
+/// A damaged table or manifest, or the folder where the LSM does not tell which one it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TableDamage {
     pub file: PathBuf,
@@ -123,7 +124,12 @@ pub(super) struct TableDamage {
 
 fn read_all(copy: &Path, on_read: OnRead<'_>) -> Result<(), TableDamage> {
     let failed = |error: &dyn std::fmt::Display| TableDamage { file: copy.to_owned(), reason: error.to_string() };
-    journal::repair(copy).map_err(|error| failed(&error))?;
+    let checked = journal::repair(copy).map_err(|error| failed(&error))?;
+    let checked = std::path::absolute(copy).map(|copy| manifest::check(&copy, checked.last_seqno.is_some()));
+    checked.map_err(|error| failed(&error))?.map_err(|error| match error {
+        FolderError::Damaged { file, reason } => TableDamage { file, reason },
+        error => failed(&error),
+    })?;
     let database = Database::builder(copy).worker_threads(1).open().map_err(|error| failed(&error))?;
     for name in database.list_keyspace_names() {
         let keyspace = database.keyspace(&name, KeyspaceCreateOptions::default).map_err(|error| failed(&error))?;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::slice::SliceDamage;
+use crate::embedded::lsm::fault::FaultKind;
 use crate::embedded::lsm::report::{Damage, StoreReport};
 
 /// The maximum number of damaged places that a process reports.
@@ -29,6 +30,6 @@ impl SliceReports {
         }
         drop(reported);
         let (file, position) = (slice.display().to_string(), Some(damage.position));
-        self.report.skipped(&Damage { file, position, reason: damage.reason.clone(), is_damage: true });
+        self.report.skipped(&Damage { file, position, reason: damage.reason.clone(), kind: FaultKind::Damage });
     }
 }

@@ -297,3 +297,88 @@ fn a_failed_store_is_left_alone_until_its_last_user_has_gone() {
     wait_until_open(&store);
     assert_eq!(store.run(count), Ok(0), "the new store is empty");
 }
+
+/// The name of a file in a store whose files cannot be read.
+const UNREADABLE: &str = "unreadable";
+
+/// Fails with an error of the device while the store has its old files.
+fn open_readable(path: &Path) -> fjall::Result<Rows> {
+    if path.join(UNREADABLE).exists() { Err(fjall::Error::Io(rustix::io::Errno::IO.into())) } else { open_rows(path) }
+}
+
+#[test]
+fn a_store_that_cannot_be_read_at_the_start_is_set_aside_after_some_attempts() {
+    let scene = Scene::new();
+    with_a_row(&scene);
+    std::fs::write(scene.path().join(UNREADABLE), b"").unwrap();
+    let guard = StoreGuard::open("holds", &scene.path(), scene.seen.reports(), open_readable, |_| {}).unwrap();
+    assert_eq!(scene.seen.kinds(), ["store_failed"], "one error is no reason to set the store aside");
+    wait_until_open(&guard.handle());
+    assert_eq!(guard.handle().run(count), Ok(0));
+    assert_eq!(scene.seen.kinds(), ["store_failed", "store_rebuilt", "store_recovered"]);
+    assert!(scene.folder.path().join("holds.damaged/0.jnl").exists());
+}
+
+#[test]
+fn a_store_that_cannot_be_read_again_after_a_failure_is_set_aside() {
+    let scene = Scene::new();
+    let guard = StoreGuard::open("holds", &scene.path(), scene.seen.reports(), open_readable, |_| {}).unwrap();
+    let store = guard.handle();
+    store.run(|rows| put(rows, "a")).unwrap();
+    std::fs::write(scene.path().join(UNREADABLE), b"").unwrap();
+    assert!(store.run(fails(fjall::Error::Poisoned)).is_err());
+    wait_until_open(&store);
+    assert_eq!(store.run(count), Ok(0));
+    assert_eq!(scene.seen.kinds(), ["store_failed", "store_rebuilt", "store_recovered"]);
+}
+
+#[test]
+fn a_disk_that_fails_for_long_sets_a_store_aside_once() {
+    let scene = Scene::new();
+    with_a_row(&scene);
+    let failures = AtomicU32::new(DEVICE_FAILURES_MAX * 2 + 1);
+    let open = move |path: &Path| {
+        let is_failing =
+            failures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok();
+        if is_failing { Err(fjall::Error::Io(rustix::io::Errno::IO.into())) } else { open_rows(path) }
+    };
+    let guard = StoreGuard::open("holds", &scene.path(), scene.seen.reports(), open, |_| {}).unwrap();
+    wait_until_open(&guard.handle());
+    assert_eq!(scene.seen.kinds(), ["store_failed", "store_rebuilt", "store_recovered"]);
+    assert!(scene.folder.path().join("holds.damaged/0.jnl").exists(), "the first files are kept");
+}
+
+#[test]
+fn a_store_that_cannot_be_created_on_a_full_disk_is_created_later() {
+    for errno in [rustix::io::Errno::NOSPC, rustix::io::Errno::DQUOT, rustix::io::Errno::IO] {
+        let scene = Scene::new();
+        let failures = AtomicU32::new(2);
+        let open = move |path: &Path| {
+            let is_failing =
+                failures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok();
+            if is_failing { Err(fjall::Error::Io(errno.into())) } else { open_rows(path) }
+        };
+        let guard = StoreGuard::open("holds", &scene.path(), scene.seen.reports(), open, |_| {}).unwrap();
+        wait_until_open(&guard.handle());
+        assert_eq!(scene.seen.kinds(), ["store_failed", "store_recovered"]);
+    }
+    let scene = Scene::new();
+    let open = |_: &Path| Err::<Rows, _>(fjall::Error::Io(rustix::io::Errno::ACCESS.into()));
+    assert!(StoreGuard::open("holds", &scene.path(), scene.seen.reports(), open, |_| {}).is_err());
+}
+
+#[test]
+fn the_files_of_a_damaged_store_make_room_for_the_rebuilt_one() {
+    let scene = Scene::new();
+    let guard = scene.open();
+    let (store, kept) = (guard.handle(), scene.folder.path().join("holds.damaged"));
+    assert!(store.run(fails(fjall::LsmError::InvalidTrailer.into())).is_err());
+    wait_until_open(&store);
+    store.run(|rows| put(rows, "a")).unwrap();
+    assert!(kept.is_dir(), "the disk has room");
+    assert!(store.run(fails(fjall::Error::Io(rustix::io::Errno::NOSPC.into()))).is_err());
+    wait_until_open(&store);
+    assert!(!kept.exists(), "the disk has no room for the rebuilt store");
+    assert_eq!(store.run(count), Ok(1));
+    assert_eq!(scene.seen.field("store_files_removed", "folder"), Some(kept.display().to_string()));
+}

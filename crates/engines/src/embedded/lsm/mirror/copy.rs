@@ -8,6 +8,7 @@ use super::super::fault::FaultKind;
 use super::super::folder::{self, FolderError};
 use super::super::guard::{caught, close, damaged_table};
 use super::super::journal::{self, JournalError};
+use super::super::manifest;
 use super::super::report::Damage;
 use super::{Batch, Change, MirrorSettings};
 use crate::embedded::background::yields;
@@ -73,23 +74,12 @@ impl From<std::io::Error> for CopyFailure {
 
 impl CopyFailure {
     pub fn damage(self, path: &Path) -> Damage {
-        let is_damage = match &self {
-            Self::Lsm(error) => FaultKind::of(error) == FaultKind::Damage,
-            Self::Journal(JournalError::Damaged(_)) | Self::Folder(FolderError::Damaged { .. }) | Self::Panic(_) => {
-                true
-            }
-            Self::Journal(JournalError::Io { .. }) | Self::Folder(_) | Self::Io(_) => false,
-        };
         match self {
-            Self::Journal(JournalError::Damaged(damage)) => damage.into(),
-            Self::Folder(FolderError::Damaged { file, reason }) => Damage::of_file(&file, reason),
-            Self::Folder(FolderError::Io { path, source }) | Self::Journal(JournalError::Io { path, source }) => {
-                Damage { is_damage, ..Damage::of_file(&path, source.to_string()) }
-            }
-            Self::Folder(error) => Damage { is_damage, ..Damage::of_folder(path, error.to_string()) },
-            Self::Lsm(error) => Damage { is_damage, ..Damage::of_folder(path, error.to_string()) },
-            Self::Io(error) => Damage { is_damage, ..Damage::of_folder(path, error.to_string()) },
-            Self::Panic(reason) => Damage { is_damage, ..Damage::of_folder(path, reason) },
+            Self::Lsm(error) => Damage::of_lsm(path, &error),
+            Self::Folder(error) => error.into(),
+            Self::Journal(error) => error.into(),
+            Self::Io(error) => Damage::of_io(path, &error),
+            Self::Panic(reason) => Damage::of_folder(path, reason),
         }
     }
 }
@@ -115,17 +105,21 @@ pub(super) struct Copied {
 }
 
 impl CopyDb {
-    /// Opens a copy whose journals were checked, or creates it.
+    /// Opens a copy whose journals and manifests were checked, or creates it.
     pub fn open_checked(path: &Path, settings: &MirrorSettings) -> Result<Self, CopyFailure> {
         folder::prepare(path).map_err(CopyFailure::Folder)?;
-        journal::repair(path).map_err(CopyFailure::Journal)?;
+        let checked = journal::repair(path).map_err(CopyFailure::Journal)?;
+        manifest::check(path, checked.last_seqno.is_some()).map_err(CopyFailure::Folder)?;
         Self::open_unchecked(path, settings)
     }
 
-    /// Opens a copy without the batches behind damaged places of its journals.
+    /// Opens a copy without the batches behind damaged places of its journals. Refuses a copy with a damaged manifest: the LSM would
+    /// delete its tables.
     pub fn salvage(path: &Path, settings: &MirrorSettings) -> Result<Self, CopyFailure> {
         folder::restore_version(path)?;
         journal::salvage(path).map_err(CopyFailure::Journal)?;
+        let has_batch = journal::check(path).map_err(CopyFailure::Journal)?.last_seqno.is_some();
+        manifest::check(path, has_batch).map_err(CopyFailure::Folder)?;
         Self::open_unchecked(path, settings)
     }
 

@@ -1,5 +1,7 @@
 //! Two copies of a store after damage and failures of one or both.
 
+use std::os::unix::fs::MetadataExt as _;
+
 use super::super::testing::{Seen, flip};
 use super::*;
 
@@ -136,8 +138,79 @@ fn a_copy_that_fails_is_rebuilt_while_the_other_one_serves() {
 }
 
 #[test]
+fn a_store_with_one_copy_left_is_a_warning_and_one_without_a_copy_a_failure() {
+    let scene = Scene::new();
+    let (health, mut mirror) = (&scene.seen.health, scene.open());
+    mirror.fail(0, CopyFailure::Lsm(fjall::Error::Poisoned));
+    assert_eq!((health.problems().len(), health.warnings().len()), (0, 1), "{:?}", health.problems());
+    assert!(health.warnings()[0].contains("one of its two copies"), "{:?}", health.warnings());
+    mirror.fail(1, CopyFailure::Lsm(fjall::Error::Poisoned));
+    assert_eq!((health.problems().len(), health.warnings().len()), (1, 0));
+    mirror.heal();
+    assert_eq!((health.problems().len(), health.warnings().len()), (0, 0));
+}
+
+#[test]
+fn a_store_whose_second_copy_cannot_be_written_is_a_warning_until_it_can() {
+    let scene = Scene::new();
+    std::fs::remove_dir_all(&scene.copies()[1]).unwrap();
+    // A file has the name of the folder in which the copy is rebuilt.
+    let blocked = scene.copies()[1].with_extension(REBUILD);
+    std::fs::write(&blocked, b"").unwrap();
+    let (health, mut mirror) = (&scene.seen.health, scene.open());
+    assert_eq!((health.problems().len(), health.warnings().len()), (0, 1), "{:?}", health.problems());
+    assert_eq!(count(&mut mirror), COUNT);
+    std::fs::remove_file(&blocked).unwrap();
+    mirror.heal();
+    assert_eq!((health.problems().len(), health.warnings().len()), (0, 0));
+    assert_eq!(scene.seen.kinds(), ["store_failed", "store_copy_rebuilt", "store_recovered"]);
+}
+
+#[test]
+fn a_copy_with_a_flipped_bit_in_a_manifest_is_rebuilt_from_the_other_one() {
+    for side in 0..2 {
+        let scene = Scene::new();
+        let mut mirror = scene.open();
+        mirror.flush().unwrap();
+        drop(mirror);
+        let manifest = manifest_with_table(&scene.copies()[side].join("keyspaces/1"));
+        // The number of runs in the last level.
+        let runs = std::fs::read(&manifest).unwrap().windows(5).position(|bytes| bytes == [1, 1, 0, 0, 0]).unwrap();
+        flip(&manifest, runs);
+        assert_eq!(count(&mut scene.open()), COUNT);
+        assert_eq!(scene.seen.kinds(), ["store_copy_rebuilt"]);
+        assert_eq!(scene.seen.field("store_copy_rebuilt", "file"), Some(manifest.display().to_string()));
+        scene.assert_whole();
+    }
+}
+
+#[test]
+fn two_copies_with_damaged_manifests_are_kept_and_the_loss_is_reported() {
+    let scene = Scene::new();
+    let mut mirror = scene.open();
+    mirror.flush().unwrap();
+    drop(mirror);
+    for copy in scene.copies() {
+        flip(&manifest_with_table(&copy.join("keyspaces/1")), 1);
+    }
+    assert_eq!(count(&mut scene.open()), 0);
+    assert!(scene.seen.kinds().contains(&"store_data_lost"), "{:?}", scene.seen.kinds());
+    for copy in scene.copies() {
+        let kept = PathBuf::from(format!("{}.damaged", copy.display()));
+        assert_eq!(std::fs::read_dir(kept.join("keyspaces/1/tables")).unwrap().count(), 1, "the tables are kept");
+    }
+}
+
+/// The newest manifest of a keyspace.
+fn manifest_with_table(keyspace: &Path) -> PathBuf {
+    let files = std::fs::read_dir(keyspace).unwrap().map(|file| file.unwrap().path());
+    files.filter(|file| file.file_name().unwrap().to_string_lossy().starts_with('v')).max().unwrap()
+}
+
+#[test]
 fn after_both_copies_failed_both_are_written_again() {
     let scene = Scene::new();
+    let before = scene.copies().map(|copy| std::fs::metadata(copy).unwrap().ino());
     let mut mirror = scene.open();
     mirror.fail(0, CopyFailure::Lsm(fjall::Error::Poisoned));
     mirror.fail(1, CopyFailure::Lsm(fjall::Error::Poisoned));
@@ -147,6 +220,9 @@ fn after_both_copies_failed_both_are_written_again() {
     assert_eq!(count(&mut mirror), COUNT);
     assert!(mirror.heal_at().is_none());
     assert!(scene.seen.health.problems().is_empty());
+    for (copy, before) in scene.copies().iter().zip(before) {
+        assert_ne!(std::fs::metadata(copy).unwrap().ino(), before, "{} is not replaced", copy.display());
+    }
     drop(mirror);
     scene.assert_whole();
     assert_eq!(scene.seen.kinds().first(), Some(&"store_failed"));
