@@ -166,7 +166,7 @@ impl Core {
         for key in missing {
             let folder = folder.join(key.partition.to_string());
             let of = BatchesOf { secret: self.folder.secret, key };
-            known.insert(key, Arc::new(Partition::new(of, folder, self.disk.clone())));
+            known.insert(key, Arc::new(Partition::new(of, folder, self.disk.clone(), &self.settings)));
         }
         Ok(())
     }

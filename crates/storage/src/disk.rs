@@ -176,3 +176,14 @@ fn folder_of(path: &Path) -> &Path {
 pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
+
+/// A place that the disk does not give back: a sector that cannot be read, or a file that is gone. Other errors, such as the want of file
+/// descriptors, say nothing of the disk.
+pub(crate) fn is_unreadable(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EIO) || error.kind() == io::ErrorKind::NotFound
+}
+
+/// File descriptors or memory are short: the call did nothing, and can be repeated when the shortage is over.
+pub(crate) fn is_passing(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
+}

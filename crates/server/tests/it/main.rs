@@ -64,3 +64,4 @@ mod services;
 mod serving;
 mod starting;
 mod store_faults;
+mod unreadable_sectors;

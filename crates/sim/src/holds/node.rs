@@ -149,6 +149,7 @@ pub fn name_of(effect: &Effect) -> &'static str {
         Effect::StartOver => "start over",
         Effect::OpenAnew => "open anew",
         Effect::Report { .. } => "report",
+        Effect::NotTrimmed { .. } => "not trimmed",
         Effect::Resign { .. } => "resign",
     }
 }

@@ -2,6 +2,7 @@
 //! waits or fails. The tests of the engines use it too.
 
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use whimbrel_storage::disk::{Disk, DiskFile, RealDisk};
 type Hook = Arc<dyn Fn() + Send + Sync>;
 type SyncHook = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
 type RenameHook = Arc<dyn Fn(&Path) + Send + Sync>;
+type BadSectors = Arc<dyn Fn(&Path, Range<u64>) -> bool + Send + Sync>;
 
 #[derive(Default)]
 pub struct UnsyncedDisk {
@@ -19,6 +21,8 @@ pub struct UnsyncedDisk {
     sync_folder: Option<SyncHook>,
     before_read: Option<Hook>,
     after_rename: Option<RenameHook>,
+    bad_sectors: Option<BadSectors>,
+    before_open: Option<SyncHook>,
 }
 
 #[allow(dead_code, reason = "each of the test programs takes what it needs of it")]
@@ -48,20 +52,37 @@ impl UnsyncedDisk {
         Self { after_rename: Some(Arc::new(after_rename)), ..Self::default() }
     }
 
+    /// A disk that opens and makes files only where this allows it.
+    pub fn with_before_open(before_open: impl Fn() -> io::Result<()> + Send + Sync + 'static) -> Self {
+        Self { before_open: Some(Arc::new(before_open)), ..Self::default() }
+    }
+
+    /// A disk that cannot read these bytes of these files.
+    pub fn with_bad_sectors(are_bad: impl Fn(&Path, Range<u64>) -> bool + Send + Sync + 'static) -> Self {
+        Self { bad_sectors: Some(Arc::new(are_bad)), ..Self::default() }
+    }
+
     fn reading(&self) {
         if let Some(before_read) = &self.before_read {
             before_read();
         }
     }
 
-    fn unsynced(&self, file: Arc<dyn DiskFile>) -> Arc<dyn DiskFile> {
+    fn opening(&self) -> io::Result<()> {
+        self.before_open.as_ref().map_or(Ok(()), |before_open| before_open())
+    }
+
+    fn unsynced(&self, path: &Path, file: Arc<dyn DiskFile>) -> Arc<dyn DiskFile> {
         let (before_sync, before_read) = (self.before_sync.clone(), self.before_read.clone());
-        Arc::new(UnsyncedFile { file, before_sync, before_read })
+        let bad_sectors = self.bad_sectors.clone();
+        Arc::new(UnsyncedFile { path: path.to_owned(), file, before_sync, before_read, bad_sectors })
     }
 }
 
 struct UnsyncedFile {
+    path: PathBuf,
     file: Arc<dyn DiskFile>,
+    bad_sectors: Option<BadSectors>,
     before_sync: Option<Hook>,
     before_read: Option<Hook>,
 }
@@ -77,11 +98,13 @@ impl UnsyncedFile {
 impl Disk for UnsyncedDisk {
     fn open(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
         self.reading();
-        self.disk.open(path).map(|file| self.unsynced(file))
+        self.opening()?;
+        self.disk.open(path).map(|file| self.unsynced(path, file))
     }
 
     fn create(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
-        self.disk.create(path).map(|file| self.unsynced(file))
+        self.opening()?;
+        self.disk.create(path).map(|file| self.unsynced(path, file))
     }
 
     fn create_dirs(&self, path: &Path) -> io::Result<()> {
@@ -137,6 +160,11 @@ impl Disk for UnsyncedDisk {
 impl DiskFile for UnsyncedFile {
     fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize> {
         self.reading();
+        let bytes = position..position + buffer.len() as u64;
+        if self.bad_sectors.as_ref().is_some_and(|are_bad| are_bad(&self.path, bytes)) {
+            const EIO: i32 = 5;
+            return Err(io::Error::from_raw_os_error(EIO));
+        }
         self.file.read_at(buffer, position)
     }
 
