@@ -75,7 +75,7 @@ pub fn run(config: Config) -> Result<ExitCode, Failure> {
         let events = Events::new(Arc::clone(&clock));
         let engines = wiring::open_engines(&config, Arc::clone(&clock), events.sink()).await?;
         let closed = CancellationToken::new();
-        let watch = process_clock.watch(engines.latest_time, events.sink(), closed.clone());
+        let watch = process_clock.watch(events.sink(), closed.clone());
         let server = Server { config: &config, engines: &engines, clock, events, shutdown };
         let outcome = server.run(listener, internal, figures).await;
         engines.close().await;

@@ -265,6 +265,39 @@ fn a_start_behind_the_log_is_told_and_serves() {
     wait_until_fired(&client, &hold_many(&client, "x", "100ms"));
 }
 
+/// Another boot: nothing is known of the clock but what the log has.
+#[test]
+fn a_start_ahead_of_the_log_forgets_nothing_until_the_clock_has_kept_its_time() {
+    let machine = Machine::new();
+    let server = machine.start(&[]);
+    let keyed = NewMessage::text("keyed").idempotency_key("a-key");
+    let first = converse(server.client().publish("orders", &keyed)).unwrap();
+    let hour = hold_many(&server.client(), "hour", "1h");
+    assert!(server.end().success());
+    let note = machine.folder.path().join("whimbrel-data/clock");
+    std::fs::remove_file(&note).unwrap();
+    machine.set_clock(30 * DAY_MS);
+    let server = machine.start(&["holds.checkpoint_interval=100ms"]);
+    let client = server.client();
+    wait_for_event(&client, "clock_ahead_of_log");
+    // By the wall clock they are due.
+    wait_until_fired(&client, &hour);
+    let again = converse(client.publish("orders", &keyed)).unwrap();
+    let (Accepted::Published(first), Accepted::Published(again)) = (first, again) else { panic!("it was not held") };
+    assert_eq!((first.id, first.offset), (again.id, again.offset), "a repeat is answered as the first");
+    // By now the log has records of the wrong time. The next start does not trust them either.
+    eventually("the doubt is noted", || note.exists());
+    server.kill();
+    let server = machine.start(&["coordination.clock_stepout=2s"]);
+    let client = server.client();
+    eventually("the second start is in doubt", || {
+        clock_events(&client).iter().filter(|kind| *kind == "clock_ahead_of_log").count() == 2
+    });
+    let doubtful = std::fs::read(&note).unwrap();
+    wait_for_event(&client, "clock_accepted");
+    eventually("the clock is noted", || std::fs::read(&note).unwrap() != doubtful);
+}
+
 #[test]
 fn a_damaged_note_of_the_clock_is_reported_at_the_start() {
     let folder = tempfile::tempdir().unwrap();
