@@ -122,7 +122,7 @@ const SERVICES: &[Setting] = &[
         "connections_max",
         count(1, 1_000_000),
         Count(16_384),
-        "Connections at the same time. Those beyond wait to be accepted.",
+        "Connections at the same time. Those beyond wait to be accepted, as do those that file descriptors do not suffice for.",
     ),
     setting(
         "header_wait",

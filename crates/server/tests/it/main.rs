@@ -16,6 +16,7 @@ mod deliver_nodes;
 mod deliver_pull;
 mod deliver_push;
 mod deliver_verified;
+mod descriptors;
 mod device;
 mod fault_history;
 mod faulty_disk;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 use bytes::{Buf, Bytes};
@@ -102,6 +102,7 @@ impl Core {
             last_checkpoint: Mutex::new(checkpoint),
             changing_topics: Mutex::new(()),
             refusal: Mutex::new(None),
+            told_delayed: AtomicBool::new(false),
             told: Mutex::default(),
             unreadable: Mutex::default(),
             retention: RwLock::default(),
