@@ -133,16 +133,13 @@ fn a_hold_is_due_by_true_time_although_it_was_accepted_during_an_excursion() {
     let machine = Machine::new();
     let server = machine.start(&[]);
     let client = server.client();
-    let began = Instant::now();
-    machine.set_clock(DAY_MS);
-    let held = hold_many(&client, "x", "1500ms");
-    let accepted = Instant::now();
-    wait_until_fired(&client, &held);
-    assert!(began.elapsed() >= Duration::from_millis(1500));
-    machine.set_clock(-DAY_MS);
-    let held = hold_many(&client, "y", "500ms");
-    wait_until_fired(&client, &held);
-    assert!(accepted.elapsed() < Duration::from_secs(3_600), "a clock that fell back holds nothing up");
+    for (name, offset_ms) in [("ahead", DAY_MS), ("back", -DAY_MS)] {
+        machine.set_clock(offset_ms);
+        let began = Instant::now();
+        // Waits for a minute at most: a hold that follows the wall clock is a day late, or fires at once.
+        wait_until_fired(&client, &hold_many(&client, name, "1500ms"));
+        assert!(began.elapsed() >= Duration::from_millis(1500), "{name}: holds fired before their time");
+    }
 }
 
 #[test]
