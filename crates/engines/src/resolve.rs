@@ -10,7 +10,7 @@ use whimbrel_model::ports::{
     Catalogue, CatalogueError, Coordination, Devices, DevicesError, Inbox, InboxError, Log, LogTopics, Notebook,
     Progress, ProgressError, Receipts, ReceiptsError, Sessions, Timers, TimersError,
 };
-use whimbrel_model::{Clock, EventSink, StoreHealth, Timestamp};
+use whimbrel_model::{Clock, EventSink, StoreHealth};
 use whimbrel_storage::OpenError;
 
 use crate::embedded::{
@@ -120,8 +120,6 @@ pub struct Engines {
     pub notebook: Arc<dyn Notebook>,
     /// Which stores of the data folder cannot serve now.
     pub store_health: Arc<StoreHealth>,
-    /// The latest time of the records that the embedded log has.
-    pub latest_time: Option<Timestamp>,
     /// What was found at the start, in a sentence for the banner.
     pub description: String,
     opened: Opened,
@@ -175,7 +173,13 @@ pub async fn resolve(
                 return Err(EngineError::LogIsNotShared);
             }
             let catalogue = open_catalogue(&folder, &events)?;
-            let (log, recovered) = EmbeddedLog::open(Arc::clone(&folder), log_settings, clock, Arc::clone(&events))?;
+            let log_clock = Arc::clone(&clock);
+            let (log, recovered) =
+                EmbeddedLog::open(Arc::clone(&folder), log_settings, log_clock, Arc::clone(&events))?;
+            // Before the receipts are opened, which drop what is too old.
+            if let Some(latest) = log.latest_time() {
+                clock.compare_with_log(latest);
+            }
             if catalogue.is_new() && !log.partitions().is_empty() {
                 return Err(OpenError::CatalogueMissing(catalogue.path().to_owned()).into());
             }
@@ -199,7 +203,6 @@ pub async fn resolve(
                 devices,
                 notebook,
                 store_health,
-                latest_time: log.latest_time(),
                 description: state.described(describe(&recovered)),
                 opened: Opened::Embedded(log),
                 _folder: folder,
@@ -227,7 +230,6 @@ pub async fn resolve(
                 devices,
                 notebook,
                 store_health,
-                latest_time: None,
                 description: state.described(description),
                 opened: Opened::Kafka(log),
                 _folder: folder,

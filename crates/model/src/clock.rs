@@ -6,7 +6,7 @@ mod guarded;
 mod step_filter;
 
 pub use guarded::{ClockSource, GuardedClock};
-pub use step_filter::{ClockChange, Sample, StepFilter, StepLimits};
+pub use step_filter::{ClockChange, Sample, StartDoubt, StepFilter, StepLimits};
 
 use crate::Timestamp;
 
@@ -24,6 +24,9 @@ pub trait Clock: Send + Sync + 'static {
     fn expiry_now(&self) -> Timestamp {
         self.now()
     }
+
+    /// Tells the latest time that the log has. The engine of the log calls this at the start, before anything expires.
+    fn compare_with_log(&self, _latest: Timestamp) {}
 }
 
 /// The machine's own wall clock.

@@ -92,6 +92,8 @@ impl Profile {
             tail_bytes: *rng.pick(&[0, 4 << 10, 64 << 10]),
             unsaved_bytes_max: 2 * frame_bytes_max as u64,
             disk_reserve_bytes: *rng.pick(&[0, 32 << 10]),
+            // The simulator does not wait.
+            unreadable_for: Duration::ZERO,
             ..Settings::default()
         }
     }

@@ -18,7 +18,7 @@ mod scrub;
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use crate::checkpoint::Checkpoint;
@@ -54,6 +54,8 @@ pub enum Event {
     FileReplaced(Replaced),
     DiskFull(String),
     DiskHasRoom,
+    /// Segments or a checkpoint could not be written for want of file descriptors or memory. Told once until a checkpoint succeeds.
+    Delayed(String),
     Poisoned(String),
 }
 
@@ -88,6 +90,8 @@ pub struct Core {
     /// taken has only frames that come after it, and one that is deleted is not there when the marks are read.
     changing_topics: Mutex<()>,
     refusal: Mutex<Option<Refusal>>,
+    /// It was told that writing is delayed.
+    told_delayed: AtomicBool,
     /// Damage that was told of: a reader that comes back to it is no news.
     told: Mutex<HashSet<(String, u64)>>,
     /// Files that the last retention could not read.
@@ -166,7 +170,7 @@ impl Core {
         for key in missing {
             let folder = folder.join(key.partition.to_string());
             let of = BatchesOf { secret: self.folder.secret, key };
-            known.insert(key, Arc::new(Partition::new(of, folder, self.disk.clone())));
+            known.insert(key, Arc::new(Partition::new(of, folder, self.disk.clone(), &self.settings)));
         }
         Ok(())
     }
@@ -292,6 +296,15 @@ impl Core {
         *lock(&self.refusal) = Some(Refusal::Poisoned(why.clone()));
         (self.on_event)(Event::Poisoned(why.clone()));
         why
+    }
+
+    /// Nothing was written and the cause passes: the next round tries again.
+    fn delay(&self, what: &str, error: &io::Error) -> AppendError {
+        let why = format!("{what}: {error}");
+        if !self.told_delayed.swap(true, Ordering::Relaxed) {
+            (self.on_event)(Event::Delayed(why.clone()));
+        }
+        AppendError::Delayed(why)
     }
 
     fn set_full(&self, why: String) {

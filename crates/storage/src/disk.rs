@@ -123,6 +123,9 @@ impl From<ReplaceError> for io::Error {
     fn from(error: ReplaceError) -> Self {
         match error {
             ReplaceError::NotReplaced(error) => error,
+            ReplaceError::NotSynced(ref cause) if is_not_begun(cause) => {
+                Self::new(cause.kind(), NotBegun(error.to_string()))
+            }
             ReplaceError::NotSynced(ref cause) => Self::new(cause.kind(), error.to_string()),
         }
     }
@@ -172,13 +175,43 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new("."))
 }
 
-/// A disk that has no room: the one I/O error that passes by itself.
+/// A disk that has no room: this passes when something else is removed.
 pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// Whether the device reports an error: it cannot read or write these bytes.
 pub(crate) fn is_device_error(error: &io::Error) -> bool {
-    const EIO: i32 = 5;
-    error.raw_os_error() == Some(EIO)
+    error.raw_os_error() == Some(libc::EIO)
+}
+
+/// A place that the disk does not give back: a sector that cannot be read, or a file that is gone. Other errors, such as the want of file
+/// descriptors, say nothing of the disk.
+pub(crate) fn is_unreadable(error: &io::Error) -> bool {
+    is_device_error(error) || error.kind() == io::ErrorKind::NotFound
+}
+
+/// File descriptors or memory are short: the call did nothing, and can be repeated when the shortage is over. Not of a sync, whose error
+/// passes only if it [has not begun](is_not_begun).
+pub(crate) fn is_passing(error: &io::Error) -> bool {
+    is_short(error) || is_not_begun(error)
+}
+
+fn is_short(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
+}
+
+/// A sync that did not begin, because its file or folder could not be opened for want of file descriptors or memory. Unlike a failed sync,
+/// it says nothing of what is on the disk, and can be repeated.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct NotBegun(String);
+
+pub(crate) fn is_not_begun(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|cause| cause.is::<NotBegun>())
+}
+
+/// The error of an open before a sync.
+fn before_sync(error: io::Error) -> io::Error {
+    if is_short(&error) { io::Error::new(error.kind(), NotBegun(error.to_string())) } else { error }
 }

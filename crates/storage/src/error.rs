@@ -43,6 +43,9 @@ pub enum AppendError {
     DiskFull(String),
     #[error("{waiting} bytes wait for the disk already")]
     Overloaded { waiting: usize },
+    /// File descriptors or memory are short. It passes, and the log is as it was.
+    #[error("{0}")]
+    Delayed(String),
     #[error("{0}")]
     Poisoned(String),
     #[error("the log is closing")]

@@ -6,6 +6,7 @@
 
 mod arrival;
 mod read;
+mod unreadable;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -25,6 +26,7 @@ use crate::verify::Extent;
 
 pub use arrival::Arrival;
 pub use read::Batches;
+use unreadable::UnreadablePlaces;
 
 pub(crate) struct Partition {
     pub key: PartitionKey,
@@ -34,6 +36,7 @@ pub(crate) struct Partition {
     state: Mutex<State>,
     /// Held while segments are written or removed: by whoever spills, trims or deletes, never by readers or the journal.
     writing: Mutex<()>,
+    unreadable: UnreadablePlaces,
     /// There are batches that are not in segments; set by the first, so that the list of such partitions has each once.
     dirty: AtomicBool,
 }
@@ -98,7 +101,7 @@ pub(crate) struct Spilled {
 }
 
 impl Partition {
-    pub fn new(of: BatchesOf, folder: PathBuf, disk: Arc<dyn Disk>) -> Self {
+    pub fn new(of: BatchesOf, folder: PathBuf, disk: Arc<dyn Disk>, settings: &Settings) -> Self {
         let state = State {
             first: 0,
             next: 0,
@@ -122,6 +125,7 @@ impl Partition {
             disk,
             state: Mutex::new(state),
             writing: Mutex::new(()),
+            unreadable: UnreadablePlaces::new(settings.unreadable_for),
             dirty: AtomicBool::new(false),
         }
     }
@@ -132,10 +136,11 @@ impl Partition {
         of: BatchesOf,
         folder: PathBuf,
         disk: Arc<dyn Disk>,
+        settings: &Settings,
         mark: Option<&PartitionMark>,
         now: i64,
     ) -> io::Result<(Self, Vec<Damage>)> {
-        let partition = Self::new(of, folder, disk);
+        let partition = Self::new(of, folder, disk, settings);
         let disk = &*partition.disk;
         let mut bases: Vec<u64> =
             disk.list(&partition.folder)?.iter().filter_map(|name| Segment::base_of(name)).collect();

@@ -12,7 +12,7 @@ use zerocopy::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::PartitionKey;
-use crate::disk::{Disk, DiskFile, is_full, read_whole};
+use crate::disk::{Disk, DiskFile, is_full, is_unreadable, read_whole};
 use crate::format::{BATCH_HEADER_LEN, BATCH_MAGIC, BadBatch, Batch, FolderSecret, crc};
 use crate::settings::FRAME_BYTES_MAX;
 
@@ -20,6 +20,11 @@ const SEGMENT_SUFFIX: &str = ".segment";
 const INDEX_SUFFIX: &str = "index";
 /// Bytes that a scan reads together.
 const SCAN_CHUNK: usize = 256 << 10;
+/// Bytes of a sector: a disk that cannot read a byte cannot read its neighbours in the same sector either.
+const SECTOR: u64 = 4096;
+/// Behind a sector that the disk cannot read, a search goes on by this part of what it has skipped, so that a file that cannot be read at
+/// all takes few reads. It passes over at most as large a part of what could be read.
+const SKIPPED_PART: u64 = 16;
 
 pub(crate) struct Segment {
     pub base: u64,
@@ -231,6 +236,8 @@ pub(crate) struct Scanner {
     end: u64,
     chunk: Bytes,
     chunk_len: usize,
+    /// The disk could not read a whole chunk.
+    by_sector: bool,
 }
 
 /// What a scan met that is not a batch of this partition.
@@ -242,7 +249,7 @@ pub(crate) enum ScanError {
 
 impl Scanner {
     pub fn new(file: std::sync::Arc<dyn DiskFile>, of: BatchesOf, position: u64, end: u64) -> Self {
-        Self { file, of, position, end, chunk: Bytes::new(), chunk_len: SCAN_CHUNK }
+        Self { file, of, position, end, chunk: Bytes::new(), chunk_len: SCAN_CHUNK, by_sector: false }
     }
 
     /// Reads at least this much together.
@@ -294,8 +301,8 @@ impl Scanner {
     /// Looks for the next place from here on that holds a whole batch of this partition, byte by byte.
     pub fn find_next(&mut self) -> Result<Option<(u64, Batch)>, ScanError> {
         while self.end - self.position >= BATCH_HEADER_LEN as u64 {
-            if self.chunk.len() < BATCH_MAGIC.len() {
-                self.fill(BATCH_HEADER_LEN)?;
+            if self.chunk.len() < BATCH_MAGIC.len() && !self.fill_behind_unreadable()? {
+                return Ok(None);
             }
             let skipped = match self.chunk.windows(BATCH_MAGIC.len()).position(|bytes| bytes == BATCH_MAGIC) {
                 Some(at) => at,
@@ -308,8 +315,9 @@ impl Scanner {
             }
             let (position, chunk) = (self.position, self.chunk.clone());
             match self.next() {
-                Err(ScanError::Io(error)) => return Err(ScanError::Io(error)),
-                Err(ScanError::Bad { .. }) => {
+                Err(ScanError::Io(error)) if !is_unreadable(&error) => return Err(ScanError::Io(error)),
+                // A batch of which the disk cannot read a part is as bad as one with a wrong checksum.
+                Err(ScanError::Io(_) | ScanError::Bad { .. }) => {
                     (self.position, self.chunk) = (position, chunk);
                     self.skip(1);
                 }
@@ -319,17 +327,54 @@ impl Scanner {
         Ok(None)
     }
 
+    /// Fills the chunk at the next place that the disk can read; false where there is none.
+    fn fill_behind_unreadable(&mut self) -> Result<bool, ScanError> {
+        let begun = self.position;
+        while self.end - self.position >= BATCH_HEADER_LEN as u64 {
+            match self.fill(BATCH_HEADER_LEN) {
+                Err(ScanError::Io(error)) if is_unreadable(&error) => {
+                    let step = ((self.position - begun) / SKIPPED_PART).max(1);
+                    let next = (self.position + step).next_multiple_of(SECTOR);
+                    (self.position, self.chunk) = (next.min(self.end), Bytes::new());
+                }
+                other => {
+                    self.by_sector &= self.position == begun;
+                    return other.map(|()| true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
     fn skip(&mut self, bytes: usize) {
         self.position += bytes as u64;
         bytes::Buf::advance(&mut self.chunk, bytes);
     }
 
+    /// Reads a chunk with at least the next `needed` bytes. Where the disk cannot read a whole chunk, it reads sector by sector: what lies
+    /// before an unreadable sector can be read.
     fn fill(&mut self, needed: usize) -> Result<(), ScanError> {
-        let want = needed.max(self.chunk_len).min((self.end - self.position) as usize);
-        let mut buffer = vec![0; want];
-        let read = self.file.read_at(&mut buffer, self.position).map_err(ScanError::Io)?;
-        buffer.truncate(read);
-        if read < needed {
+        let left = (self.end - self.position) as usize;
+        let read = |want: usize| {
+            let mut buffer = vec![0; want.max(needed).min(left)];
+            let read = self.file.read_at(&mut buffer, self.position);
+            read.map(|read| {
+                buffer.truncate(read);
+                buffer
+            })
+        };
+        let is_bad = |read: &io::Result<Vec<u8>>| matches!(read, Err(error) if is_unreadable(error));
+        let to_sector_end = (SECTOR - self.position % SECTOR) as usize;
+        let mut found = read(if self.by_sector { to_sector_end } else { self.chunk_len });
+        if is_bad(&found) && !self.by_sector {
+            self.by_sector = true;
+            found = read(to_sector_end);
+        }
+        if is_bad(&found) && needed < to_sector_end {
+            found = read(needed);
+        }
+        let buffer = found.map_err(ScanError::Io)?;
+        if buffer.len() < needed {
             return Err(ScanError::Bad { position: self.position, what: "a file that is shorter than it was" });
         }
         self.chunk = buffer.into();

@@ -40,6 +40,8 @@ pub struct Settings {
     pub idle_after: Duration,
     /// Bytes of cold segments that a scrub reads in a second, at most.
     pub scrub_rate: u64,
+    /// How long a place must have been unreadable before it counts as damaged, and readers go on behind it.
+    pub unreadable_for: Duration,
     /// From the beginning of one scrub of all cold segments to the beginning of the next. `None`: they are not scrubbed.
     pub scrub_interval: Option<Duration>,
 }
@@ -63,6 +65,7 @@ impl Default for Settings {
             gather_max: Duration::from_micros(200),
             idle_after: Duration::from_millis(20),
             scrub_rate: 4 << 20,
+            unreadable_for: Duration::from_secs(10),
             scrub_interval: Some(Duration::from_secs(86_400)),
         }
     }

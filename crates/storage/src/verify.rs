@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use crate::PartitionKey;
 use crate::checkpoint::{Checkpoint, PartitionMark};
-use crate::disk::{Disk, read_whole};
+use crate::disk::{Disk, is_passing, read_whole};
 use crate::error::{Damage, OpenError};
 use crate::fallback::{Unusable, copy_of};
 use crate::folder::{FORMAT_FILE, parse_format, read_format};
@@ -322,6 +322,10 @@ impl Verifier {
                 return Ok(());
             }
             Err(error) if is_stopped(&error) => return Err(error),
+            Err(error) if is_passing(&error) => {
+                self.skip(folder, &error.to_string());
+                return Ok(());
+            }
             Err(error) => {
                 let file = folder.display().to_string();
                 vec![Damage { what: format!("reading failed: {error}"), file, position: 0, resume_at: None }]
@@ -347,11 +351,18 @@ impl Verifier {
     fn check_segment(&mut self, extent: &Extent) -> io::Result<()> {
         self.report.files += 1;
         let mut index = IndexCheck::load(&*self.disk, extent).ok();
-        let damage = check_twice(&*self.disk, extent, &mut |position, batch| {
+        let checked = check_twice(&*self.disk, extent, &mut |position, batch| {
             if let Some(index) = &mut index {
                 index.see(position, batch);
             }
-        })?;
+        });
+        let damage = match checked {
+            Err(error) if is_passing(&error) => {
+                self.skip(extent.path.clone(), &error.to_string());
+                return Ok(());
+            }
+            checked => checked?,
+        };
         if !damage.is_empty() && self.is_dropped(extent.of.key, extent.end) {
             return Ok(());
         }

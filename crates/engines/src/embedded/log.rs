@@ -335,6 +335,10 @@ fn event_of(event: StorageEvent) -> Event {
         StorageEvent::DiskFull(why) => {
             Event::warning("disk_full", format!("nothing is accepted until there is room: {why}"))
         }
+        StorageEvent::Delayed(why) => {
+            let detail = format!("the log cannot write its files now: {why}. It tries again, and nothing is lost");
+            Event::warning("checkpoint_delayed", detail).with("error", why)
+        }
         StorageEvent::DiskHasRoom => Event::new("disk_has_room", "there is room on the disk again"),
         StorageEvent::Poisoned(why) => {
             Event::failure("log_failed", format!("nothing is accepted until a restart: {why}"))

@@ -118,7 +118,11 @@ impl LsmReceipts {
 impl Receipts for LsmReceipts {
     fn begin<'a>(&'a self, claim: &'a Claim, end: u64, now: Timestamp) -> PortFuture<'a, Result<Begun, ReceiptsError>> {
         let claim = claim.clone();
-        Box::pin(self.0.claims.write(move |claims| claims.begin(&claim, end, now)))
+        // While the clock is in doubt, expiry lags behind.
+        let expiry = self.0.clock.expiry_now();
+        let lag_ms = self.0.clock.now().as_millis().saturating_sub(expiry.as_millis()).max(0);
+        let expiry = now.saturating_sub(Duration::from_millis(lag_ms.unsigned_abs()));
+        Box::pin(self.0.claims.write(move |claims| claims.begin(&claim, end, now, expiry)))
     }
 
     fn finish<'a>(&'a self, claim: &'a Claim, answer: Answer) -> PortFuture<'a, Result<(), ReceiptsError>> {

@@ -102,7 +102,7 @@ pub(super) fn append_error(error: AppendError) -> LogError {
         AppendError::DiskFull(why) => LogError::DiskFull(why),
         AppendError::Overloaded { .. } => LogError::Overloaded(text),
         AppendError::Poisoned(why) => LogError::Poisoned(why),
-        AppendError::Closing => LogError::Unavailable(text),
+        AppendError::Closing | AppendError::Delayed(_) => LogError::Unavailable(text),
         AppendError::Unknown(why) => LogError::Unknown(why),
     }
 }

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{Clock, ClockChange, Sample, StepFilter, StepLimits};
+use super::{Clock, ClockChange, Sample, StartDoubt, StepFilter, StepLimits};
 use crate::Timestamp;
 
 /// The machine's clocks.
@@ -36,8 +36,11 @@ pub struct GuardedClock<S> {
     filter: Mutex<StepFilter>,
     /// What the filter says to add to the steady clock.
     offset_us: AtomicI64,
-    /// The time at which a step came into doubt, or [`NOT_IN_DOUBT`].
+    /// The time at which a step came into doubt, or the latest time of the log after a start ahead of it, or [`NOT_IN_DOUBT`].
     expiry_ceiling_ms: AtomicI64,
+    /// Later records of the log are of a run whose clock was in doubt until its end.
+    trusted_until: Option<Timestamp>,
+    start_doubt: Mutex<Option<(Timestamp, StartDoubt)>>,
 }
 
 impl<S: ClockSource> GuardedClock<S> {
@@ -49,7 +52,20 @@ impl<S: ClockSource> GuardedClock<S> {
             None => StepFilter::new(limits, sample),
         };
         let offset_us = AtomicI64::new(filter.offset_us());
-        Self { source, filter: Mutex::new(filter), offset_us, expiry_ceiling_ms: AtomicI64::new(NOT_IN_DOUBT) }
+        Self {
+            source,
+            filter: Mutex::new(filter),
+            offset_us,
+            expiry_ceiling_ms: AtomicI64::new(NOT_IN_DOUBT),
+            trusted_until: None,
+            start_doubt: Mutex::default(),
+        }
+    }
+
+    /// Takes records that are later than this for records of a wrong clock: the run that wrote them ended in doubt.
+    pub fn trusting_until(mut self, latest: Option<Timestamp>) -> Self {
+        self.trusted_until = latest;
+        self
     }
 
     fn filter(&self) -> MutexGuard<'_, StepFilter> {
@@ -66,13 +82,9 @@ impl<S: ClockSource> GuardedClock<S> {
         change
     }
 
-    /// Tells of the latest time that the log has. Answers by how many milliseconds this clock is behind it, where that is too much.
-    pub fn compare_with_log(&self, latest: Timestamp) -> Option<i64> {
-        let sample = self.source.sample();
-        let mut filter = self.filter();
-        let behind_ms = filter.compare_with_log(latest.as_millis().saturating_mul(1000), sample);
-        self.hold_expiry(&filter);
-        behind_ms
+    /// The outcome of the comparison with the log: its latest time, and what is wrong. Once, for an event.
+    pub fn take_start_doubt(&self) -> Option<(Timestamp, StartDoubt)> {
+        self.start_doubt.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// How far the wall clock is from this one while a step is in doubt, in milliseconds; 0 otherwise.
@@ -81,14 +93,21 @@ impl<S: ClockSource> GuardedClock<S> {
         self.filter().unfollowed_us(sample) / 1000
     }
 
-    /// The offset that a later process of the same boot may begin with, in microseconds.
-    pub fn settled_us(&self) -> i64 {
+    /// The offset that a later process of the same boot may begin with, in microseconds; none while this start is in doubt itself.
+    pub fn settled_us(&self) -> Option<i64> {
         self.filter().settled_us()
+    }
+
+    /// The latest time of the log that this process trusts, while its start ahead of the log is in doubt.
+    pub fn ahead_of(&self) -> Option<Timestamp> {
+        let ceiling_us = self.filter().expiry_ceiling_us()?;
+        Some(Timestamp::from_millis(ceiling_us.div_euclid(1000)))
     }
 
     fn hold_expiry(&self, filter: &StepFilter) {
         if filter.is_in_doubt() {
-            self.expiry_ceiling_ms.fetch_min(self.now().as_millis(), Ordering::AcqRel);
+            let of_start_ms = filter.expiry_ceiling_us().map_or(i64::MAX, |ceiling_us| ceiling_us.div_euclid(1000));
+            self.expiry_ceiling_ms.fetch_min(self.now().as_millis().min(of_start_ms), Ordering::AcqRel);
         } else {
             self.expiry_ceiling_ms.store(NOT_IN_DOUBT, Ordering::Release);
         }
@@ -111,6 +130,15 @@ impl<S: ClockSource> Clock for GuardedClock<S> {
     fn expiry_now(&self) -> Timestamp {
         let ceiling = Timestamp::from_millis(self.expiry_ceiling_ms.load(Ordering::Acquire));
         self.now().min(ceiling)
+    }
+
+    fn compare_with_log(&self, latest: Timestamp) {
+        let latest = self.trusted_until.map_or(latest, |trusted| trusted.min(latest));
+        let sample = self.source.sample();
+        let mut filter = self.filter();
+        let doubt = filter.compare_with_log(latest.as_millis().saturating_mul(1000), sample);
+        self.hold_expiry(&filter);
+        *self.start_doubt.lock().unwrap_or_else(PoisonError::into_inner) = doubt.map(|doubt| (latest, doubt));
     }
 }
 
@@ -161,5 +189,24 @@ mod tests {
         pass(60);
         assert!(matches!(clock.check(), Some(ClockChange::Followed { .. })));
         assert_eq!(clock.expiry_now().as_millis(), began + 80_000 + 86_400_000);
+    }
+
+    #[test]
+    fn expiry_stays_at_the_log_s_latest_time_after_a_start_ahead_of_it() {
+        let hands = Arc::new(Hands::default());
+        let limits = StepLimits { skew: Duration::from_millis(500), stepout: Duration::from_secs(60) };
+        let clock = GuardedClock::start(Arc::clone(&hands), limits, None);
+        let began = clock.now().as_millis();
+        let latest = Timestamp::from_millis(began - 86_400_000);
+        clock.compare_with_log(latest);
+        let doubt = StartDoubt::Ahead { by_ms: 86_400_000 };
+        assert_eq!(clock.take_start_doubt(), Some((latest, doubt)));
+        assert_eq!((clock.expiry_now(), clock.now().as_millis()), (latest, began), "time goes by the wall clock");
+        hands.steady_us.fetch_add(59_000_000, Ordering::Relaxed);
+        assert_eq!(clock.check(), None);
+        assert_eq!((clock.expiry_now(), clock.settled_us()), (latest, None));
+        hands.steady_us.fetch_add(1_000_000, Ordering::Relaxed);
+        assert_eq!(clock.check(), Some(ClockChange::Accepted));
+        assert_eq!(clock.expiry_now().as_millis(), began + 60_000);
     }
 }

@@ -37,8 +37,16 @@ pub enum ClockChange {
     Returned { lasted: Duration },
     /// The step has lasted: time goes on from where the wall clock is.
     Followed { by_ms: i64 },
-    /// The wall clock has reached the latest record of the log, or has stayed behind it for the stepout.
+    /// A doubt of the start is over: the wall clock has reached the latest record of the log, or it has lasted for the stepout.
     Accepted,
+}
+
+/// What is wrong with the wall clock at the start, compared with the latest record of the log. One of the two is wrong, or there was a
+/// downtime.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StartDoubt {
+    Behind { by_ms: i64 },
+    Ahead { by_ms: i64 },
 }
 
 #[derive(Debug, Clone)]
@@ -54,8 +62,12 @@ pub struct StepFilter {
     present_since_us: i64,
     /// Since when a step is in doubt, by the steady clock.
     doubted_since_us: Option<i64>,
+    /// The offset at the start was settled before, by the same steady clock.
+    is_anchored: bool,
     /// The start was behind the log.
     behind: Option<Behind>,
+    /// The start was ahead of the log, whose latest time is this.
+    ahead_of_us: Option<i64>,
 }
 
 /// A wall clock that was behind the latest record of the log when the process started.
@@ -72,7 +84,8 @@ fn micros(duration: Duration) -> i64 {
 impl StepFilter {
     /// Begins with the wall clock as it is.
     pub fn new(limits: StepLimits, sample: Sample) -> Self {
-        Self::anchored(limits, sample, sample.wall_us.saturating_sub(sample.steady_us))
+        let offset_us = sample.wall_us.saturating_sub(sample.steady_us);
+        Self { is_anchored: false, ..Self::anchored(limits, sample, offset_us) }
     }
 
     /// Begins with an offset that was settled before, by the same steady clock.
@@ -85,20 +98,31 @@ impl StepFilter {
             present_us: settled_us,
             present_since_us: sample.steady_us,
             doubted_since_us: None,
+            is_anchored: true,
             behind: None,
+            ahead_of_us: None,
         }
     }
 
-    /// Tells of the latest time that the log has, right after the start. Where the wall clock is behind it by more than the skew,
-    /// one of the two was wrong, and the clock is in doubt until they meet or the stepout has passed. Answers by how much it is
-    /// behind then, in milliseconds.
-    pub fn compare_with_log(&mut self, latest_us: i64, sample: Sample) -> Option<i64> {
-        let behind_us = latest_us.saturating_sub(sample.steady_us.saturating_add(self.followed_us));
-        if behind_us <= self.skew_us || self.stepout_us == 0 {
-            return None;
+    /// Compares the clock with the latest time that the log has, right after the start.
+    ///
+    /// If the wall clock is behind it by more than the skew, the clock is in doubt until they meet or the stepout has passed. If nothing
+    /// but the wall clock tells the time, and it is ahead of the log by more than the stepout, it is in doubt until it has kept its time
+    /// for the stepout. A smaller lead is not worth the wait.
+    pub fn compare_with_log(&mut self, latest_us: i64, sample: Sample) -> Option<StartDoubt> {
+        let ahead_us = sample.steady_us.saturating_add(self.followed_us).saturating_sub(latest_us);
+        let behind_us = ahead_us.saturating_neg();
+        if self.stepout_us == 0 {
+            None
+        } else if behind_us > self.skew_us {
+            self.behind = Some(Behind { latest_us, since_us: sample.steady_us });
+            Some(StartDoubt::Behind { by_ms: behind_us / 1000 })
+        } else if ahead_us > self.stepout_us && !self.is_anchored {
+            self.ahead_of_us = Some(latest_us);
+            Some(StartDoubt::Ahead { by_ms: ahead_us / 1000 })
+        } else {
+            None
         }
-        self.behind = Some(Behind { latest_us, since_us: sample.steady_us });
-        Some(behind_us / 1000)
     }
 
     /// What to add to the steady clock.
@@ -106,13 +130,18 @@ impl StepFilter {
         self.followed_us
     }
 
-    /// The offset that a later start may begin with.
-    pub fn settled_us(&self) -> i64 {
-        self.settled_us
+    /// The offset that a later start may begin with; none while the clock of this start is in doubt itself.
+    pub fn settled_us(&self) -> Option<i64> {
+        self.ahead_of_us.is_none().then_some(self.settled_us)
     }
 
     pub fn is_in_doubt(&self) -> bool {
-        self.doubted_since_us.is_some() || self.behind.is_some()
+        self.doubted_since_us.is_some() || self.behind.is_some() || self.ahead_of_us.is_some()
+    }
+
+    /// The time beyond which nothing expires while the start is in doubt, in microseconds.
+    pub fn expiry_ceiling_us(&self) -> Option<i64> {
+        self.ahead_of_us
     }
 
     /// How far the wall clock is from the time in use, in microseconds, as it was last seen.
@@ -135,7 +164,9 @@ impl StepFilter {
         let is_over = |behind: &mut Behind| {
             now_us >= behind.latest_us || sample.steady_us.saturating_sub(behind.since_us) >= self.stepout_us
         };
-        let is_accepted = self.behind.take_if(is_over).is_some();
+        let has_lasted = sample.steady_us.saturating_sub(self.present_since_us) >= self.stepout_us;
+        let is_settled = self.doubted_since_us.is_none() && has_lasted;
+        let is_accepted = self.behind.take_if(is_over).is_some() | self.ahead_of_us.take_if(|_| is_settled).is_some();
         change.or(is_accepted.then_some(ClockChange::Accepted))
     }
 
@@ -244,9 +275,9 @@ mod tests {
     fn a_start_behind_the_log_is_in_doubt_until_they_meet_or_it_has_lasted() {
         let mut filter = filter();
         assert_eq!(filter.compare_with_log(BEGAN + 400_000, sample(0, 0)), None, "within the skew");
-        assert_eq!(filter.compare_with_log(BEGAN - DAY, sample(0, 0)), None, "a clock ahead of the log is a downtime");
         assert!(!filter.is_in_doubt());
-        assert_eq!(filter.compare_with_log(BEGAN + 10 * S, sample(0, 0)), Some(10_000));
+        let behind = StartDoubt::Behind { by_ms: 10_000 };
+        assert_eq!(filter.compare_with_log(BEGAN + 10 * S, sample(0, 0)), Some(behind));
         assert!(filter.is_in_doubt());
         assert_eq!(filter.step(sample(9 * S, 0)), None);
         assert_eq!(filter.step(sample(10 * S, 0)), Some(ClockChange::Accepted));
@@ -257,10 +288,41 @@ mod tests {
     }
 
     #[test]
+    fn a_start_ahead_of_the_log_is_in_doubt_until_it_has_lasted() {
+        let mut filter = filter();
+        assert_eq!(filter.compare_with_log(BEGAN - 300 * S, sample(0, 0)), None, "not more than the stepout");
+        let ahead = StartDoubt::Ahead { by_ms: DAY / 1000 };
+        assert_eq!(filter.compare_with_log(BEGAN - DAY, sample(0, 0)), Some(ahead));
+        assert_eq!(filter.step(sample(299 * S, 0)), None);
+        assert_eq!((filter.expiry_ceiling_us(), filter.settled_us()), (Some(BEGAN - DAY), None));
+        assert_eq!(filter.step(sample(300 * S, 0)), Some(ClockChange::Accepted));
+        assert_eq!((filter.expiry_ceiling_us(), filter.settled_us()), (None, Some(BEGAN)));
+        assert!(!filter.is_in_doubt());
+    }
+
+    #[test]
+    fn a_start_ahead_of_the_log_whose_clock_is_corrected_doubts_until_the_correction_has_lasted() {
+        let mut filter = filter();
+        filter.compare_with_log(BEGAN - DAY, sample(0, 0));
+        assert!(matches!(filter.step(sample(60 * S, -DAY)), Some(ClockChange::Doubted { .. })));
+        assert_eq!(filter.step(sample(359 * S, -DAY)), None);
+        assert_eq!(filter.expiry_ceiling_us(), Some(BEGAN - DAY));
+        assert!(matches!(filter.step(sample(360 * S, -DAY)), Some(ClockChange::Followed { .. })));
+        assert!(!filter.is_in_doubt());
+    }
+
+    #[test]
+    fn a_start_with_an_anchor_may_be_ahead_of_the_log() {
+        let mut filter = StepFilter::anchored(LIMITS, sample(0, 0), BEGAN);
+        assert_eq!(filter.compare_with_log(BEGAN - DAY, sample(0, 0)), None, "it was a downtime");
+    }
+
+    #[test]
     fn without_a_stepout_every_step_is_followed_at_once() {
         let limits = StepLimits { stepout: Duration::ZERO, ..LIMITS };
         let mut filter = StepFilter::new(limits, sample(0, 0));
         assert_eq!(filter.step(sample(S, DAY)), Some(ClockChange::Followed { by_ms: DAY / 1000 }));
+        assert_eq!(filter.compare_with_log(BEGAN - DAY, sample(S, DAY)), None);
     }
 
     #[test]
@@ -274,6 +336,33 @@ mod tests {
     }
 
     proptest! {
+        /// Whatever the wall clock does after a start ahead of the log, nothing expires beyond the log before the clock has kept one time
+        /// for the stepout; and once it is left alone, it is accepted.
+        #[test]
+        fn a_start_ahead_of_the_log_expires_nothing_before_the_clock_has_kept_its_time(
+            steps in proptest::collection::vec((1i64..200, prop_oneof![Just(0i64), -2_000_000i64..2_000_000, -DAY..DAY]), 1..40),
+        ) {
+            let mut filter = filter();
+            filter.compare_with_log(BEGAN - DAY, sample(0, 0));
+            let (mut now, mut last, mut seen) = (0, 0, vec![(0, 0)]);
+            for (pass, step) in steps {
+                now += pass * S;
+                last = step;
+                let was_ahead = filter.expiry_ceiling_us().is_some();
+                filter.step(sample(now, step));
+                seen.push((now, step));
+                let recent = seen.iter().filter(|(at, _)| now - at < 300 * S).map(|(_, step)| *step);
+                let (least, most) = recent.fold((i64::MAX, i64::MIN), |(a, b), step| (a.min(step), b.max(step)));
+                if was_ahead && filter.expiry_ceiling_us().is_none() {
+                    prop_assert!(now >= 300 * S && most - least <= 4 * 500_000, "{now}: {least} to {most}");
+                }
+            }
+            filter.step(sample(now + 300 * S, last));
+            filter.step(sample(now + 600 * S, last));
+            prop_assert_eq!(filter.expiry_ceiling_us(), None);
+            prop_assert!(!filter.is_in_doubt());
+        }
+
         /// Whatever the wall clock does, the time in use moves by no more than twice the skew within a stepout, unless something
         /// has lasted for one; and once the wall clock is left alone, it is followed after one stepout.
         #[test]

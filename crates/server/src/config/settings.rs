@@ -122,7 +122,7 @@ const SERVICES: &[Setting] = &[
         "connections_max",
         count(1, 1_000_000),
         Count(16_384),
-        "Connections at the same time. Those beyond wait to be accepted.",
+        "Connections at the same time. Those beyond wait to be accepted, as do those that file descriptors do not suffice for.",
     ),
     setting(
         "header_wait",
@@ -617,7 +617,8 @@ const SERVICES: &[Setting] = &[
         "coordination.clock_stepout",
         duration(Duration::ZERO, Duration::from_secs(86_400)),
         Text("5m"),
-        "How long a step of this machine's wall clock beyond `clock_skew` must last before it is followed. 0s: at once.",
+        "How long a step of this machine's wall clock beyond `clock_skew` must last before it is followed, and how long a clock that is \
+         ahead of the log at a start must keep its time before anything expires by it. 0s: at once.",
     ),
     setting(
         "etcd.endpoints",

@@ -4,9 +4,10 @@
 //! suspended, so that waking up is no step of the wall clock. Both are slewed as the wall clock is; only setting the wall clock
 //! moves them apart.
 //!
-//! The process writes the offset to the file `clock` of the data folder, with the id of the machine's boot. So a process that starts while
-//! the wall clock is wrong detects that. The note is a hint and is not synced. A start ignores a note of another boot, and reports a
-//! damaged one.
+//! The offset is noted in the file `clock` of the data folder, with the boot that it belongs to: a process that starts while the
+//! wall clock is wrong then knows it. The note is a hint and is not synced. A start ignores a note of another boot, and reports a damaged one.
+//! While a start ahead of the log is in doubt, the note has the latest time of the log instead: if the process ends meanwhile, the next
+//! start must not trust the times that it wrote.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use whimbrel_engines::deep_check::Finding;
-use whimbrel_model::clock::{ClockChange, ClockSource, Sample, StepLimits};
+use whimbrel_model::clock::{ClockChange, ClockSource, Sample, StartDoubt, StepLimits};
 use whimbrel_model::{Clock, Event, EventSink, GuardedClock, Timestamp, format_duration};
 
 use crate::config::Config;
@@ -84,8 +85,10 @@ impl ProcessClock {
     pub fn start(config: &Config) -> Self {
         let limits = StepLimits { skew: config.clock_skew, stepout: config.clock_stepout };
         let note = note_in(&config.data);
-        let settled_us = read_note(&note, boot_id().as_deref());
-        let clock = Arc::new(GuardedClock::start(Machine, limits, settled_us));
+        let known = read_note(&note, boot_id().as_deref());
+        let settled_us = known.and_then(Note::settled_us);
+        let clock = GuardedClock::start(Machine, limits, settled_us).trusting_until(known.and_then(Note::ahead_of));
+        let clock = Arc::new(clock);
         let finding = check_note(&config.data);
         Self { clock, note, finding, skew: config.clock_skew, stepout: config.clock_stepout }
     }
@@ -94,20 +97,19 @@ impl ProcessClock {
         self.clock.clone()
     }
 
-    /// Compares the clock with the latest record of the log, then watches it until the end is asked for.
-    pub fn watch(self, latest: Option<Timestamp>, events: EventSink, ends: CancellationToken) -> JoinHandle<()> {
+    /// Reports what the engine of the log found when it compared the clock with its latest record, then watches the clock until the end is
+    /// asked for.
+    pub fn watch(self, events: EventSink, ends: CancellationToken) -> JoinHandle<()> {
         metrics::gauge!("whimbrel_clock_step_seconds").set(0.0);
         for outcome in ["doubted", "returned", "followed"] {
             metrics::counter!("whimbrel_clock_steps_total", "outcome" => outcome).absolute(0);
         }
         self.finding.iter().for_each(|finding| events(note_damaged(finding)));
-        if let Some((latest, behind_ms)) =
-            latest.and_then(|latest| Some((latest, self.clock.compare_with_log(latest)?)))
-        {
-            events(self.behind(latest, behind_ms));
+        if let Some((latest, doubt)) = self.clock.take_start_doubt() {
+            events(self.doubted_at_start(latest, doubt));
         }
         tokio::spawn(async move {
-            let mut noted_us = None;
+            let mut noted: Option<Note> = None;
             let mut interval = tokio::time::interval(CHECK_INTERVAL);
             interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
             loop {
@@ -119,25 +121,45 @@ impl ProcessClock {
                     events(self.told(change));
                 }
                 metrics::gauge!("whimbrel_clock_step_seconds").set(self.clock.unfollowed_ms() as f64 / 1000.0);
-                let settled_us = self.clock.settled_us();
-                if noted_us.is_none_or(|noted: i64| noted.saturating_sub(settled_us).abs() >= NOTED_AGAIN_US) {
-                    noted_us = Some(settled_us);
-                    let note = self.note.clone();
+                let found = self.note();
+                if found.is_some_and(|found| noted.is_none_or(|noted| found.is_news_after(noted))) {
+                    noted = found;
+                    let path = self.note.clone();
                     // What is not noted is not known to the next start, and nothing else.
-                    tokio::task::spawn_blocking(move || write_note(&note, settled_us));
+                    tokio::task::spawn_blocking(move || found.map(|found| write_note(&path, found)));
                 }
             }
         })
     }
 
-    fn behind(&self, latest: Timestamp, behind_ms: i64) -> Event {
-        let by = format_duration(Duration::from_millis(behind_ms.unsigned_abs()));
-        let detail = format!(
-            "the clock of this machine is {by} behind the latest record of the log ({latest}). Nothing expires until it has caught up, \
-             for {} at most; check the clock",
-            format_duration(self.stepout)
-        );
-        Event::warning("clock_behind_log", detail).with("behind_ms", behind_ms)
+    /// What the next start has to know.
+    fn note(&self) -> Option<Note> {
+        let ahead_of = self.clock.ahead_of().map(Note::AheadOf);
+        ahead_of.or_else(|| self.clock.settled_us().map(Note::Settled))
+    }
+
+    fn doubted_at_start(&self, latest: Timestamp, doubt: StartDoubt) -> Event {
+        let stepout = format_duration(self.stepout);
+        let shown = |by_ms: i64| format_duration(Duration::from_millis(by_ms.unsigned_abs()));
+        match doubt {
+            StartDoubt::Behind { by_ms } => {
+                let detail = format!(
+                    "the clock of this machine is {} behind the latest record of the log ({latest}). Nothing expires until it has caught \
+                     up, for {stepout} at most; check the clock",
+                    shown(by_ms)
+                );
+                Event::warning("clock_behind_log", detail).with("behind_ms", by_ms)
+            }
+            StartDoubt::Ahead { by_ms } => {
+                let detail = format!(
+                    "the clock of this machine is {} ahead of the latest record of the log ({latest}), after a downtime or because it is \
+                     wrong. Nothing newer than that record expires until the clock has kept its time for {stepout}. Holds that are due \
+                     fire; check the clock",
+                    shown(by_ms)
+                );
+                Event::warning("clock_ahead_of_log", detail).with("ahead_ms", by_ms)
+            }
+        }
     }
 
     fn told(&self, change: ClockChange) -> Event {
@@ -179,7 +201,7 @@ impl ProcessClock {
 fn note_damaged(finding: &Finding) -> Event {
     let (file, why, used) = (finding.file.display(), &finding.what, "the wall clock");
     let detail = format!(
-        "{file} cannot be used: {why}. The server trusts the wall clock at this start. No message is affected. Check the disk"
+        "{file} cannot be used: {why}. This start compares the wall clock with the log alone, and no message is affected; check the disk"
     );
     Event::warning("file_damaged", detail).with("file", file).with("why", why).with("used", used)
 }
@@ -190,24 +212,61 @@ fn boot_id() -> Option<String> {
     Some(id.trim().to_owned())
 }
 
-/// `whimbrel-clock 1 <boot> <offset in µs> <check>`, where the check is over everything before it.
-fn encode_note(boot: &str, settled_us: i64) -> String {
-    let text = format!("whimbrel-clock 1 {boot} {settled_us}");
-    format!("{text} {:08x}\n", check_of(&text))
+/// What is noted for the next start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Note {
+    /// The offset between the clocks of this boot, in microseconds.
+    Settled(i64),
+    /// The wall clock is ahead of the log, whose latest time this is, and in doubt.
+    AheadOf(Timestamp),
 }
 
-fn decode_note(text: &str, boot: &str) -> Option<i64> {
-    let (noted_boot, settled_us) = parse_note(text)?;
-    if noted_boot == boot { Some(settled_us) } else { None }
+/// Stands for the boot in a note that is of any boot.
+const ANY_BOOT: &str = "ahead-of";
+
+impl Note {
+    fn settled_us(self) -> Option<i64> {
+        if let Self::Settled(offset_us) = self { Some(offset_us) } else { None }
+    }
+
+    fn ahead_of(self) -> Option<Timestamp> {
+        if let Self::AheadOf(latest) = self { Some(latest) } else { None }
+    }
+
+    fn is_news_after(self, earlier: Self) -> bool {
+        match (self, earlier) {
+            (Self::Settled(now_us), Self::Settled(noted_us)) => {
+                now_us.saturating_sub(noted_us).saturating_abs() >= NOTED_AGAIN_US
+            }
+            (now, noted) => now != noted,
+        }
+    }
+
+    /// `whimbrel-clock 1 <boot> <offset in µs> <check>`, or `whimbrel-clock 1 ahead-of <latest time in ms> <check>`; the check is over
+    /// everything before it.
+    fn encode(self, boot: &str) -> String {
+        let text = match self {
+            Self::Settled(offset_us) => format!("whimbrel-clock 1 {boot} {offset_us}"),
+            Self::AheadOf(latest) => format!("whimbrel-clock 1 {ANY_BOOT} {}", latest.as_millis()),
+        };
+        format!("{text} {:08x}\n", check_of(&text))
+    }
+
+    fn decode(text: &str, boot: Option<&str>) -> Option<Self> {
+        match parse_note(text)? {
+            (ANY_BOOT, latest_ms) => Some(Self::AheadOf(Timestamp::from_millis(latest_ms))),
+            (noted_boot, offset_us) => (Some(noted_boot) == boot).then_some(Self::Settled(offset_us)),
+        }
+    }
 }
 
-/// The boot and the offset of a note that is whole.
+/// The boot and the number of a note that is whole.
 fn parse_note(text: &str) -> Option<(&str, i64)> {
     let (text, check) = text.trim_end().rsplit_once(' ')?;
     let rest = text.strip_prefix("whimbrel-clock 1 ")?;
-    let (boot, settled_us) = rest.split_once(' ')?;
+    let (boot, number) = rest.split_once(' ')?;
     let is_sound = u32::from_str_radix(check, 16).ok()? == check_of(text);
-    if is_sound { Some((boot, settled_us.parse().ok()?)) } else { None }
+    if is_sound { Some((boot, number.parse().ok()?)) } else { None }
 }
 
 /// What is wrong with the note in that data folder; nothing where there is none. It is replaced whole, so a server may run meanwhile.
@@ -241,14 +300,14 @@ fn check_of(text: &str) -> u32 {
     digest.iter().take(4).fold(0, |check, byte| check << 8 | u32::from(*byte))
 }
 
-fn read_note(path: &Path, boot: Option<&str>) -> Option<i64> {
-    decode_note(&std::fs::read_to_string(path).ok()?, boot?)
+fn read_note(path: &Path, boot: Option<&str>) -> Option<Note> {
+    Note::decode(&std::fs::read_to_string(path).ok()?, boot)
 }
 
-fn write_note(path: &Path, settled_us: i64) {
+fn write_note(path: &Path, note: Note) {
     let Some(boot) = boot_id() else { return };
     let new = path.with_extension("new");
-    let written = std::fs::write(&new, encode_note(&boot, settled_us)).and_then(|()| std::fs::rename(&new, path));
+    let written = std::fs::write(&new, note.encode(&boot)).and_then(|()| std::fs::rename(&new, path));
     if let Err(error) = written {
         tracing::debug!(%error, "the clock's offset could not be noted");
     }
@@ -260,16 +319,21 @@ mod tests {
 
     #[test]
     fn a_note_is_believed_only_whole_and_of_the_same_boot() {
-        let note = encode_note("a-boot", -1_234_567);
-        assert_eq!(decode_note(&note, "a-boot"), Some(-1_234_567));
-        assert_eq!(decode_note(&note, "another"), None);
-        for at in 0..note.len() - 1 {
-            let mut bytes = note.clone().into_bytes();
-            bytes[at] ^= 1;
-            let text = String::from_utf8(bytes).unwrap();
-            assert_eq!(decode_note(&text, "a-boot"), None, "{text}");
+        let settled = Note::Settled(-1_234_567);
+        let note = settled.encode("a-boot");
+        assert_eq!(Note::decode(&note, Some("a-boot")), Some(settled));
+        assert_eq!(Note::decode(&note, Some("another")), None);
+        let ahead = Note::AheadOf(Timestamp::from_millis(1_700_000_000_000));
+        assert_eq!(Note::decode(&ahead.encode("a-boot"), Some("another")), Some(ahead), "the log is of any boot");
+        for note in [note, ahead.encode("a-boot")] {
+            for at in 0..note.len() - 1 {
+                let mut bytes = note.clone().into_bytes();
+                bytes[at] ^= 1;
+                let text = String::from_utf8(bytes).unwrap();
+                assert_eq!(Note::decode(&text, Some("a-boot")), None, "{text}");
+            }
+            assert_eq!(Note::decode(&note[..10], Some("a-boot")), None);
         }
-        assert_eq!(decode_note(&note[..10], "a-boot"), None);
     }
 
     #[test]

@@ -21,6 +21,7 @@ use whimbrel_roles::stats::TopicStats;
 use whimbrel_roles::topics::Memberships;
 use whimbrel_roles::worker::{CallDesks, workers_service};
 
+use super::descriptors::Descriptors;
 use super::guard::Guard;
 use super::listen::{self, ListenSettings};
 use crate::cli::Failure;
@@ -42,6 +43,7 @@ pub struct Parts {
     pub push: Option<Family>,
     pub clock: Arc<dyn Clock>,
     pub events: EventSink,
+    pub descriptors: Arc<Descriptors>,
     pub shards: u32,
     /// Adds what else others ask of this process.
     pub add_services: AddServices,
@@ -113,7 +115,15 @@ impl Cluster {
             let router = add_services(routes, &admission).into_axum_router();
             let settings = ListenSettings { workers: INTERNAL_WORKERS, ..super::listen_settings(config) };
             // Other nodes ask here, and no browser: the internal key guards it.
-            tokio::spawn(listen::serve(listener, router, Guard::default(), settings, internal_ends.clone()))
+            let descriptors = Arc::new(parts.descriptors.of_nodes());
+            tokio::spawn(listen::serve(
+                listener,
+                router,
+                Guard::default(),
+                settings,
+                descriptors,
+                internal_ends.clone(),
+            ))
         });
         let member = Member {
             name: name.clone(),

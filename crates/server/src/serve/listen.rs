@@ -5,8 +5,8 @@
 //! wake-ups stay on one thread. Why connections are dealt and not left to SO_REUSEPORT: the kernel deals by hash, and with tens of
 //! connections, as services have, one worker then easily has twice the work of another.
 //!
-//! Bounds: `connections_max` connections (those beyond wait in the kernel's queue), a time for a request's headers, a time for draining, a
-//! time and bytes for discarding a body that was answered before it was read.
+//! Bounds: `connections_max` connections (those beyond wait in the kernel's queue, as do those for which there are no file descriptors), a
+//! time for a request's headers, a time for draining, a time and bytes for discarding a body that was answered before it was read.
 
 use std::io;
 use std::net::SocketAddr;
@@ -28,6 +28,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use whimbrel_roles::lingering::{LingerLimits, LingeringStream, Unread};
 
+use super::descriptors::Descriptors;
 use super::framing;
 use super::guard::{Guard, Verdict};
 
@@ -79,6 +80,7 @@ pub async fn serve(
     router: Router,
     guard: Guard,
     settings: ListenSettings,
+    descriptors: Arc<Descriptors>,
     shutdown: CancellationToken,
 ) -> io::Result<()> {
     let mut workers = Vec::with_capacity(settings.workers);
@@ -98,7 +100,8 @@ pub async fn serve(
         workers.push(deal);
         ended.push(has_ended);
     }
-    deal_connections(&listener, &workers, settings.connections_max, &shutdown).await;
+    let places = Places { connections: Arc::new(Semaphore::new(settings.connections_max)), descriptors };
+    deal_connections(&listener, &workers, &places, &shutdown).await;
     // Connecting is refused from here on, so that a client's retry goes elsewhere at once.
     drop(listener);
     drop(workers);
@@ -111,15 +114,14 @@ pub async fn serve(
 async fn deal_connections(
     listener: &TcpListener,
     workers: &[mpsc::UnboundedSender<Dealt>],
-    connections_max: usize,
+    places: &Places,
     shutdown: &CancellationToken,
 ) {
-    let places = Arc::new(Semaphore::new(connections_max));
     let mut turns = workers.iter().cycle();
     loop {
         let accepted = tokio::select! {
             () = shutdown.cancelled() => return,
-            accepted = accept(listener, &places) => accepted,
+            accepted = accept(listener, places) => accepted,
         };
         match accepted {
             Ok(dealt) => {
@@ -135,10 +137,18 @@ async fn deal_connections(
     }
 }
 
-async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> io::Result<Dealt> {
-    let place = Arc::clone(places).acquire_owned().await.map_err(io::Error::other)?;
+/// What bounds the connections.
+struct Places {
+    connections: Arc<Semaphore>,
+    descriptors: Arc<Descriptors>,
+}
+
+async fn accept(listener: &TcpListener, places: &Places) -> io::Result<Dealt> {
+    let place = Arc::clone(&places.connections).acquire_owned().await.map_err(io::Error::other)?;
     let (stream, _) = listener.accept().await?;
-    Ok((stream.into_std()?, place))
+    let stream = stream.into_std()?;
+    places.descriptors.wait_for_room(&stream).await;
+    Ok((stream, place))
 }
 
 /// One worker's life.
@@ -255,6 +265,10 @@ mod tests {
         ListenSettings { workers: 2, connections_max, header_wait, shutdown_wait, linger, headers_max: 100 }
     }
 
+    fn enough() -> Arc<Descriptors> {
+        Arc::new(Descriptors::of_limit(u64::MAX, Arc::new(|_| {})))
+    }
+
     async fn status_of(stream: &mut TcpStream) -> String {
         let mut answer = vec![0; 12];
         stream.read_exact(&mut answer).await.unwrap();
@@ -276,7 +290,7 @@ mod tests {
             "done"
         };
         let router = Router::new().route("/", get(answer));
-        (address, tokio::spawn(serve(listener, router, Guard::default(), settings, shutdown.clone())))
+        (address, tokio::spawn(serve(listener, router, Guard::default(), settings, enough(), shutdown.clone())))
     }
 
     #[tokio::test]
@@ -317,7 +331,7 @@ mod tests {
         let router = Router::new().route("/", get(|| async { "here" }));
         let settings =
             ListenSettings { header_wait: Duration::from_millis(100), ..settings(2, Duration::from_secs(5)) };
-        let server = tokio::spawn(serve(listener, router, Guard::default(), settings, shutdown.clone()));
+        let server = tokio::spawn(serve(listener, router, Guard::default(), settings, enough(), shutdown.clone()));
         let _silent = TcpStream::connect(address).await.unwrap();
         let mut half = TcpStream::connect(address).await.unwrap();
         half.write_all(b"PRI * HT").await.unwrap();
@@ -340,6 +354,7 @@ mod tests {
             router,
             Guard::default(),
             settings(1, Duration::from_secs(5)),
+            enough(),
             shutdown.clone(),
         ));
         let mut first = TcpStream::connect(address).await.unwrap();

@@ -7,6 +7,7 @@ mod banner;
 mod clock;
 mod cluster;
 mod deliveries;
+mod descriptors;
 mod framing;
 mod guard;
 mod listen;
@@ -41,6 +42,7 @@ use whimbrel_roles::topics::{Registry, RegistryPorts, SystemTopics, open_topics}
 use self::clock::ProcessClock;
 use self::cluster::{Cluster, Ground, NoCenter, NobodyHere};
 use self::deliveries::Deliveries;
+use self::descriptors::Descriptors;
 use self::guard::Guard;
 use self::listen::ListenSettings;
 use self::people::{People, PeopleParts, Reach};
@@ -73,10 +75,11 @@ pub fn run(config: Config) -> Result<ExitCode, Failure> {
         let process_clock = ProcessClock::start(&config);
         let clock = process_clock.clock();
         let events = Events::new(Arc::clone(&clock));
+        let descriptors = Arc::new(Descriptors::raise_limit(config.connections_max, events.sink()));
         let engines = wiring::open_engines(&config, Arc::clone(&clock), events.sink()).await?;
         let closed = CancellationToken::new();
-        let watch = process_clock.watch(engines.latest_time, events.sink(), closed.clone());
-        let server = Server { config: &config, engines: &engines, clock, events, shutdown };
+        let watch = process_clock.watch(events.sink(), closed.clone());
+        let server = Server { config: &config, engines: &engines, clock, events, descriptors, shutdown };
         let outcome = server.run(listener, internal, figures).await;
         engines.close().await;
         closed.cancel();
@@ -101,6 +104,7 @@ struct Server<'a> {
     engines: &'a Engines,
     clock: Arc<dyn Clock>,
     events: Arc<Events>,
+    descriptors: Arc<Descriptors>,
     shutdown: CancellationToken,
 }
 
@@ -146,6 +150,7 @@ impl Server<'_> {
             push: people.family(),
             clock: Arc::clone(&self.clock),
             events: self.events.sink(),
+            descriptors: Arc::clone(&self.descriptors),
             shards: registry.get(HOLDS_TOPIC).map_or(self.config.holds.shards, |topic| topic.partitions()),
             add_services: people.services(),
         };
@@ -201,7 +206,8 @@ impl Server<'_> {
             reach.go_away(wait).await;
             devices_gone.cancel();
         });
-        let served = listen::serve(listener, router, guard, listen_settings(self.config), ends).await;
+        let (settings, descriptors) = (listen_settings(self.config), Arc::clone(&self.descriptors));
+        let served = listen::serve(listener, router, guard, settings, descriptors, ends).await;
         tracing::info!("no more requests; closing the engines");
         self.shutdown.cancel();
         leaving.abort();

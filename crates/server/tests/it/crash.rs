@@ -1,6 +1,8 @@
 //! The crash test: the real binary is killed with SIGKILL at random moments while many connections publish, and started again on the
 //! same folder. Whatever was acknowledged must be at its partition and offset with its payload, in its publisher's order, once.
 //!
+//! A second test does the same while the disk fails for moments: a request that is refused then has no answer that counts.
+//!
 //! Randomness comes from one seed, which is printed; `WHIMBREL_CRASH_SEED` replays its choices (not the scheduler's), and
 //! `WHIMBREL_CRASH_KILLS` says how often to kill.
 
@@ -12,24 +14,33 @@ use std::time::Duration;
 
 use whimbrel_client::{Accepted, Client, ClientError, Message, NewMessage, TopicSettings};
 
+use super::faulty_disk::{FaultyDisk, passing_fault};
 use super::random::Random;
 use super::server::{Server, read_all};
 
 const KILLS_DEFAULT: u64 = 30;
+/// With faults, a round is longer.
+const KILLS_WITH_FAULTS_DEFAULT: u64 = 8;
+/// How long the disk works, and how long it fails, before a kill.
+const WORKING_MS_MAX: u64 = 200;
+const FAILING_MS_MAX: u64 = 500;
+/// Paths that faults hit.
+const FAULTY_PLACES: [&str; 4] =
+    ["/whimbrel-data/log", "/whimbrel-data/log/journal/", "/whimbrel-data/log/topics/", "/whimbrel-data/receipts/"];
 const CONNECTIONS: u64 = 16;
 const TOPICS: [(&str, u32); 3] = [("crash-one", 1), ("crash-few", 4), ("crash-many", 16)];
 const BATCH_MAX: u64 = 40;
 const FILLER_BYTES_MAX: u64 = 2000;
 /// How long publishing goes on before a kill, at most.
 const PUBLISHING_MS_MAX: u64 = 400;
+/// A publisher waits so long after a refusal.
+const REFUSED_PAUSE: Duration = Duration::from_millis(5);
 /// One start of so many is killed before it is known to be ready.
 const KILL_DURING_START_ONE_IN: u64 = 5;
 const START_MS_MAX: u64 = 40;
 
 #[test]
 fn nothing_acknowledged_is_lost_moved_or_doubled_by_kills() {
-    let number =
-        |name: &str, default: u64| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default);
     let kills = number("WHIMBREL_CRASH_KILLS", KILLS_DEFAULT);
     let seed = number("WHIMBREL_CRASH_SEED", u64::from(std::process::id()));
     println!("seed {seed}, {kills} kills");
@@ -72,6 +83,51 @@ fn settings(random: &mut Random) -> StartSettings {
         format!("log.checkpoint_bytes={}", 1 << (20 + random.below(7))),
         format!("log.segment_bytes={}", 64 << (10 + random.below(4))),
     ])
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_moved_or_doubled_by_kills_while_the_disk_fails() {
+    let kills = number("WHIMBREL_CRASH_KILLS", KILLS_WITH_FAULTS_DEFAULT);
+    let seed = number("WHIMBREL_CRASH_SEED", u64::from(std::process::id()));
+    println!("seed {seed}, {kills} kills with faults");
+    let disk = FaultyDisk::new();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let mut random = Random(seed);
+    let mut ledger = Ledger::default();
+    let start = |random: &mut Random| {
+        let settings = settings(random);
+        disk.start(&settings.0.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let server = start(&mut random);
+    runtime.block_on(make_topics(&server.client()));
+    server.kill();
+    let mut repeats = Vec::new();
+    for round in 0..kills {
+        let server = start(&mut random);
+        runtime.block_on(ledger.check_new(&server.client(), round));
+        let publishing = Publishing::begin(&runtime, &server.url, round, std::mem::take(&mut repeats), &mut random);
+        std::thread::sleep(Duration::from_millis(random.below(WORKING_MS_MAX)));
+        let fault = passing_fault(&mut random, &FAULTY_PLACES);
+        disk.inject(std::slice::from_ref(&fault));
+        std::thread::sleep(Duration::from_millis(random.below(FAILING_MS_MAX)));
+        if random.one_in(2) {
+            disk.heal();
+            std::thread::sleep(Duration::from_millis(random.below(FAILING_MS_MAX)));
+        }
+        server.kill();
+        disk.heal();
+        repeats = publishing.end(&runtime, &mut ledger);
+        println!("round {round}: {fault}, {} acknowledged so far", ledger.acknowledged.len());
+    }
+    let server = start(&mut random);
+    runtime.block_on(ledger.check_new(&server.client(), kills));
+    runtime.block_on(ledger.check_all(&server.client()));
+    println!("{}", ledger.summary());
+    assert!(ledger.acknowledged.len() as u64 > kills, "too little was published to have tested anything");
+}
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
 struct StartSettings(Vec<String>);
@@ -227,7 +283,8 @@ async fn publish_until_killed(
     told
 }
 
-/// Sends one request. False: the server is gone, and the request's outcome is not known.
+/// Sends one request. False: the server is gone, and the request's outcome is not known. A request that was refused, or whose outcome the
+/// server does not know, is not sent again: its messages may be in the log, once.
 async fn send(client: &Client, request: Repeat, told: &mut Told) -> bool {
     let messages: Vec<NewMessage> = request.names.iter().map(|name| name.message(request.with_ids)).collect();
     let outcome = match messages.as_slice() {
@@ -242,6 +299,10 @@ async fn send(client: &Client, request: Repeat, told: &mut Told) -> bool {
                 let place = Place { topic: place.topic, partition: place.partition, offset: place.offset };
                 told.acknowledged.push((name, place));
             }
+            true
+        }
+        Err(ClientError::Problem(problem)) if problem.status >= 500 => {
+            tokio::time::sleep(REFUSED_PAUSE).await;
             true
         }
         Err(ClientError::Problem(problem)) => panic!("refused: {problem:?}"),

@@ -1,5 +1,5 @@
 //! A mixed load while the disk fails at random and the process is killed. The test checks through the API that no acknowledged message is
-//! lost, no hold fires early, and no message is in its topic twice.
+//! lost, no hold fires early, no message is in its topic twice, and every registration of a device is there.
 //!
 //! `WHIMBREL_FAULT_SECONDS` sets the duration (default 15 s), `WHIMBREL_FAULT_SEED` the faults.
 
@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use whimbrel_client::{Client, ClientError, Extension, Message, NewMessage, NewPush, SubscriptionSettings};
+use whimbrel_client::{Client, ClientError, DeviceInfo, Extension, Message, NewMessage, NewPush, SubscriptionSettings};
 use whimbrel_model::Timestamp;
 
 use super::faulty_disk::FaultyDisk;
@@ -30,6 +30,8 @@ const SETTINGS: [&str; 5] = [
 const PLACES: [&str; 7] =
     ["/holds/", "/receipts/", "/progress/", "/progress.mirror/", "/inboxes/", "/devices", "/whimbrel-data/"];
 const USERS: u64 = 200;
+/// Between two registrations: few enough for what a user may have.
+const REGISTER_PAUSE: Duration = Duration::from_millis(100);
 /// How long the server has to deliver everything after the last fault.
 const SETTLED_WITHIN: Duration = Duration::from_secs(120);
 
@@ -50,6 +52,8 @@ struct Answers {
     /// Holds whose withdrawal was requested and got no definite answer.
     uncertain: HashSet<String>,
     pushed: HashMap<String, u64>,
+    /// Users with the numbers of their devices.
+    registered: HashMap<u64, Vec<u64>>,
 }
 
 struct Scene {
@@ -149,6 +153,24 @@ impl Scene {
         {
             self.answers.lock().unwrap().withdrawn.insert(id.to_owned());
         }
+    }
+
+    fn register(&self) {
+        self.until_over(|_| {
+            let number = self.number();
+            let (user, device) = (number % USERS, number);
+            let info = DeviceInfo {
+                platform: "ios".to_owned(),
+                provider: "fcm".to_owned(),
+                token: format!("token-{number}"),
+                more: Default::default(),
+            };
+            let (uid, name) = (format!("owner-{user}"), format!("device-{device}"));
+            if self.insist(|client| converse(client.put_device(&uid, &name, &info))).is_some() {
+                self.answers.lock().unwrap().registered.entry(user).or_default().push(device);
+            }
+            std::thread::sleep(REGISTER_PAUSE);
+        });
     }
 
     fn push(&self, seed: u64) {
@@ -279,6 +301,7 @@ fn nothing_acknowledged_is_lost_early_or_twice_while_the_disk_fails_and_the_proc
         for load in 0..2 {
             scope.spawn(|| scene.publish_plain());
             scope.spawn(|| scene.publish_keyed());
+            scope.spawn(|| scene.register());
             let (scene, seeds) = (&scene, [seed + 10 + load, seed + 20 + load]);
             scope.spawn(move || scene.hold(seeds[0]));
             scope.spawn(move || scene.push(seeds[1]));
@@ -291,7 +314,9 @@ fn nothing_acknowledged_is_lost_early_or_twice_while_the_disk_fails_and_the_proc
     let client = server.client();
     let (plain, keyed, held) = (answers.plain.len(), answers.keyed.len(), answers.held.len());
     println!("{plain} publishes, {keyed} with an id, {held} holds, {} pushes", answers.pushed.len());
+    println!("{} users with devices", answers.registered.len());
     assert!(plain > 0 && keyed > 0 && held > 0 && !answers.pushed.is_empty(), "the load got through");
+    assert!(!answers.registered.is_empty(), "devices were registered");
     let began = Instant::now();
     let is_settled = || {
         let (later, _) = converse(read_all(&client, "later", 0, 0));
@@ -321,5 +346,14 @@ fn nothing_acknowledged_is_lost_early_or_twice_while_the_disk_fails_and_the_proc
         });
         let distinct: HashSet<&String> = stored.iter().collect();
         assert_eq!(distinct.len(), stored.len(), "a push is in the inbox of user-{user} twice");
+    }
+    for (user, devices) in &answers.registered {
+        let found = converse(client.devices(&format!("owner-{user}"))).unwrap();
+        let names: HashSet<&str> = found.iter().filter_map(|one| one.more.get("device")?.as_str()).collect();
+        let lost: Vec<&u64> = devices.iter().filter(|device| !names.contains(&*format!("device-{device}"))).collect();
+        assert!(
+            lost.is_empty(),
+            "the registrations {lost:?} of owner-{user} were acknowledged and are lost: {names:?}"
+        );
     }
 }

@@ -93,6 +93,21 @@ impl FaultyDisk {
     }
 }
 
+/// A fault that a log or a store recovers from by itself or with a restart, at one of these places. A failed write or sync of the log
+/// itself closes it until a restart.
+pub fn passing_fault(random: &mut Random, places: &[&str]) -> String {
+    let place = places[random.below(places.len() as u64) as usize];
+    let (call, effect) = match random.below(6) {
+        0 => ("write", "ENOSPC"),
+        1 => ("write", "short"),
+        2 => ("sync", "EIO"),
+        3 => ("sync", "delay=200"),
+        4 => ("write", "once:EIO"),
+        _ => ("sync", "once:EIO"),
+    };
+    format!("{call} {place} {effect}")
+}
+
 /// A write that was not synced.
 struct Unsynced<'a> {
     path: &'a Path,

@@ -1,17 +1,20 @@
 //! The crash test of pushes: the real binary is killed with SIGKILL at random moments while it is pushed to, and started again. Every push
 //! that was acknowledged reaches its device, in the order of its pushes, and what comes again is the same message under the same number.
 //!
+//! A second test does the same while the disk fails for moments.
+//!
 //! Randomness comes from one seed, which is printed; `WHIMBREL_PUSH_SEED` replays its choices, `WHIMBREL_PUSH_KILLS` says how often.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tempfile::TempDir;
 use whimbrel_client::{Client, NewPush};
 
 use super::device::{Came, Device, Hello};
+use super::faulty_disk::{FaultyDisk, passing_fault};
 use super::hold_crash::number;
 use super::kafka_cluster::KafkaCluster;
 use super::random::Random;
@@ -25,9 +28,32 @@ const RUN_MS_MAX: u64 = 2000;
 /// How long a device waits for the last messages before it believes that there are no more.
 const QUIET: Duration = Duration::from_secs(2);
 
+/// Paths that faults hit.
+const FAULTY_PLACES: [&str; 4] =
+    ["/whimbrel-data/log", "/whimbrel-data/inboxes/", "/whimbrel-data/receipts/", "/whimbrel-data/holds/"];
+/// How long the disk fails before a kill.
+const FAILING_MS_MAX: u64 = 700;
+
 #[test]
 fn pushes_survive_kills() {
-    kill_at_random("embedded", &[]);
+    let folder = tempfile::tempdir().unwrap();
+    kill_at_random("embedded", || start(folder.path(), &[]), |_| {});
+}
+
+#[test]
+fn pushes_survive_kills_while_the_disk_fails() {
+    let disk = FaultyDisk::new();
+    let fail = |random: &mut Random| {
+        let fault = passing_fault(random, &FAULTY_PLACES);
+        disk.inject(std::slice::from_ref(&fault));
+        std::thread::sleep(Duration::from_millis(random.below(FAILING_MS_MAX)));
+        println!("{fault}");
+    };
+    let start = || {
+        disk.heal();
+        disk.start(&[])
+    };
+    kill_at_random("embedded, with faults", start, fail);
 }
 
 #[test]
@@ -38,7 +64,8 @@ fn pushes_on_kafka_with_redis_survive_kills() {
     let (kafka, redis) = (KafkaCluster::single(), OwnRedis::start());
     let mut settings = kafka.settings();
     settings.extend(redis.settings());
-    kill_at_random("Kafka with Redis", &settings);
+    let folder = tempfile::tempdir().unwrap();
+    kill_at_random("Kafka with Redis", || start(folder.path(), &settings), |_| {});
 }
 
 /// Between two pushes to one user: all of them together stay within what is stored for a device that is away the whole time.
@@ -119,13 +146,13 @@ fn read_on(device: &mut Device, seen: &mut Seen, random: &mut Random, quiet: Dur
     }
 }
 
-fn kill_at_random(what: &str, settings: &[String]) {
+/// Calls `fail` before each kill.
+fn kill_at_random(what: &str, start: impl Fn() -> Server, fail: impl Fn(&mut Random)) {
     let kills = number("WHIMBREL_PUSH_KILLS", KILLS_DEFAULT);
     let seed = number("WHIMBREL_PUSH_SEED", u64::from(std::process::id()));
     println!("pushes on {what}: seed {seed}, {kills} kills");
     let mut random = Random(seed);
-    let folder = tempfile::tempdir().unwrap();
-    let mut server = start(&folder, settings);
+    let mut server = start();
     let url = Arc::new(Mutex::new(server.url.clone()));
     let pushers: Vec<Pusher> = (0..USERS).map(|user| Pusher::begin(user, Arc::clone(&url), PUSH_PAUSE)).collect();
     let mut seen: Vec<Seen> = (0..USERS).map(|_| Seen::default()).collect();
@@ -145,8 +172,9 @@ fn kill_at_random(what: &str, settings: &[String]) {
                 }
             }
         }
+        fail(&mut random);
         server.kill();
-        server = start(&folder, settings);
+        server = start();
         url.lock().unwrap().clone_from(&server.url);
         println!("kill {kill} after {} ms", run.as_millis());
     }
@@ -173,7 +201,7 @@ fn kill_at_random(what: &str, settings: &[String]) {
     println!("pushes on {what}: {acknowledged:?} acknowledged, {again} came again");
 }
 
-fn start(folder: &TempDir, settings: &[String]) -> Server {
+fn start(folder: &Path, settings: &[String]) -> Server {
     let arguments: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting.as_str()]).collect();
-    Server::start(folder.path(), &arguments)
+    Server::start(folder, &arguments)
 }

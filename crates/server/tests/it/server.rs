@@ -27,7 +27,10 @@ pub struct Server {
 
 /// The binary, deaf to whatever variables the tests themselves run under.
 pub fn whimbrel(folder: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_whimbrel"));
+    isolated(Command::new(env!("CARGO_BIN_EXE_whimbrel")), folder)
+}
+
+fn isolated(mut command: Command, folder: &Path) -> Command {
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("WHIMBREL_")) {
         command.env_remove(name);
     }
@@ -63,14 +66,28 @@ impl Server {
         server
     }
 
+    /// The same with a soft and a hard limit of file descriptors.
+    pub fn start_limited(folder: &Path, arguments: &[&str], soft: u64, hard: u64) -> Self {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "ulimit -Sn $1 && ulimit -Hn $2 && shift 2 && exec \"$@\"", "sh"]);
+        shell.args([soft.to_string(), hard.to_string()]).arg(env!("CARGO_BIN_EXE_whimbrel"));
+        let mut server = Self::spawn_as(isolated(shell, folder), arguments, &[]);
+        server.wait_for_banner();
+        server
+    }
+
     /// Starts it and waits for nothing.
     pub fn spawn(folder: &Path, arguments: &[&str]) -> Self {
         Self::spawn_with(folder, arguments, &[])
     }
 
     fn spawn_with(folder: &Path, arguments: &[&str], environment: &[(&str, OsString)]) -> Self {
+        Self::spawn_as(whimbrel(folder), arguments, environment)
+    }
+
+    fn spawn_as(mut command: Command, arguments: &[&str], environment: &[(&str, OsString)]) -> Self {
         let said = tempfile::tempfile().unwrap();
-        let mut process = whimbrel(folder)
+        let mut process = command
             .envs(environment.iter().map(|(name, value)| (name, value)))
             .args(["serve", "--listen", "127.0.0.1:0", "--set", "telemetry.level=warn"])
             .args(arguments)

@@ -119,7 +119,7 @@ impl Node {
     /// The process starts again, with what an earlier one has noted of the clock.
     pub fn restart_clock(&mut self) {
         let settled_us = self.clock.settled_us();
-        self.clock = GuardedClock::start(Arc::clone(&self.hands), self.limits, Some(settled_us));
+        self.clock = GuardedClock::start(Arc::clone(&self.hands), self.limits, settled_us);
     }
 
     pub fn reading(&mut self, time: i64) -> Reading {
@@ -149,6 +149,7 @@ pub fn name_of(effect: &Effect) -> &'static str {
         Effect::StartOver => "start over",
         Effect::OpenAnew => "open anew",
         Effect::Report { .. } => "report",
+        Effect::NotTrimmed { .. } => "not trimmed",
         Effect::Resign { .. } => "resign",
     }
 }

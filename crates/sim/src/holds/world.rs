@@ -338,6 +338,7 @@ impl World {
                 Effect::Answer { ask, told } => self.answer(node, ask, told)?,
                 Effect::Apply(write) => owner.saving = Some(Saving::Waiting(write)),
                 Effect::Report { offset, why } => return Err(format!("the record at {offset} was passed over: {why}")),
+                Effect::NotTrimmed { why } => self.note(|| format!("node {node} cannot trim: {why}")),
                 effect => {
                     if let Effect::Commit { decisions, .. } = &effect {
                         let ids: Vec<_> = decisions.iter().map(Decision::id).cloned().collect();

@@ -226,6 +226,9 @@ impl Core {
                 self.set_full(why.clone());
                 return Err(AppendError::DiskFull(why));
             }
+            Err(WriteError::NoRoom(error)) if disk::is_passing(&error) => {
+                return Err(self.delay("making a journal file", &error));
+            }
             Err(WriteError::NoRoom(error)) => {
                 return Err(AppendError::Poisoned(self.poison("making a journal file", &error)));
             }
@@ -296,7 +299,7 @@ impl Core {
         }
         match journal.write(&mut vec![0; FRAME_HEADER_LEN], 0) {
             Ok(_) => {}
-            Err(WriteError::NoRoom(error)) if disk::is_full(&error) => {}
+            Err(WriteError::NoRoom(error)) if disk::is_full(&error) || disk::is_passing(&error) => {}
             Err(WriteError::NoRoom(error) | WriteError::Failed(error)) => {
                 self.poison("writing the journal", &error);
             }

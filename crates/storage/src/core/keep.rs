@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::{Core, Event, Refusal, lock};
 use crate::checkpoint::{Checkpoint, PartitionMark};
-use crate::disk::is_full;
+use crate::disk::{is_full, is_not_begun, is_passing};
 use crate::error::ReadError;
 use crate::journal::Journal;
 use crate::partition::{Partition, Spilled, Unreadable};
@@ -71,6 +71,9 @@ impl Core {
         between();
         let touched: Vec<PathBuf> = lock(&self.touched).iter().cloned().collect();
         if let Err(error) = self.disk.sync_all(&self.root, &touched) {
+            if is_not_begun(&error) {
+                return Err(self.delay("syncing segments", &error));
+            }
             // Whatever the reason: what a failed sync did not write, the next one may not write either, and say nothing.
             return Err(AppendError::Poisoned(self.poison("syncing segments", &error)));
         }
@@ -95,6 +98,7 @@ impl Core {
             journal.trim(sequence);
         }
         drop(state);
+        self.told_delayed.store(false, Ordering::Relaxed);
         self.bytes_since_checkpoint.fetch_sub(bytes, Ordering::Relaxed);
         let left: Vec<Unreadable> =
             doomed.iter().flat_map(|(partition, segments)| partition.remove(segments)).collect();
@@ -152,12 +156,14 @@ impl Core {
         Ok(doomed.iter().flat_map(|(partition, segments)| partition.remove(segments)).collect())
     }
 
-    /// A full disk passes; anything else means that nobody knows what is on the disk.
+    /// A full disk passes, and so does a want of file descriptors or memory. Anything else means that nobody knows what is on the disk.
     fn keeping_failed(&self, what: &str, error: &io::Error) -> AppendError {
         if is_full(error) {
             let why = format!("{what}: {error}");
             self.set_full(why.clone());
             AppendError::DiskFull(why)
+        } else if is_passing(error) {
+            self.delay(what, error)
         } else {
             AppendError::Poisoned(self.poison(what, error))
         }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 use bytes::{Buf, Bytes};
@@ -21,6 +21,7 @@ use crate::segment::BatchesOf;
 use crate::{PartitionKey, Settings};
 
 const LOG_FOLDER: &str = "log";
+const TOPICS_FOLDER: &str = "topics";
 
 /// What opening found.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -45,7 +46,7 @@ impl Core {
         }
         let disk = folder.disk.clone();
         let root = folder.path.join(LOG_FOLDER);
-        let topics = root.join("topics");
+        let topics = root.join(TOPICS_FOLDER);
         let journal_folder = root.join("journal");
         let io = |what: &str| OpenError::io(format!("{what} {}", root.display()));
         disk.create_dirs(&topics).map_err(io("making"))?;
@@ -76,7 +77,7 @@ impl Core {
         let slots = Slots::open(disk.clone(), &journal_folder, settings.journal_file_bytes)
             .map_err(io("opening the journal of"))?;
         let mut touched = BTreeSet::new();
-        let partitions = open_partitions(&folder, &topics, checkpoint.as_ref(), now, &mut recovered, &mut touched)
+        let partitions = open_partitions(&folder, &settings, checkpoint.as_ref(), now, &mut recovered, &mut touched)
             .map_err(io("opening partitions of"))?;
         let Checkpoint { generation, sequence, .. } = checkpoint.clone().unwrap_or_default();
         let core = Self {
@@ -101,6 +102,7 @@ impl Core {
             last_checkpoint: Mutex::new(checkpoint),
             changing_topics: Mutex::new(()),
             refusal: Mutex::new(None),
+            told_delayed: AtomicBool::new(false),
             told: Mutex::default(),
             unreadable: Mutex::default(),
             retention: RwLock::default(),
@@ -235,7 +237,7 @@ type Partitions = HashMap<PartitionKey, Arc<Partition>>;
 
 fn open_partitions(
     data: &DataFolder,
-    topics: &Path,
+    settings: &Settings,
     checkpoint: Option<&Checkpoint>,
     now: i64,
     recovered: &mut Recovered,
@@ -246,7 +248,7 @@ fn open_partitions(
         .flat_map(|checkpoint| &checkpoint.partitions)
         .map(|mark| ((mark.topic.get(), mark.partition.get()), mark))
         .collect();
-    let disk = &data.disk;
+    let (disk, topics) = (&data.disk, &data.path.join(LOG_FOLDER).join(TOPICS_FOLDER));
     let mut partitions = Partitions::new();
     for name in disk.list(topics)? {
         let folder = topics.join(&name);
@@ -265,7 +267,7 @@ fn open_partitions(
             let partition_folder = folder.join(partition.to_string());
             // Whoever made them may have been killed before their names were synced.
             touched.extend([folder.clone(), partition_folder.clone()]);
-            let (opened, damage) = Partition::open(of, partition_folder, disk.clone(), mark, now)?;
+            let (opened, damage) = Partition::open(of, partition_folder, disk.clone(), settings, mark, now)?;
             touched.extend(opened.active_path());
             recovered.damage.extend(damage);
             partitions.insert(key, Arc::new(opened));

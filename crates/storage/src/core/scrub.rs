@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::Core;
 use crate::PartitionKey;
+use crate::disk::is_passing;
 use crate::verify::{Meter, ReadOnlyDisk, check_twice};
 
 /// A segment that is no longer written to.
@@ -24,6 +25,8 @@ pub enum Scrubbed {
     Read { damaged: usize },
     /// Retention dropped it, or its topic was deleted.
     Dropped,
+    /// File descriptors or memory are short. The next pass reads it.
+    NotRead,
 }
 
 impl Core {
@@ -57,7 +60,10 @@ impl Core {
         if !is_there() {
             return Ok(Scrubbed::Dropped);
         }
-        let damage = checked?;
+        let damage = match checked {
+            Err(error) if is_passing(&error) => return Ok(Scrubbed::NotRead),
+            checked => checked?,
+        };
         damage.iter().for_each(|damage| self.tell_of(damage, Some(segment.key)));
         Ok(Scrubbed::Read { damaged: damage.len() })
     }

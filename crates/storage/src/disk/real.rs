@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use super::{Disk, DiskFile};
+use super::{Disk, DiskFile, before_sync};
 
 /// Pieces that one `pwritev` takes: the kernel's own bound.
 const PIECES_PER_WRITE: usize = 1024;
@@ -64,7 +64,7 @@ impl RealDisk {
                 Ok(file) => file.sync_all()?,
                 // Retention may have dropped it since; then it need not be durable.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                Err(error) => return Err(error),
+                Err(error) => return Err(before_sync(error)),
             }
             folders.extend(path.parent());
         }
@@ -178,7 +178,7 @@ impl Disk for RealDisk {
     }
 
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        File::open(path)?.sync_all()
+        File::open(path).map_err(before_sync)?.sync_all()
     }
 
     #[cfg(not(target_os = "linux"))]
@@ -195,7 +195,7 @@ impl Disk for RealDisk {
         let root = match self.root.get() {
             Some(root) => root,
             None => {
-                let opened = File::open(root)?;
+                let opened = File::open(root).map_err(before_sync)?;
                 self.root.get_or_init(|| opened)
             }
         };

@@ -1,8 +1,11 @@
 //! Reading a partition by offset and by time.
 
+use std::io;
 use std::sync::Arc;
 
+use super::unreadable::{Onwards, Spot};
 use super::{Partition, State};
+use crate::disk::is_unreadable;
 use crate::error::{Damage, ReadError};
 use crate::format::Batch;
 use crate::segment::{ScanError, Scanner, Segment};
@@ -69,7 +72,7 @@ impl Partition {
             };
             match self.read_segment(&plan, from, max_bytes) {
                 // Retention dropped the segment meanwhile; the bounds tell.
-                Err(ReadError::Io { .. }) if self.bounds().0 > from => {}
+                Err(ReadError::Io { .. } | ReadError::Damaged(_)) if self.bounds().0 > from => {}
                 Err(_) if self.is_deleted() => return Err(ReadError::UnknownPartition(self.key)),
                 other => return other,
             }
@@ -86,13 +89,23 @@ impl Partition {
     }
 
     fn read_from(&self, plan: &SegmentPlan, position: u64, from: u64, max_bytes: usize) -> Result<Batches, ReadError> {
-        let mut scanner = self.scanner(plan, position)?.with_chunk(max_bytes);
+        let mut scanner = match self.scanner(plan, position) {
+            Ok(scanner) => scanner.with_chunk(max_bytes),
+            Err(error) => {
+                let (resume_at, _) = self.behind_unreadable(plan, Spot::Whole, &error)?;
+                return Err(self.damaged(plan, 0, &unreadable(&error), resume_at));
+            }
+        };
+        self.unreadable.succeeded((plan.segment.base, Spot::Whole));
         let mut read = Batches { batches: Vec::new(), next: from };
         let mut bytes = 0;
         loop {
-            match scanner.next() {
-                Ok(Some((_, batch))) if batch.end() <= from => {}
+            let (position, what, (resume_at, onwards)) = match scanner.next() {
                 Ok(Some((at, batch))) => {
+                    self.unreadable.succeeded((plan.segment.base, Spot::Position(at)));
+                    if batch.end() <= from {
+                        continue;
+                    }
                     if batch.base() > read.next {
                         // A hole between batches: the journal's frame that had them was damaged.
                         return if read.batches.is_empty() {
@@ -111,6 +124,7 @@ impl Partition {
                     if bytes >= max_bytes {
                         return Ok(read);
                     }
+                    continue;
                 }
                 Ok(None) if read.batches.is_empty() => {
                     let end = scanner_end(plan, &scanner);
@@ -118,17 +132,42 @@ impl Partition {
                 }
                 Ok(None) => return Ok(read),
                 Err(_) if !read.batches.is_empty() => return Ok(read),
-                Err(ScanError::Io(error)) => return Err(self.io_error(plan, &error)),
-                Err(ScanError::Bad { position, what }) => {
-                    let (resume_at, onwards) = self.resume_after(plan, position);
-                    match onwards {
-                        // What is damaged lies before the offset that was asked for.
-                        Some(position) if resume_at <= from => scanner = self.scanner(plan, position)?,
-                        _ => return Err(self.damaged(plan, position, what, resume_at)),
-                    }
+                Err(ScanError::Io(error)) => {
+                    let at = scanner.position();
+                    (at, unreadable(&error), self.behind_unreadable(plan, Spot::Position(at), &error)?)
                 }
+                Err(ScanError::Bad { position, what }) => {
+                    (position, what.to_owned(), self.resume_after(plan, position))
+                }
+            };
+            match onwards {
+                // What is damaged lies before the offset that was asked for.
+                Some(onwards) if resume_at <= from => {
+                    scanner = self.scanner(plan, onwards).map_err(|error| io_error(plan, &error))?;
+                }
+                _ => return Err(self.damaged(plan, position, &what, resume_at)),
             }
         }
+    }
+
+    /// Where reading goes on behind a place that the disk could not read, if it failed there several times in a row.
+    fn behind_unreadable(&self, plan: &SegmentPlan, spot: Spot, error: &io::Error) -> Result<Onwards, ReadError> {
+        let place = (plan.segment.base, spot);
+        if !is_unreadable(error) || !self.unreadable.failed(place) {
+            return Err(io_error(plan, error));
+        }
+        if let Some(onwards) = self.unreadable.onwards(place) {
+            return Ok(onwards);
+        }
+        let onwards = match spot {
+            Spot::Whole => (plan.end_offset, None),
+            Spot::Position(position) => self.resume_after(plan, position),
+        };
+        // The end of a segment that is written to moves.
+        if plan.len.is_none() {
+            self.unreadable.set_onwards(place, onwards);
+        }
+        Ok(onwards)
     }
 
     /// The offset of the first record at or after `time`; the next offset where there is none.
@@ -152,12 +191,15 @@ impl Partition {
     }
 
     fn first_at_or_after(&self, plan: &SegmentPlan, time: i64, first: u64) -> Result<Option<u64>, ReadError> {
-        let mut scanner = match plan.segment.place_for_time(&*self.disk, time) {
-            Some((offset, position)) => match self.trusted_scanner(plan, offset, position)? {
-                Some(scanner) => scanner,
-                None => self.scanner(plan, 0)?,
-            },
-            None => self.scanner(plan, 0)?,
+        let failed = |error: io::Error| io_error(plan, &error);
+        let trusted = match plan.segment.place_for_time(&*self.disk, time) {
+            Some((offset, position)) => self.trusted_scanner(plan, offset, position)?,
+            None => None,
+        };
+        let mut scanner = match trusted.map_or_else(|| self.scanner(plan, 0), Ok) {
+            Ok(scanner) => scanner,
+            // A segment that cannot be opened has no time.
+            Err(error) => return self.behind_unreadable(plan, Spot::Whole, &error).map(|_| None),
         };
         loop {
             match scanner.next() {
@@ -167,12 +209,19 @@ impl Partition {
                     }
                 }
                 Ok(None) => return Ok(None),
-                Err(ScanError::Io(error)) => return Err(self.io_error(plan, &error)),
                 // What cannot be read has no time; what comes after it does.
-                Err(ScanError::Bad { position, .. }) => match self.resume_after(plan, position).1 {
-                    Some(onwards) => scanner = self.scanner(plan, onwards)?,
-                    None => return Ok(None),
-                },
+                Err(bad) => {
+                    let (_, onwards) = match bad {
+                        ScanError::Io(error) => {
+                            self.behind_unreadable(plan, Spot::Position(scanner.position()), &error)?
+                        }
+                        ScanError::Bad { position, .. } => self.resume_after(plan, position),
+                    };
+                    match onwards {
+                        Some(onwards) => scanner = self.scanner(plan, onwards).map_err(failed)?,
+                        None => return Ok(None),
+                    }
+                }
             }
         }
     }
@@ -180,20 +229,22 @@ impl Partition {
     /// A scanner from a place of the index, where the segment has there what the index says. An index of another segment, or of
     /// an earlier one of this name, would lead past what is looked for.
     fn trusted_scanner(&self, plan: &SegmentPlan, offset: u64, position: u64) -> Result<Option<Scanner>, ReadError> {
-        let found = match self.scanner(plan, position)?.next() {
+        let Ok(mut scanner) = self.scanner(plan, position) else { return Ok(None) };
+        let found = match scanner.next() {
             Ok(Some((at, batch))) => (at, batch.base()),
             Ok(None) => (position, plan.end_offset),
-            Err(ScanError::Io(error)) => return Err(self.io_error(plan, &error)),
-            Err(ScanError::Bad { .. }) => return Ok(None),
+            Err(ScanError::Io(error)) if !is_unreadable(&error) => return Err(io_error(plan, &error)),
+            Err(_) => return Ok(None),
         };
-        if found != (position, offset) { Ok(None) } else { self.scanner(plan, position).map(Some) }
+        let again = || self.scanner(plan, position).map_err(|error| io_error(plan, &error));
+        if found != (position, offset) { Ok(None) } else { again().map(Some) }
     }
 
-    fn scanner(&self, plan: &SegmentPlan, position: u64) -> Result<Scanner, ReadError> {
-        let file = self.disk.open(plan.segment.path()).map_err(|error| self.io_error(plan, &error))?;
+    fn scanner(&self, plan: &SegmentPlan, position: u64) -> io::Result<Scanner> {
+        let file = self.disk.open(plan.segment.path())?;
         let len = match plan.len {
             Some(len) => len,
-            None => file.len().map_err(|error| self.io_error(plan, &error))?,
+            None => file.len()?,
         };
         Ok(Scanner::new(file, self.batches_of(), position.min(len), len))
     }
@@ -224,10 +275,14 @@ impl Partition {
         let file = plan.segment.path().display().to_string();
         ReadError::Damaged(Damage { what: what.to_owned(), file, position, resume_at: Some(resume_at) })
     }
+}
 
-    fn io_error(&self, plan: &SegmentPlan, error: &std::io::Error) -> ReadError {
-        ReadError::Io { file: plan.segment.path().display().to_string(), why: error.to_string() }
-    }
+fn io_error(plan: &SegmentPlan, error: &io::Error) -> ReadError {
+    ReadError::Io { file: plan.segment.path().display().to_string(), why: error.to_string() }
+}
+
+fn unreadable(error: &io::Error) -> String {
+    format!("a place that the disk cannot read ({error})")
 }
 
 fn scanner_end(plan: &SegmentPlan, scanner: &Scanner) -> u64 {

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::disk::{Disk, read_whole};
+use crate::disk::{Disk, is_passing, is_unreadable, read_whole};
 use crate::error::Damage;
 use crate::format::Batch;
 use crate::segment::{BatchesOf, IndexEntry, ScanError, Scanner, Segment, usable_entries};
@@ -24,8 +24,8 @@ pub(crate) struct Extent {
 }
 
 /// Reads every batch of a segment, and if a place is damaged, reads the segment again. A place counts only if it is damaged both times: a
-/// transient error of a cable or a memory module is not damage on the disk. Fails if the meter of the disk ends the check. Calls
-/// `on_batch` with each sound batch of the first pass and its position.
+/// transient error of a cable or a memory module is not damage on the disk. Fails if the meter of the disk ends the check, or if
+/// file descriptors or memory are short. Calls `on_batch` with each sound batch of the first pass and its position.
 pub(crate) fn check_twice(
     disk: &dyn Disk,
     extent: &Extent,
@@ -39,10 +39,10 @@ pub(crate) fn check_twice(
     Ok(damage)
 }
 
-/// A file that cannot be opened is a damaged place too.
+/// A file that cannot be opened is a damaged place too, unless file descriptors or memory are short.
 fn check_once(disk: &dyn Disk, extent: &Extent, on_batch: &mut dyn FnMut(u64, &Batch)) -> io::Result<Vec<Damage>> {
     check_segment(disk, extent, on_batch).or_else(|error| {
-        if is_stopped(&error) {
+        if is_stopped(&error) || is_passing(&error) {
             return Err(error);
         }
         let mut places = Places { extent, damage: Vec::new() };
@@ -61,8 +61,12 @@ fn check_segment(disk: &dyn Disk, extent: &Extent, on_batch: &mut dyn FnMut(u64,
     while places.damage.len() < PLACES_MAX {
         let (bad, found) = match scanner.next() {
             Ok(found) => (None, found),
-            Err(ScanError::Bad { position, what }) => (Some((position, what)), next_sound(&mut scanner)?),
-            Err(ScanError::Io(error)) if is_stopped(&error) => return Err(error),
+            Err(ScanError::Bad { position, what }) => (Some((position, what.to_owned())), next_sound(&mut scanner)?),
+            Err(ScanError::Io(error)) if is_unreadable(&error) => {
+                let what = format!("a place that the disk cannot read ({error})");
+                (Some((scanner.position(), what)), next_sound(&mut scanner)?)
+            }
+            Err(ScanError::Io(error)) if is_stopped(&error) || is_passing(&error) => return Err(error),
             Err(ScanError::Io(error)) => {
                 let what = format!("reading failed: {error}; the rest of the file was not checked");
                 places.add(scanner.position(), what, extent.end);
@@ -71,7 +75,7 @@ fn check_segment(disk: &dyn Disk, extent: &Extent, on_batch: &mut dyn FnMut(u64,
         };
         let resume_at = found.as_ref().map_or(extent.end, |(_, batch)| batch.base());
         if let Some((position, what)) = bad {
-            places.add(position, what.to_owned(), resume_at);
+            places.add(position, what, resume_at);
         } else if resume_at > expected {
             let position = found.as_ref().map_or(len.min(found_len), |(position, _)| *position);
             let what = match found {

@@ -2,6 +2,7 @@
 //! waits or fails. The tests of the engines use it too.
 
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ type Hook = Arc<dyn Fn() + Send + Sync>;
 type SyncHook = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
 type RenameHook = Arc<dyn Fn(&Path) + Send + Sync>;
 type FileHook = Arc<dyn Fn(&Path) -> io::Result<()> + Send + Sync>;
+type BadSectors = Arc<dyn Fn(&Path, Range<u64>) -> bool + Send + Sync>;
 
 #[derive(Default)]
 pub struct UnsyncedDisk {
@@ -22,6 +24,7 @@ pub struct UnsyncedDisk {
     after_rename: Option<RenameHook>,
     before_rename: Option<FileHook>,
     open: Option<FileHook>,
+    bad_sectors: Option<BadSectors>,
 }
 
 #[allow(dead_code, reason = "each of the test programs takes what it needs of it")]
@@ -56,9 +59,14 @@ impl UnsyncedDisk {
         Self { before_rename: Some(Arc::new(before_rename)), ..Self::default() }
     }
 
-    /// A disk that opens an existing file only if the hook succeeds.
+    /// A disk that opens or creates a file only if the hook succeeds.
     pub fn with_open(open: impl Fn(&Path) -> io::Result<()> + Send + Sync + 'static) -> Self {
         Self { open: Some(Arc::new(open)), ..Self::default() }
+    }
+
+    /// A disk that cannot read these bytes of these files.
+    pub fn with_bad_sectors(are_bad: impl Fn(&Path, Range<u64>) -> bool + Send + Sync + 'static) -> Self {
+        Self { bad_sectors: Some(Arc::new(are_bad)), ..Self::default() }
     }
 
     fn reading(&self) {
@@ -67,14 +75,21 @@ impl UnsyncedDisk {
         }
     }
 
-    fn unsynced(&self, file: Arc<dyn DiskFile>) -> Arc<dyn DiskFile> {
+    fn opening(&self, path: &Path) -> io::Result<()> {
+        self.open.as_ref().map_or(Ok(()), |open| open(path))
+    }
+
+    fn unsynced(&self, path: &Path, file: Arc<dyn DiskFile>) -> Arc<dyn DiskFile> {
         let (before_sync, before_read) = (self.before_sync.clone(), self.before_read.clone());
-        Arc::new(UnsyncedFile { file, before_sync, before_read })
+        let bad_sectors = self.bad_sectors.clone();
+        Arc::new(UnsyncedFile { path: path.to_owned(), file, before_sync, before_read, bad_sectors })
     }
 }
 
 struct UnsyncedFile {
+    path: PathBuf,
     file: Arc<dyn DiskFile>,
+    bad_sectors: Option<BadSectors>,
     before_sync: Option<Hook>,
     before_read: Option<Hook>,
 }
@@ -90,12 +105,13 @@ impl UnsyncedFile {
 impl Disk for UnsyncedDisk {
     fn open(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
         self.reading();
-        self.open.as_ref().map_or(Ok(()), |open| open(path))?;
-        self.disk.open(path).map(|file| self.unsynced(file))
+        self.opening(path)?;
+        self.disk.open(path).map(|file| self.unsynced(path, file))
     }
 
     fn create(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
-        self.disk.create(path).map(|file| self.unsynced(file))
+        self.opening(path)?;
+        self.disk.create(path).map(|file| self.unsynced(path, file))
     }
 
     fn create_dirs(&self, path: &Path) -> io::Result<()> {
@@ -152,6 +168,11 @@ impl Disk for UnsyncedDisk {
 impl DiskFile for UnsyncedFile {
     fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize> {
         self.reading();
+        let bytes = position..position + buffer.len() as u64;
+        if self.bad_sectors.as_ref().is_some_and(|are_bad| are_bad(&self.path, bytes)) {
+            const EIO: i32 = 5;
+            return Err(io::Error::from_raw_os_error(EIO));
+        }
         self.file.read_at(buffer, position)
     }
 

@@ -41,9 +41,16 @@ impl Claims {
         Self { settings, store, under_way, noted, opened, followed: 0, unfollowed }
     }
 
-    pub fn begin(&mut self, claim: &Claim, end: u64, now: Timestamp) -> Result<Begun, ReceiptsError> {
+    /// `expiry` is the time by which earlier answers are too old.
+    pub fn begin(
+        &mut self,
+        claim: &Claim,
+        end: u64,
+        now: Timestamp,
+        expiry: Timestamp,
+    ) -> Result<Begun, ReceiptsError> {
         let (key, place) = (claim_key(claim), (claim.partition, end));
-        let not_before = now.saturating_sub(self.settings.window + self.settings.lease);
+        let not_before = expiry.saturating_sub(self.settings.window + self.settings.lease);
         // Ignores a claim whose outcome is still unknown after the window and the lease.
         let is_known = |earlier: &&UnderWay| !earlier.is_left || earlier.first_at >= not_before;
         if let Some(earlier) = self.under_way.get(&key).filter(is_known) {
@@ -58,7 +65,7 @@ impl Claims {
             }
             return Ok(Begun::Lapsed { places: self.under_way.retake(&key, place, now) });
         }
-        let since = now.saturating_sub(self.settings.window);
+        let since = expiry.saturating_sub(self.settings.window);
         self.check_followed(claim)?;
         let answer = self.store.run(|store| -> Result<_, Fault> { Ok(store.answer(&key, since)?) })?;
         if let Some((fingerprint, answer)) = answer {

@@ -10,6 +10,7 @@ mod blocked;
 pub mod clock;
 mod commit;
 pub mod figures;
+mod log_calls;
 pub mod owner;
 pub mod settings;
 pub mod shard;

@@ -13,16 +13,15 @@ use futures_util::FutureExt as _;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
-use whimbrel_model::ports::{
-    Ask, Fence, HoldsError, Log, LogError, Membership, ReadBatch, ReadLimits, Timers, TimersError, Told,
-};
-use whimbrel_model::{Clock, Event, EventSink, HOLDS_TOPIC, PartitionId, Timestamp};
+use whimbrel_model::ports::{Ask, Fence, HoldsError, Log, LogError, Membership, ReadLimits, Timers, TimersError, Told};
+use whimbrel_model::{Clock, Event, EventSink, HOLDS_TOPIC, PartitionId, Timestamp, format_duration};
 
 use super::alarm::Alarm;
 use super::blocked::BlockedPartitions;
 use super::clock::Reading;
 use super::commit::{CommitTarget, commit};
 use super::figures::HoldFigures;
+use super::log_calls::{cut, read, walk};
 use super::settings::{HoldsSettings, PAGE_BYTES, PAGE_HOLDS, RETRY_AFTER};
 use super::shard::{AskId, Committed, Decision, Effect, Input, Shard};
 use crate::line_limit::LineLimit;
@@ -319,23 +318,24 @@ impl Owner {
             Effect::Cut { kept_since } => {
                 Box::pin(async move { Input::Cut(cut(&*tools.log, partition, kept_since).await) })
             }
-            Effect::Walk { from, upto } => Box::pin(async move {
-                let limits = ReadLimits { max_records: PAGE_HOLDS, max_bytes: PAGE_BYTES, wait: Duration::ZERO };
-                let read = tools.log.read(partition, from, limits).await;
-                // What cannot be read cannot be carried; its holds are in the store, and the damage was reported.
-                Input::Walked(match read {
-                    Err(LogError::Damaged { resume_at, .. }) if resume_at > from => {
-                        Ok(ReadBatch { records: Vec::new(), next: resume_at.min(upto) })
-                    }
-                    read => read,
-                })
-            }),
+            Effect::Walk { from, upto } => {
+                Box::pin(async move { Input::Walked(walk(&*tools.log, partition, from, upto).await) })
+            }
             Effect::Trim { before } => Box::pin(async move { Input::Trimmed(tools.log.trim(partition, before).await) }),
             Effect::Answer { ask, told } => return self.answer(ask, told),
             Effect::Report { offset, why } => {
                 let detail = format!("a record of the holds cannot be understood and was passed over: {why}");
                 let event = Event::failure("hold_record_passed_over", detail);
                 (tools.events)(event.with("shard", number).with("offset", offset));
+                return;
+            }
+            Effect::NotTrimmed { why } => {
+                let every = format_duration(tools.settings.trim_interval);
+                let detail = format!(
+                    "the log of shard {number} of the holds cannot be trimmed and takes more and more of the disk: {why}. The next attempt \
+                     follows after {every}"
+                );
+                (tools.events)(Event::warning("holds_not_trimmed", detail).with("shard", number).with("error", why));
                 return;
             }
             // These are the loop's.
@@ -470,29 +470,6 @@ async fn under_way(call: &mut Option<Call>) -> Input {
         Some(call) => call.await,
         None => pending().await,
     }
-}
-
-/// Reads; an error that may pass is answered after a while, so that it is not asked again at once.
-async fn read(log: &dyn Log, partition: PartitionId, from: u64, limits: ReadLimits) -> Result<ReadBatch, LogError> {
-    let read = log.read(partition, from, limits).await;
-    let passes = |error: &LogError| {
-        !matches!(error, LogError::Trimmed { .. } | LogError::BeyondEnd { .. } | LogError::Damaged { .. })
-    };
-    if let Err(error) = &read
-        && passes(error)
-    {
-        static LINES: LineLimit = LineLimit::new();
-        if let Some(left_out) = LINES.admit(&error.to_string()) {
-            tracing::warn!(%partition, %error, left_out, "the holds' log cannot be read; it is tried again");
-        }
-        tokio::time::sleep(RETRY_AFTER).await;
-    }
-    read
-}
-
-async fn cut(log: &dyn Log, partition: PartitionId, kept_since: Timestamp) -> Result<(u64, u64), LogError> {
-    let first = log.bounds(partition).await?.first;
-    Ok((first, log.offset_at(partition, kept_since).await?))
 }
 
 async fn commit_and_count(

@@ -112,6 +112,10 @@ pub enum Effect {
         offset: u64,
         why: String,
     },
+    /// The log cannot be trimmed now: an operator wants to know. Once, until a trim succeeds.
+    NotTrimmed {
+        why: String,
+    },
     /// This owner can go on no longer.
     Resign {
         why: String,
@@ -253,6 +257,8 @@ pub struct Shard {
 
     carry: Option<Carry>,
     carry_at: Timestamp,
+    /// An operator was told that the log cannot be trimmed.
+    told_not_trimmed: bool,
 }
 
 /// Turns in which checkpoints of shards are made within their interval.
@@ -317,6 +323,7 @@ impl Shard {
             expire_at: now,
             carry: None,
             carry_at: after(now, settings.trim_interval),
+            told_not_trimmed: false,
             settings,
         }
     }
@@ -376,7 +383,7 @@ impl Shard {
             Input::Committed(outcome) => self.committed(outcome, &mut effects),
             Input::Cut(cut) => self.cut_found(cut, &mut effects),
             Input::Walked(read) => self.walked(read, &mut effects),
-            Input::Trimmed(trimmed) => self.trimmed(trimmed),
+            Input::Trimmed(trimmed) => self.trimmed(trimmed, &mut effects),
             Input::Tick => {}
         }
         self.go_on(&mut effects);

@@ -94,8 +94,18 @@ impl Shard {
                 carry.stage = Stage::Reading;
                 effects.push(Effect::Walk { from: first, upto: carry.cut });
             }
-            _ => self.carry_is_over(),
+            Ok(_) => self.carry_is_over(),
+            Err(error) => self.carry_failed(&error, effects),
         }
+    }
+
+    /// Gives up this time. A log that cannot be trimmed fills the disk in the end.
+    fn carry_failed(&mut self, error: &LogError, effects: &mut Vec<Effect>) {
+        let is_loss = matches!(error, LogError::Trimmed { .. } | LogError::BeyondEnd { .. });
+        if !is_loss && !std::mem::replace(&mut self.told_not_trimmed, true) {
+            effects.push(Effect::NotTrimmed { why: error.to_string() });
+        }
+        self.carry_is_over();
     }
 
     fn carry_is_over(&mut self) {
@@ -106,7 +116,10 @@ impl Shard {
     pub(super) fn walked(&mut self, read: Result<ReadBatch, LogError>, effects: &mut Vec<Effect>) {
         let oldest_end = self.expiry.saturating_sub(self.settings.remember);
         let Some(carry) = &mut self.carry else { return };
-        let Ok(batch) = read else { return self.carry_is_over() };
+        let batch = match read {
+            Ok(batch) => batch,
+            Err(error) => return self.carry_failed(&error, effects),
+        };
         // A stretch that is not walked must not be trimmed: where reading does not get on, it is tried again another time.
         if batch.next <= carry.walked {
             return self.carry_is_over();
@@ -179,8 +192,14 @@ impl Shard {
         true
     }
 
-    pub(super) fn trimmed(&mut self, _: Result<(), LogError>) {
-        self.carry_is_over();
+    pub(super) fn trimmed(&mut self, trimmed: Result<(), LogError>, effects: &mut Vec<Effect>) {
+        match trimmed {
+            Ok(()) => {
+                self.told_not_trimmed = false;
+                self.carry_is_over();
+            }
+            Err(error) => self.carry_failed(&error, effects),
+        }
     }
 
     pub(super) fn next_to_carry(&mut self) -> Option<HoldId> {
@@ -223,5 +242,43 @@ impl Shard {
             Some(Known::Ended(end)) if can_be_held_again(id) => Some(HoldRecord::CarriedEnd { id: id.clone(), end }),
             _ => None,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use whimbrel_model::Timestamp;
+
+    use super::super::super::clock::Reading;
+    use super::super::super::settings::HoldsSettings;
+    use super::super::Input;
+    use super::*;
+
+    fn at(ms: i64) -> Reading {
+        let wall = Timestamp::from_millis(ms);
+        Reading { wall, expiry: wall, steady_ms: ms as u64 }
+    }
+
+    #[test]
+    fn a_log_that_cannot_be_trimmed_is_reported_once_until_it_could_be() {
+        let settings = HoldsSettings::default();
+        let every = settings.trim_interval.as_millis() as i64;
+        let mut shard = Shard::new(Arc::new(settings), 1, 1, at(0));
+        shard.step(at(0), Input::Started { applied: 10, first: 0, end: 10 });
+        let reports =
+            |effects: &[Effect]| effects.iter().filter(|effect| matches!(effect, Effect::NotTrimmed { .. })).count();
+        let unavailable = || LogError::Unavailable("the disk is away".to_owned());
+        let mut told = Vec::new();
+        for round in 1..=3 {
+            let effects = shard.step(at(round * every), Input::Tick);
+            assert!(effects.iter().any(|effect| matches!(effect, Effect::Cut { .. })), "{effects:?}");
+            told.push(reports(&shard.step(at(round * every), Input::Cut(Err(unavailable())))));
+        }
+        assert_eq!(told, [1, 0, 0]);
+        shard.step(at(4 * every), Input::Tick);
+        shard.step(at(4 * every), Input::Cut(Ok((0, 10))));
+        shard.step(at(4 * every), Input::Trimmed(Ok(())));
+        shard.step(at(5 * every), Input::Tick);
+        assert_eq!(reports(&shard.step(at(5 * every), Input::Cut(Err(unavailable())))), 1, "a new incident");
     }
 }

@@ -1,0 +1,96 @@
+//! Places of segments that the disk cannot read: a place that stays unreadable counts as damaged, so that readers go on behind it.
+//!
+//! A failure may pass: a cable, a controller, a disk that was away for a moment. So a place counts as damaged only after several failures
+//! in a row, over some time. A reader that retries for ever would stop a shard, a subscription or a trim for good. A place is forgotten as
+//! soon as it can be read again.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Failures in a row before a place counts as damaged.
+const UNREADABLE_AFTER: u32 = 3;
+/// Places of one partition that are remembered. With more, the counts begin anew: nobody can rely on such a disk.
+const PLACES_MAX: usize = 256;
+
+/// The base offset of a segment, and where in it the disk failed.
+pub(super) type Place = (u64, Spot);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Spot {
+    /// The file cannot be opened.
+    Whole,
+    Position(u64),
+}
+
+/// Where reading goes on: the offset, and its position if it is in the same segment.
+pub(super) type Onwards = (u64, Option<u64>);
+
+pub(super) struct UnreadablePlaces {
+    unreadable_for: Duration,
+    places: Mutex<HashMap<Place, Failures>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Failures {
+    since: Instant,
+    in_a_row: u32,
+    /// Of a sealed segment, once it was found.
+    onwards: Option<Onwards>,
+}
+
+impl Failures {
+    /// Whether a place lies behind this one, and before where reading goes on.
+    fn covers(&self, this: Place, other: Place) -> bool {
+        match (this, other, self.onwards) {
+            ((base, Spot::Position(from)), (of, Spot::Position(at)), Some((_, end))) => {
+                base == of && from < at && end.is_none_or(|end| at < end)
+            }
+            _ => false,
+        }
+    }
+}
+
+impl UnreadablePlaces {
+    pub fn new(unreadable_for: Duration) -> Self {
+        Self { unreadable_for, places: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Place, Failures>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a failure. Returns whether the place counts as damaged now. A place within a stretch that counts as damaged does so at once.
+    pub fn failed(&self, place: Place) -> bool {
+        let mut places = self.lock();
+        if places.iter().any(|(known, failures)| failures.covers(*known, place)) {
+            return true;
+        }
+        if places.len() >= PLACES_MAX && !places.contains_key(&place) {
+            places.clear();
+        }
+        let new = || Failures { since: Instant::now(), in_a_row: 0, onwards: None };
+        let failures = places.entry(place).or_insert_with(new);
+        failures.in_a_row = failures.in_a_row.saturating_add(1);
+        failures.in_a_row >= UNREADABLE_AFTER && failures.since.elapsed() >= self.unreadable_for
+    }
+
+    /// Where reading goes on behind a place, if it was found before.
+    pub fn onwards(&self, place: Place) -> Option<Onwards> {
+        self.lock().get(&place)?.onwards
+    }
+
+    pub fn set_onwards(&self, place: Place, onwards: Onwards) {
+        if let Some(failures) = self.lock().get_mut(&place) {
+            failures.onwards = Some(onwards);
+        }
+    }
+
+    /// The disk could read this place.
+    pub fn succeeded(&self, place: Place) {
+        let mut places = self.lock();
+        if !places.is_empty() {
+            places.remove(&place);
+        }
+    }
+}

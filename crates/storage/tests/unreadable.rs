@@ -1,0 +1,201 @@
+//! Sectors that the disk cannot read: after a few failures they are damage with a place to go on at, and they stop nobody for good.
+
+mod support;
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use support::{Events, Folder, UnsyncedDisk, key, part, small};
+use whimbrel_storage::verify::Meter;
+use whimbrel_storage::{Core, Damage, DataFolder, Event, ReadError, Scrubbed, Settings, Work};
+
+const FRAMES: u64 = 300;
+const SECTOR: u64 = 4096;
+/// Reads of one place that may fail before it is reported as damaged.
+const FAILURES_BEFORE: usize = 2;
+
+/// Bytes of one file that cannot be read.
+type Bad = Arc<Mutex<Option<(PathBuf, Range<u64>)>>>;
+
+fn settings() -> Settings {
+    Settings { segment_bytes: 64 << 10, tail_bytes: 0, unreadable_for: Duration::ZERO, ..small() }
+}
+
+fn text(offset: u64) -> String {
+    format!("record {offset} {}", "x".repeat(1000))
+}
+
+fn written() -> (Folder, Core, Events, Bad) {
+    written_with(settings())
+}
+
+/// A log with several segments, on a disk with bad sectors.
+fn written_with(settings: Settings) -> (Folder, Core, Events, Bad) {
+    let (folder, events, bad) = (Folder::new(), Events::default(), Bad::default());
+    let (told, sectors) = (Arc::clone(&events), Arc::clone(&bad));
+    let disk = UnsyncedDisk::with_bad_sectors(move |path: &Path, read: Range<u64>| {
+        let bad = sectors.lock().unwrap();
+        bad.as_ref().is_some_and(|(file, bytes)| file == path && read.start < bytes.end && bytes.start < read.end)
+    });
+    let data = Arc::new(DataFolder::open(Arc::new(disk), folder.path()).unwrap());
+    let on_event = Box::new(move |event| told.lock().unwrap().push(event));
+    let core = Core::open(data, settings, 0, on_event).unwrap().0;
+    core.create_partitions(1, 1).unwrap();
+    for frame in 0..FRAMES {
+        core.commit(&[Work::Append(vec![part(key(1, 0), frame, &[&text(frame)])])]);
+    }
+    core.checkpoint(0, &mut || {}).unwrap();
+    (folder, core, events, bad)
+}
+
+fn segment(folder: &Folder, base: u64) -> PathBuf {
+    folder.path().join(format!("log/topics/1/0/{base:020}.segment"))
+}
+
+fn free_meter() -> Meter {
+    Arc::new(|_| Ok(()))
+}
+
+/// Reads on as every reader does: it repeats what failed, and goes on behind damage. Returns the offsets, the damage and the failures.
+fn read_around(core: &Core) -> (Vec<u64>, Vec<Damage>, usize) {
+    let (mut from, mut offsets, mut damage, mut failures) = (0, Vec::new(), Vec::new(), 0);
+    while from < FRAMES {
+        match core.read(key(1, 0), from, 10_000) {
+            Ok(read) => {
+                for (offset, record) in read.batches.iter().flat_map(|batch| batch.records().collect::<Vec<_>>()) {
+                    assert_eq!(record.value, text(offset), "never wrong data");
+                    offsets.push(offset);
+                }
+                from = read.next;
+            }
+            Err(ReadError::Damaged(found)) => {
+                from = found.resume_at.filter(|at| *at > from).expect("damage leads on");
+                damage.push(found);
+            }
+            Err(ReadError::Io { .. }) => {
+                failures += 1;
+                assert!(failures < 1000, "the reader is stuck at {from}");
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    (offsets, damage, failures)
+}
+
+#[test]
+fn an_unreadable_sector_is_damage_after_a_few_failures_and_costs_its_own_records_only() {
+    let (folder, core, events, bad) = written();
+    let cold = core.cold_segments();
+    assert!(cold.len() > 2, "{cold:?}");
+    let file = segment(&folder, cold[1].base);
+    *bad.lock().unwrap() = Some((file.clone(), 5 * SECTOR..6 * SECTOR));
+    let (offsets, damage, failures) = read_around(&core);
+    assert_eq!((damage.len(), failures), (1, FAILURES_BEFORE), "{damage:?}");
+    let missing: Vec<u64> = (0..FRAMES).filter(|offset| !offsets.contains(offset)).collect();
+    // Records of 1 kB: those that touch the sector.
+    assert!((4..=6).contains(&missing.len()), "{missing:?}");
+    assert!(missing.windows(2).all(|pair| pair[0] + 1 == pair[1]));
+    assert_eq!(damage[0].file, file.display().to_string());
+    assert!((4 * SECTOR..6 * SECTOR).contains(&damage[0].position), "{:?}", damage[0]);
+    assert_eq!(*events.lock().unwrap(), [Event::Damaged(damage[0].clone(), Some(key(1, 0)))]);
+    // Nobody waits for the same place again.
+    assert_eq!(read_around(&core), (offsets, damage, 0));
+    assert_eq!(events.lock().unwrap().len(), 1, "it is told once");
+}
+
+#[test]
+fn a_segment_that_cannot_be_read_at_all_is_passed_by() {
+    let (folder, core, _, bad) = written();
+    let cold = core.cold_segments();
+    *bad.lock().unwrap() = Some((segment(&folder, cold[1].base), 0..u64::MAX));
+    let (offsets, damage, _) = read_around(&core);
+    assert_eq!(damage[0].resume_at, Some(cold[2].base));
+    assert_eq!(offsets, (0..cold[1].base).chain(cold[2].base..FRAMES).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_segment_whose_file_is_gone_is_passed_by() {
+    let (folder, core, _, _) = written();
+    let cold = core.cold_segments();
+    std::fs::remove_file(segment(&folder, cold[1].base)).unwrap();
+    let (offsets, damage, _) = read_around(&core);
+    assert_eq!((damage.len(), damage[0].resume_at), (1, Some(cold[2].base)));
+    assert_eq!(offsets, (0..cold[1].base).chain(cold[2].base..FRAMES).collect::<Vec<_>>());
+}
+
+#[test]
+fn the_segment_that_is_written_to_is_read_on_behind_an_unreadable_sector() {
+    let (folder, core, _, bad) = written();
+    let active = FRAMES - 1;
+    let cold = core.cold_segments();
+    let bases = std::fs::read_dir(folder.path().join("log/topics/1/0")).unwrap();
+    let last = bases.map(|entry| entry.unwrap().path()).filter(|path| path.extension().unwrap() == "segment").max();
+    *bad.lock().unwrap() = Some((last.unwrap(), 0..SECTOR));
+    assert!(cold.last().unwrap().base < active);
+    let (offsets, damage, _) = read_around(&core);
+    assert_eq!(damage.len(), 1);
+    assert_eq!(offsets.last(), Some(&active));
+    core.commit(&[Work::Append(vec![part(key(1, 0), FRAMES, &[&text(FRAMES)])])]);
+    core.checkpoint(0, &mut || {}).unwrap();
+    assert_eq!(core.read(key(1, 0), FRAMES, 1).unwrap().next, FRAMES + 1);
+}
+
+#[test]
+fn a_failure_that_passes_is_no_damage() {
+    let (folder, core, events, bad) = written();
+    let base = core.cold_segments()[1].base;
+    for _ in 0..10 {
+        *bad.lock().unwrap() = Some((segment(&folder, base), 0..SECTOR));
+        for _ in 0..FAILURES_BEFORE {
+            assert!(matches!(core.read(key(1, 0), base, 1), Err(ReadError::Io { .. })));
+        }
+        *bad.lock().unwrap() = None;
+        assert_eq!(core.read(key(1, 0), base, 1).unwrap().next, base + 1);
+    }
+    assert_eq!(*events.lock().unwrap(), []);
+}
+
+#[test]
+fn a_place_that_is_unreadable_for_a_moment_is_no_damage_however_often_it_is_read() {
+    let pause = Duration::from_millis(300);
+    let (folder, core, events, bad) = written_with(Settings { unreadable_for: pause, ..settings() });
+    let base = core.cold_segments()[1].base;
+    *bad.lock().unwrap() = Some((segment(&folder, base), 0..SECTOR));
+    let began = Instant::now();
+    for _ in 0..20 {
+        let failed = core.read(key(1, 0), base, 1).unwrap_err();
+        assert!(matches!(failed, ReadError::Io { .. }) || began.elapsed() >= pause, "{failed}");
+    }
+    std::thread::sleep(pause);
+    assert!(matches!(core.read(key(1, 0), base, 1), Err(ReadError::Damaged(_))));
+    assert_eq!(events.lock().unwrap().len(), 1);
+}
+
+#[test]
+fn a_search_by_time_passes_an_unreadable_sector() {
+    let (folder, core, _, bad) = written();
+    let cold = core.cold_segments();
+    *bad.lock().unwrap() = Some((segment(&folder, cold[1].base), 0..u64::MAX));
+    // A record's time is its offset times ten.
+    let (time, mut found) = (cold[1].base as i64 * 10, None);
+    for _ in 0..=FAILURES_BEFORE {
+        found = core.offset_at(key(1, 0), time).ok();
+    }
+    assert_eq!(found, Some(cold[2].base));
+}
+
+#[test]
+fn the_scrub_reads_on_behind_an_unreadable_sector() {
+    let (folder, core, events, bad) = written();
+    let cold = core.cold_segments()[1];
+    let file = segment(&folder, cold.base);
+    *bad.lock().unwrap() = Some((file.clone(), 2 * SECTOR..3 * SECTOR));
+    // A second damaged place, which is behind the first.
+    let mut bytes = std::fs::read(&file).unwrap();
+    bytes[10 * SECTOR as usize] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    assert_eq!(core.scrub(cold, &free_meter()).unwrap(), Scrubbed::Read { damaged: 2 });
+    assert_eq!(events.lock().unwrap().len(), 2);
+}
