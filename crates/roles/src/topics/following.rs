@@ -19,12 +19,11 @@ use super::growth::{Growth, ends_of};
 use super::registry::{Registry, TopicChange, TopicError, encode};
 use super::stored::{StoredTopic, TOPIC_PREFIX, key_of};
 use super::topic::{Topic, is_system_name};
+use super::unopened::Unopened;
 
 /// The pause between two reads of a catalogue that keeps changing.
 const RELOAD_PAUSE: Duration = Duration::from_millis(100);
 const WATCH_RETRY_AFTER: Duration = Duration::from_secs(1);
-/// Topics in a row that the log cannot open before an attempt ends. Each may take a whole timeout of the log if the log is down.
-const UNOPENED_IN_A_ROW_MAX: u32 = 2;
 
 impl Registry {
     /// Follows the catalogue until the shutdown. If several nodes share the topics, also does this node's part in growths, under its
@@ -103,38 +102,39 @@ impl Registry {
         Ok(unopened)
     }
 
-    /// Applies entries whose old mappings are not in use any more. A topic that the log cannot open does not stop the others: it comes
-    /// last in the next attempt.
+    /// Applies entries whose old mappings are not in use any more. The attempt ends at the first topic that the log cannot open, since each
+    /// may take a whole timeout of the log. The next attempt begins with the topics that have waited longest for theirs.
     async fn open_changed(
         &self,
         mut entries: Vec<(String, Versioned)>,
         changing: &MutexGuard<'_, i64>,
     ) -> Result<Option<TopicError>, TopicError> {
-        let failed = std::mem::take(&mut *self.unopened.lock().unwrap_or_else(PoisonError::into_inner));
-        entries.sort_by_key(|(key, _)| failed.contains(key));
-        let (mut unread, mut unopened, mut in_a_row) = (None, None, 0);
+        let failed = {
+            let mut unopened = self.unopened();
+            unopened.keep_only(entries.iter().map(|(key, _)| key));
+            unopened.clone()
+        };
+        entries.sort_by_key(|(key, _)| failed.turn_of(key));
+        let mut unread = None;
         for (key, found) in &entries {
             match self.take_in_changing(key, found, changing).await {
                 Err(error @ TopicError::Log(LogError::Unavailable(_))) => {
-                    if !failed.contains(key) {
+                    if self.unopened().failed(key) {
                         tracing::warn!(%error, "the topic under `{key}` cannot be opened now; trying again");
                     }
-                    self.unopened.lock().unwrap_or_else(PoisonError::into_inner).insert(key.clone());
-                    unopened = Some(error);
-                    in_a_row += 1;
-                    if in_a_row == UNOPENED_IN_A_ROW_MAX {
-                        break;
-                    }
-                    continue;
+                    return unread.map_or(Ok(Some(error)), Err);
                 }
                 // The entry has changed once more, and its new value is unknown.
                 Err(error @ TopicError::Catalogue(_)) => unread = Some(error),
                 Err(error) => tracing::error!(%error, "the topic under `{key}` is left out until this is mended"),
-                Ok(()) => {}
+                Ok(()) => self.unopened().opened(key),
             }
-            in_a_row = 0;
         }
-        unread.map_or(Ok(unopened), Err)
+        unread.map_or(Ok(None), Err)
+    }
+
+    fn unopened(&self) -> std::sync::MutexGuard<'_, Unopened> {
+        self.unopened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Applies an entry that other nodes may change at the same time.

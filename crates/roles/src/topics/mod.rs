@@ -19,6 +19,7 @@ pub mod registry;
 pub mod stored;
 pub mod system;
 pub mod topic;
+mod unopened;
 pub mod workers;
 
 pub use deletion::Deletion;

@@ -1,6 +1,6 @@
 //! The registry itself: looks up, makes and changes topics, catalogue and log together.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use super::mapping_lease::{Lease, MappingLease};
 use super::stored::{StoredTopic, key_of};
 use super::system::patiently;
 use super::topic::{Topic, is_system_name};
+use super::unopened::Unopened;
 use super::workers::WorkersChange;
 
 /// Between two looks for topics that others made in the engine, when an unknown one is asked for.
@@ -145,8 +146,8 @@ pub struct Registry {
     pub(super) growths: std::sync::Mutex<Growths>,
     /// Gates of topics whose last write has an unknown outcome. They stay closed until the catalogue was read.
     pub(super) unsettled: std::sync::Mutex<Vec<Closed>>,
-    /// Keys of topics that the log could not open at the last attempt.
-    pub(super) unopened: std::sync::Mutex<BTreeSet<String>>,
+    /// Topics that the log could not open.
+    pub(super) unopened: std::sync::Mutex<Unopened>,
     pub(super) started: Instant,
 }
 

@@ -72,6 +72,15 @@ async fn until_entry(world: &World, is_so: impl Fn(&serde_json::Value) -> bool) 
     .await;
 }
 
+async fn until_known(node: &ClusterNode, name: &str) {
+    soon(async {
+        while node.house.registry.get(name).is_none() {
+            tokio::time::sleep(POLL).await;
+        }
+    })
+    .await;
+}
+
 async fn until_growing(world: &World) {
     until_entry(world, |entry| entry.get("growing").is_some()).await;
 }
@@ -342,4 +351,20 @@ async fn a_grown_topic_that_the_log_cannot_open_is_not_published_to_by_its_old_m
     })
     .await;
     assert_eq!(soon(publish(&nodes.second, "new")).await.ok(201)["partition"], Nodes::moved());
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_topics_that_the_log_cannot_open_are_tried_in_turn_and_stop_no_others() {
+    let nodes = two_nodes().await;
+    let failing = ["a1", "a2", "a3", "a4", "a5"];
+    for name in failing {
+        nodes.world.log.set_unavailable(name, true);
+        nodes.first.house.put(&format!("/v1/topics/{name}"), json!({})).await.problem(503, "unavailable");
+    }
+    nodes.first.house.put("/v1/topics/z", json!({ "partitions": 1 })).await.ok(201);
+    until_known(&nodes.second, "z").await;
+    for name in failing.into_iter().rev() {
+        nodes.world.log.set_unavailable(name, false);
+        until_known(&nodes.second, name).await;
+    }
 }
