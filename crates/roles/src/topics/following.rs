@@ -25,6 +25,14 @@ use super::unopened::Unopened;
 const RELOAD_PAUSE: Duration = Duration::from_millis(100);
 const WATCH_RETRY_AFTER: Duration = Duration::from_secs(1);
 
+/// An entry of the catalogue, when it was read and applied.
+pub(super) enum CurrentEntry {
+    Absent,
+    /// The entry recorded a deletion, which is finished now.
+    Deleted,
+    Topic(Arc<Topic>),
+}
+
 impl Registry {
     /// Follows the catalogue until the shutdown. If several nodes share the topics, also does this node's part in growths, under its
     /// current session.
@@ -155,16 +163,16 @@ impl Registry {
         }
     }
 
-    /// The topic as the catalogue has it now. `None` if there is no entry, or if its deletion was finished.
+    /// Applies the entry that the catalogue has now.
     pub(super) async fn read_entry(
         &self,
         name: &str,
         changing: &MutexGuard<'_, i64>,
-    ) -> Result<Option<Arc<Topic>>, TopicError> {
+    ) -> Result<CurrentEntry, TopicError> {
         let key = key_of(name);
         match self.ports.catalogue.get(&key).await? {
             Some(found) => self.take_in(&key, &found, changing).await,
-            None => Ok(None),
+            None => Ok(CurrentEntry::Absent),
         }
     }
 
@@ -174,17 +182,17 @@ impl Registry {
         key: &str,
         found: &Versioned,
         changing: &MutexGuard<'_, i64>,
-    ) -> Result<Option<Arc<Topic>>, TopicError> {
+    ) -> Result<CurrentEntry, TopicError> {
         let (name, mut stored) = self.decode(key, found)?;
         if !stored.deleting {
             // A single process has no other nodes to agree with: it does not continue a growth that a cluster began.
             stored.growing = stored.growing.filter(|_| self.lease.is_shared());
             self.leave_mapping_before(name, &stored);
-            return self.bring_up(name, stored, found.version, changing).await.map(Some);
+            return self.bring_up(name, stored, found.version, changing).await.map(CurrentEntry::Topic);
         }
         self.hide(name);
         self.finish_deleting(name, stored, found.version, changing).await?;
-        Ok(None)
+        Ok(CurrentEntry::Deleted)
     }
 
     fn decode<'a>(&self, key: &'a str, found: &Versioned) -> Result<(&'a str, StoredTopic), TopicError> {
@@ -246,7 +254,8 @@ impl Registry {
                 ..TopicChange::default()
             };
             match self.adopt(&name, as_it_is, changing).await {
-                Ok(()) => tracing::info!(topic = name, partitions, "took in a topic that was found in the log"),
+                Ok(Some(_)) => tracing::info!(topic = name, partitions, "took in a topic that was found in the log"),
+                Ok(None) => tracing::debug!(topic = name, "a topic that was found in the log was deleted since"),
                 Err(
                     error @ TopicError::Catalogue(CatalogueError::Unavailable(_) | CatalogueError::OutcomeUnknown(_)),
                 ) => return Err(error),
@@ -276,17 +285,29 @@ impl Registry {
         Ok(())
     }
 
-    /// Adopts one topic, unless another node has already adopted it.
-    async fn adopt(&self, name: &str, as_it_is: TopicChange, changing: &MutexGuard<'_, i64>) -> Result<(), TopicError> {
+    /// Adopts one topic that the log has listed, unless another node has already adopted it, or it was deleted since.
+    async fn adopt(
+        &self,
+        name: &str,
+        as_it_is: TopicChange,
+        changing: &MutexGuard<'_, i64>,
+    ) -> Result<Option<Arc<Topic>>, TopicError> {
         let mut conflicts = Conflicts::default();
         loop {
             let adopted = match self.read_entry(name, changing).await {
-                Ok(None) => self.create(name, as_it_is.clone(), true, changing).await.map(Some),
-                known => known,
+                // The listing is older than the entry's absence. Whoever deleted the topic removed it from the log first.
+                Ok(CurrentEntry::Absent) => match self.ports.log_topics.exists(name).await {
+                    Ok(true) => self.create(name, as_it_is.clone(), true, changing).await.map(Some),
+                    Ok(false) => Ok(None),
+                    Err(error) => Err(error.into()),
+                },
+                Ok(CurrentEntry::Deleted) => Ok(None),
+                Ok(CurrentEntry::Topic(topic)) => Ok(Some(topic)),
+                Err(error) => Err(error),
             };
             match adopted {
                 Err(error) => conflicts.try_again(error).await?,
-                Ok(_) => return Ok(()),
+                adopted => return adopted,
             }
         }
     }

@@ -14,6 +14,7 @@ use whimbrel_model::{Clock, Event, EventSink, NamedBounds, Retention, TopicNumbe
 
 use super::agreement::Growing;
 use super::conflicts::Conflicts;
+use super::following::CurrentEntry;
 use super::gate::{Closed, Pass, Placement, StillInside};
 use super::growing::Growths;
 use super::growth::{DRAIN_WITHIN, Growth, PUBLISH_WAITS_WITHIN, SESSION_WAITS_WITHIN, ends_of};
@@ -307,14 +308,16 @@ impl Registry {
         changing: &MutexGuard<'_, i64>,
     ) -> Result<Changed, TopicError> {
         let known = match known {
-            Some(known) => Some(known),
+            Some(known) => CurrentEntry::Topic(known),
             None => self.read_entry(name, changing).await?,
         };
-        if let Some(topic) = known {
-            return self.change(topic, change, changing).await;
+        match known {
+            CurrentEntry::Topic(topic) => self.change(topic, change, changing).await,
+            CurrentEntry::Absent | CurrentEntry::Deleted => {
+                let topic = self.create(name, change, false, changing).await?;
+                Ok(Changed::Now(PutOutcome { topic, created: true, grown: None }))
+            }
         }
-        let topic = self.create(name, change, false, changing).await?;
-        Ok(Changed::Now(PutOutcome { topic, created: true, grown: None }))
     }
 
     pub(super) async fn create(

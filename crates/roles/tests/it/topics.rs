@@ -9,6 +9,7 @@ use whimbrel_model::{NamedBounds, PartitionId, TopicNumber};
 use whimbrel_roles::receive::ReceiveSettings;
 use whimbrel_roles::topics::TopicDefaults;
 
+use crate::support::cluster::ClusterNode;
 use crate::support::log::RETENTION_OF_OTHERS;
 use crate::support::{House, SHARDS, World, soon};
 
@@ -437,4 +438,29 @@ async fn a_log_that_does_not_answer_at_first_is_asked_again_for_the_systems_topi
     let deaf = World::new();
     deaf.log.refuse(Some(LogError::Unavailable("timed out".into())));
     assert!(deaf.try_open(ReceiveSettings::default()).await.is_err(), "it is not asked for ever");
+}
+
+#[tokio::test]
+async fn a_read_of_a_topic_that_is_being_deleted_does_not_create_it_again() {
+    let world = World::new();
+    let node = ClusterNode::open_alone(&world).await;
+    node.catalogue.set_stale(true);
+    let entry = json!({ "number": 77, "partitions": 1, "created_at_ms": 0, "deleting": true });
+    world.catalogue.force("topics/gone", &entry.to_string());
+    world.log.has_topics_of_others(&[("gone", 1)]);
+    world.clock.forward(1000);
+    node.house.get("/v1/topics/gone").await.problem(404, "unknown_topic");
+    assert_eq!(world.catalogue.value("topics/gone"), None, "the deletion is finished");
+    assert_eq!(world.log.number_of("gone"), None);
+}
+
+#[tokio::test]
+async fn a_topic_that_was_deleted_since_the_log_listed_it_is_not_adopted() {
+    let world = World::new();
+    let house = world.open().await;
+    world.log.has_topics_of_others(&[("gone", 1)]);
+    world.log.delete_others_after_next_listing();
+    world.clock.forward(1000);
+    house.get("/v1/topics/gone").await.problem(404, "unknown_topic");
+    assert_eq!(world.catalogue.value("topics/gone"), None);
 }
