@@ -5,6 +5,7 @@
 //! a mapping of keys to partitions that the catalogue does not have (see [`gate`], [`growth`] and [`agreement`]).
 
 pub mod agreement;
+mod changing;
 mod conflicts;
 mod deletion;
 pub mod folding;

@@ -364,84 +364,8 @@ impl Registry {
         }
     }
 
-    async fn change(
-        &self,
-        topic: Arc<Topic>,
-        change: TopicChange,
-        changing: &MutexGuard<'_, i64>,
-    ) -> Result<Changed, TopicError> {
-        let name = topic.name.to_string();
-        let mut stored = topic.stored.clone();
-        self.check_copies(&topic, &change).await?;
-        if let Some(retention) = change.retention {
-            stored.retention_ms = retention.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
-        }
-        if let Some(bytes) = change.retention_bytes {
-            stored.retention_bytes = bytes;
-        }
-        if let Some(workers) = change.workers {
-            stored.workers = workers.applied(&name, stored.workers.as_ref())?;
-        }
-        let wanted = change.partitions.unwrap_or(stored.partitions);
-        if wanted < stored.partitions {
-            return Err(TopicError::Shrink { name, from: stored.partitions, to: wanted });
-        }
-        let named = NamedBounds { time: change.retention.is_some(), bytes: change.retention_bytes.is_some() };
-        let topic = if stored == topic.stored { topic } else { self.keep_for(topic, stored, named).await? };
-        if wanted <= topic.stored.partitions {
-            return Ok(Changed::Now(PutOutcome { topic, created: false, grown: None }));
-        }
-        if !self.lease.is_shared() {
-            return self.grow_alone(topic, wanted, changing).await.map(Changed::Now);
-        }
-        match topic.stored.growing {
-            Some(growing) if growing.to == wanted => Ok(Changed::Growing(topic, growing)),
-            Some(_) => Err(TopicError::Growing(name)),
-            None => {
-                let begun = self.begin_growth(&topic, wanted).await?;
-                let growing = Growing { to: wanted, base: topic.version };
-                Ok(Changed::Growing(begun, growing))
-            }
-        }
-    }
-
-    /// Changes how long a topic keeps its messages. The catalogue goes first: what the log dropped cannot be brought back, so it must
-    /// not hear of a change that is then refused.
-    async fn keep_for(
-        &self,
-        topic: Arc<Topic>,
-        stored: StoredTopic,
-        named: NamedBounds,
-    ) -> Result<Arc<Topic>, TopicError> {
-        let (name, key) = (topic.name.to_string(), key_of(&topic.name));
-        let version = self.ports.catalogue.put(&key, encode(&stored), Some(topic.version)).await?;
-        if let Err(error) = self.ports.log_topics.alter(&stored.spec(&name), named).await {
-            let version = self.ports.catalogue.put(&key, encode(&topic.stored), Some(version)).await?;
-            self.show(topic.succeeded_by(topic.stored.clone(), version));
-            return Err(error.into());
-        }
-        Ok(self.show(topic.succeeded_by(stored, version)))
-    }
-
-    /// Copies are given when a topic is made; asking for what it has is no change.
-    async fn check_copies(&self, topic: &Topic, change: &TopicChange) -> Result<(), TopicError> {
-        let refused = |what, has: String| TopicError::Copies { name: topic.name.to_string(), what, has };
-        if let Some(asked) = change.min_insync.filter(|_| change.min_insync != topic.stored.min_insync) {
-            let has = topic.stored.min_insync.map_or("the engine's own number".to_owned(), |has| has.to_string());
-            return Err(refused(format!("min_insync {asked}"), has));
-        }
-        if let Some(asked) = change.replicas.filter(|_| change.replicas != topic.stored.replicas) {
-            let status = self.ports.log_topics.describe(topic.number()).await?;
-            let has = status.partitions.iter().map(|partition| partition.replicas.len()).max().unwrap_or(0);
-            if has != asked as usize {
-                return Err(refused(format!("replicas {asked}"), has.to_string()));
-            }
-        }
-        Ok(())
-    }
-
     /// Grows a topic that no other node uses. See the module [`super::growth`] for the order of things.
-    async fn grow_alone(
+    pub(super) async fn grow_alone(
         &self,
         topic: Arc<Topic>,
         wanted: u32,
@@ -525,7 +449,7 @@ impl Registry {
 }
 
 /// How far a change has come when its first writes are done.
-enum Changed {
+pub(super) enum Changed {
     Now(PutOutcome),
     /// All nodes have to confirm the growth.
     Growing(Arc<Topic>, Growing),
