@@ -67,7 +67,7 @@ impl Registry {
         let mut changed = Arc::clone(&topic);
         if stored != topic.stored {
             let version = self.ports.catalogue.put(&key, encode(&stored), Some(topic.version)).await?;
-            changed = self.show(topic.succeeded_by(stored, version));
+            changed = self.show(topic.succeeded_by(stored, version))?;
         }
         if named == NamedBounds::NONE {
             return Ok(changed);
@@ -83,7 +83,7 @@ impl Registry {
                 if changed.version != topic.version {
                     let version =
                         self.ports.catalogue.put(&key, encode(&topic.stored), Some(changed.version)).await?;
-                    self.show(changed.succeeded_by(topic.stored.clone(), version));
+                    self.show(changed.succeeded_by(topic.stored.clone(), version))?;
                 }
                 Err(error.into())
             }

@@ -3,6 +3,7 @@
 //!
 //! When the catalogue has replaced a mapping, the registry stops using it before it does anything else for the topic.
 
+use std::cmp::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use super::conflicts::Conflicts;
 use super::gate::Closed;
 use super::growing::Memberships;
 use super::growth::{Growth, ends_of};
-use super::registry::{Registry, TopicChange, TopicError, encode};
+use super::registry::{Map, Registry, TopicChange, TopicError, Unapplied, encode};
 use super::stored::{StoredTopic, TOPIC_PREFIX, key_of};
 use super::topic::{Topic, is_system_name};
 use super::unopened::Unopened;
@@ -53,6 +54,7 @@ impl Registry {
             let changed = tokio::select! {
                 changed = self.ports.catalogue.changed(seen) => changed,
                 () = self.unsettled_for_long() => Ok(seen),
+                () = self.reread.notified() => Ok(seen),
                 () = shutdown.cancelled() => return,
             };
             let pause = match changed {
@@ -64,7 +66,8 @@ impl Registry {
                             RELOAD_PAUSE
                         }
                         Err(error) => {
-                            tracing::warn!(%error, "the catalogue changed and could not be followed; trying again");
+                            tracing::warn!(%error, "the catalogue could not be followed; trying again");
+                            self.reread.notify_one();
                             WATCH_RETRY_AFTER
                         }
                     }
@@ -89,25 +92,73 @@ impl Registry {
     /// Reads all entries of the catalogue and applies them. `Ok` means that this node uses no mapping any more that the catalogue has
     /// replaced. It then holds the error of a topic, if any, that the log could not open.
     pub(super) async fn read_entries(&self, changing: &MutexGuard<'_, i64>) -> Result<Option<TopicError>, TopicError> {
-        let mut entries = self.ports.catalogue.list(TOPIC_PREFIX).await?;
-        let map = self.map.load_full();
-        for name in map.by_name.keys() {
-            if entries.binary_search_by(|(key, _)| key.as_str().cmp(&key_of(name))).is_err() {
-                self.hide(name);
-            }
-        }
-        entries.retain(|(key, found)| {
-            let known = map.by_name.get(key.strip_prefix(TOPIC_PREFIX).unwrap_or_default());
-            known.is_none_or(|topic| topic.version != found.version)
-        });
-        for (key, found) in &entries {
-            self.leave_old_mapping(key, found);
-        }
-        let unopened = self.open_changed(entries, changing).await?;
+        let changed = self.leave_all(changing).await?;
+        let unopened = self.open_changed(changed, changing).await?;
         // The gates of replaced mappings were retired above; the others may open again.
         let settled = std::mem::take(&mut *self.unsettled.lock().unwrap_or_else(PoisonError::into_inner));
         drop(settled);
         Ok(unopened)
+    }
+
+    /// Stops publishes by all mappings that the catalogue has replaced. Returns the entries that are not applied. Their versions may be
+    /// lower than those of the topics that are known: an operator may have restored the catalogue from a backup.
+    async fn leave_all(&self, _changing: &MutexGuard<'_, i64>) -> Result<Vec<(String, Versioned)>, TopicError> {
+        let read_before = self.unapplied().clone();
+        let mut entries = self.ports.catalogue.list(TOPIC_PREFIX).await?;
+        let map = self.map.load_full();
+        let mut unapplied = self.unapplied();
+        // This list is newer than those entries, and is applied while nothing else changes topics.
+        unapplied.retain(|name, version| read_before.get(name) != Some(version));
+        for name in map.by_name.keys().filter(|name| !has_entry(&entries, name)) {
+            self.hide_under(name, &unapplied);
+        }
+        entries.retain(|(key, found)| {
+            let known = map.by_name.get(name_in(key));
+            known.is_none_or(|topic| topic.version != found.version)
+        });
+        for (key, found) in &entries {
+            self.leave_old_mapping(key, found, &unapplied);
+        }
+        Ok(entries)
+    }
+
+    /// Stops publishes by all mappings that the catalogue has replaced. Waits for no call to the log and for no change of a topic in
+    /// progress: such a change may have read an earlier entry, and then fails to show it. The registry's watch applies the entries.
+    pub(super) async fn leave_replaced_mappings(&self) -> Result<(), TopicError> {
+        let before = self.map.load_full();
+        let entries = self.ports.catalogue.list(TOPIC_PREFIX).await?;
+        let left = self.leave_newer(&before, &entries);
+        if left != Left::Nothing {
+            self.reread.notify_one();
+        }
+        if left == Left::Unsure {
+            let changing = self.changing.lock().await;
+            self.leave_all(&changing).await?;
+        }
+        Ok(())
+    }
+
+    /// Stops publishes by mappings that newer entries have replaced.
+    fn leave_newer(&self, before: &Map, entries: &[(String, Versioned)]) -> Left {
+        let mut unapplied = self.unapplied();
+        for known in before.by_name.values().filter(|known| !has_entry(entries, &known.name)) {
+            if self.get(&known.name).is_some_and(|now| now.version == known.version) {
+                self.hide_under(&known.name, &unapplied);
+            }
+        }
+        let mut left = Left::Nothing;
+        for (key, found) in entries {
+            match self.get(name_in(key)).map(|known| known.version.cmp(&found.version)) {
+                Some(Ordering::Equal) => {}
+                Some(Ordering::Greater) => left = Left::Unsure,
+                Some(Ordering::Less) | None => {
+                    unapplied.insert(name_in(key).to_owned(), found.version);
+                    self.leave_old_mapping(key, found, &unapplied);
+                    left = left.max(Left::Newer);
+                }
+            }
+        }
+        left
     }
 
     /// Applies entries whose old mappings are not in use any more. The attempt ends at the first topic that the log cannot open, since each
@@ -159,7 +210,7 @@ impl Registry {
                 Err(error) => conflicts.try_again(error).await?,
                 Ok(_) => return Ok(()),
             }
-            taken = self.read_entry(key.strip_prefix(TOPIC_PREFIX).unwrap_or(key), changing).await;
+            taken = self.read_entry(name_in(key), changing).await;
         }
     }
 
@@ -183,7 +234,9 @@ impl Registry {
         found: &Versioned,
         changing: &MutexGuard<'_, i64>,
     ) -> Result<CurrentEntry, TopicError> {
-        let (name, mut stored) = self.decode(key, found)?;
+        let name = name_in(key);
+        // If the entry is malformed, the current mapping is unknown: publishes must not use the old one.
+        let mut stored = decode(key, found).inspect_err(|_| self.hide(name))?;
         if !stored.deleting {
             // A single process has no other nodes to agree with: it does not continue a growth that a cluster began.
             stored.growing = stored.growing.filter(|_| self.lease.is_shared());
@@ -195,27 +248,12 @@ impl Registry {
         Ok(CurrentEntry::Deleted)
     }
 
-    fn decode<'a>(&self, key: &'a str, found: &Versioned) -> Result<(&'a str, StoredTopic), TopicError> {
-        let name = key.strip_prefix(TOPIC_PREFIX).unwrap_or(key);
-        let malformed = |why: String| {
-            // The current mapping is unknown: publishes must not use the old one.
-            self.hide(name);
-            TopicError::Malformed { key: key.to_owned(), why }
-        };
-        let stored: StoredTopic = serde_json::from_slice(&found.value).map_err(|error| malformed(error.to_string()))?;
-        if !(1..=PARTITIONS_MAX).contains(&stored.partitions) || stored.number.0 > TOPIC_NUMBER_MAX {
-            return Err(malformed("its number or its partitions are out of range".to_owned()));
-        }
-        Ok((name, stored))
-    }
-
     /// Stops publishes by a mapping that the entry has replaced, without a call to the log.
-    fn leave_old_mapping(&self, key: &str, found: &Versioned) {
-        match self.decode(key, found) {
-            Ok((name, stored)) if stored.deleting => self.hide(name),
-            Ok((name, stored)) => self.leave_mapping_before(name, &stored),
-            // The topic is hidden. Applying the entry reports the error.
-            Err(_) => {}
+    fn leave_old_mapping(&self, key: &str, found: &Versioned, unapplied: &Unapplied<'_>) {
+        match decode(key, found) {
+            Ok(stored) if !stored.deleting => self.leave_mapping_before(name_in(key), &stored),
+            // Applying a malformed entry reports the error.
+            Ok(_) | Err(_) => self.hide_under(name_in(key), unapplied),
         }
     }
 
@@ -277,6 +315,7 @@ impl Registry {
         }
         let stored = topic.stored.clone().with_retention(retention);
         match self.ports.catalogue.put(&key_of(&topic.name), encode(&stored), Some(topic.version)).await {
+            // If this node has read a later entry, its watch applies that one.
             Ok(version) => drop(self.show(topic.succeeded_by(stored, version))),
             // Another node has changed the entry.
             Err(CatalogueError::Conflict { .. }) => {}
@@ -339,7 +378,7 @@ impl Registry {
             Some(known) => known.succeeded_by(stored, version),
             None => Topic::new(name, stored, version),
         };
-        Ok(self.show(topic))
+        self.show(topic)
     }
 
     /// Keeps gates closed until the catalogue has been read again: the current mapping is unknown.
@@ -362,4 +401,35 @@ impl Registry {
         }
         tokio::time::sleep(WATCH_RETRY_AFTER).await;
     }
+}
+
+/// What was found when mappings were left that entries have replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Left {
+    /// Every entry is applied.
+    Nothing,
+    /// Some entries are newer than the topics that are known.
+    Newer,
+    /// Some entries are older than the topics that are known: this node has written newer ones since they were read, or an operator restored
+    /// the catalogue from a backup.
+    Unsure,
+}
+
+/// The name of the topic whose entry is under a key.
+fn name_in(key: &str) -> &str {
+    key.strip_prefix(TOPIC_PREFIX).unwrap_or(key)
+}
+
+/// Whether the entries, in the order of their keys, have one of this topic.
+fn has_entry(entries: &[(String, Versioned)], name: &str) -> bool {
+    entries.binary_search_by(|(key, _)| key.as_str().cmp(&key_of(name))).is_ok()
+}
+
+fn decode(key: &str, found: &Versioned) -> Result<StoredTopic, TopicError> {
+    let malformed = |why: String| TopicError::Malformed { key: key.to_owned(), why };
+    let stored: StoredTopic = serde_json::from_slice(&found.value).map_err(|error| malformed(error.to_string()))?;
+    if !(1..=PARTITIONS_MAX).contains(&stored.partitions) || stored.number.0 > TOPIC_NUMBER_MAX {
+        return Err(malformed("its number or its partitions are out of range".to_owned()));
+    }
+    Ok(stored)
 }

@@ -124,7 +124,7 @@ impl Registry {
         let growing = Growing { to, base: topic.version };
         let stored = StoredTopic { growing: Some(growing), ..topic.stored.clone() };
         let version = self.ports.catalogue.put(&key_of(&topic.name), encode(&stored), Some(topic.version)).await?;
-        let shown = self.show(topic.succeeded_by(stored, version));
+        let shown = self.show(topic.succeeded_by(stored, version))?;
         if let Some(known) = self.growths().under_way.get_mut(&topic.number()) {
             known.participant.began_here = known.participant.growing == growing;
         }
@@ -163,12 +163,9 @@ impl Registry {
             let confirming = async {
                 let Some(membership) = membership else { return };
                 while membership.stands() {
-                    let changing = self.changing.lock().await;
-                    let read = self.read_entries(&changing).await;
-                    drop(changing);
-                    match read {
-                        // A topic that the log cannot open is not published to by an old mapping: its gate is retired.
-                        Ok(_) => {
+                    match self.leave_replaced_mappings().await {
+                        // A topic that the log has not opened yet is not published to by an old mapping: its gate is retired.
+                        Ok(()) => {
                             self.lease.grant(membership);
                             return self.changes.send_modify(|count| *count += 1);
                         }
@@ -335,7 +332,8 @@ impl Registry {
         let changing = self.changing.lock().await;
         match self.ports.catalogue.put(&key_of(&topic.name), encode(&stored), Some(topic.version)).await {
             Ok(version) => {
-                self.show(topic.succeeded_by(stored, version));
+                // If this node has read a later entry, its watch applies that one.
+                let _ = self.show(topic.succeeded_by(stored, version));
                 Ok(true)
             }
             Err(CatalogueError::Conflict { .. }) => self.read_entries(&changing).await.map(|_| false),

@@ -1,12 +1,12 @@
 //! The registry itself: looks up, makes and changes topics, catalogue and log together.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use tokio::sync::{Mutex, MutexGuard, watch};
-use tokio::time::Instant;
+use tokio::sync::{Mutex, MutexGuard, Notify, watch};
+use tokio::time::{Instant, timeout};
 use whimbrel_model::limits::{PARTITIONS_DEFAULT, PARTITIONS_MAX, RETENTION_DEFAULT_MS};
 use whimbrel_model::name::check_any_topic_name;
 use whimbrel_model::ports::{Catalogue, CatalogueError, Coordination, Log, LogError, LogTopics};
@@ -147,6 +147,10 @@ pub struct Registry {
     pub(super) growths: std::sync::Mutex<Growths>,
     /// Gates of topics whose last write has an unknown outcome. They stay closed until the catalogue was read.
     pub(super) unsettled: std::sync::Mutex<Vec<Closed>>,
+    /// Versions of entries that this node has read and not applied, by the name of the topic. Held while the map changes.
+    pub(super) unapplied: std::sync::Mutex<HashMap<String, u64>>,
+    /// Asks the registry's watch to read the catalogue, also if it has not changed.
+    pub(super) reread: Notify,
     /// Topics that the log could not open.
     pub(super) unopened: std::sync::Mutex<Unopened>,
     pub(super) started: Instant,
@@ -157,6 +161,9 @@ pub(super) struct Map {
     pub(super) by_name: HashMap<Arc<str>, Arc<Topic>>,
     by_number: HashMap<TopicNumber, Arc<Topic>>,
 }
+
+/// See [`Registry::unapplied`].
+pub(super) type Unapplied<'a> = std::sync::MutexGuard<'a, HashMap<String, u64>>;
 
 impl Registry {
     /// Reads the catalogue, finishes what a crash left half done, makes every topic known to the log under its number, and takes in
@@ -171,6 +178,8 @@ impl Registry {
             changes: watch::Sender::new(0),
             growths: std::sync::Mutex::default(),
             unsettled: std::sync::Mutex::default(),
+            unapplied: std::sync::Mutex::default(),
+            reread: Notify::new(),
             unopened: std::sync::Mutex::default(),
             started: Instant::now(),
         };
@@ -245,12 +254,29 @@ impl Registry {
             match Pass::enter(topic, placement, lease) {
                 Ok(pass) => return Ok(pass),
                 Err(topic) => {
-                    let growing = |_| TopicError::Growing(name.to_owned());
-                    topic.gate(placement).settled(PUBLISH_WAITS_WITHIN).await.map_err(growing)?;
+                    let settled = async {
+                        topic.gate(placement).settled(PUBLISH_WAITS_WITHIN).await?;
+                        self.replaced(&topic, placement).await;
+                        Ok(())
+                    };
+                    let settled = timeout(PUBLISH_WAITS_WITHIN, settled).await.unwrap_or(Err(StillInside));
+                    settled.map_err(|StillInside| TopicError::Growing(name.to_owned()))?;
                 }
             }
         }
         Err(TopicError::Growing(name.to_owned()))
+    }
+
+    /// Returns when a topic whose gate was retired has its successor in the map. The log may have to open that one first.
+    async fn replaced(&self, topic: &Topic, placement: Placement) {
+        let gate = topic.gate(placement);
+        let is_current = || self.get(&topic.name).is_some_and(|now| Arc::ptr_eq(now.gate(placement), gate));
+        let mut changes = self.changes.subscribe();
+        while gate.is_retired() && is_current() {
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
     }
 
     /// Lets messages of holds in that fire now, by key; `None` where the topic takes nothing at this moment.
@@ -381,7 +407,7 @@ impl Registry {
         let growth = Growth { at_ms: self.ports.clock.now().as_millis(), from, to: wanted, ends };
         stored.growths.push(growth.clone());
         let grown = match self.ports.catalogue.put(&key_of(&name), encode(&stored), Some(topic.version)).await {
-            Ok(version) => self.show(topic.succeeded_by(stored, version)),
+            Ok(version) => self.show(topic.succeeded_by(stored, version))?,
             Err(error) if is_unknown(&error) => {
                 self.keep_closed([closed]);
                 self.read_entries(changing).await?;
@@ -408,7 +434,17 @@ impl Registry {
         (self.ports.events)(event);
     }
 
-    pub(super) fn show(&self, topic: Topic) -> Arc<Topic> {
+    pub(super) fn unapplied(&self) -> Unapplied<'_> {
+        self.unapplied.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a topic visible. If this node has read a later entry of it meanwhile, that is a conflict, and nothing changes: the gates that
+    /// the later entry closed or retired stay so.
+    pub(super) fn show(&self, topic: Topic) -> Result<Arc<Topic>, TopicError> {
+        let unapplied = self.unapplied();
+        if let Some(later) = unapplied.get(&*topic.name).filter(|version| **version > topic.version) {
+            return Err(CatalogueError::Conflict { key: key_of(&topic.name), found: Some(*later) }.into());
+        }
         let topic = Arc::new(topic);
         let mut map = Map::clone(&self.map.load());
         let earlier = map.by_name.insert(Arc::clone(&topic.name), Arc::clone(&topic));
@@ -429,10 +465,14 @@ impl Registry {
         }
         self.note_growing(&topic, topic.stored.growing);
         self.changes.send_modify(|count| *count += 1);
-        topic
+        Ok(topic)
     }
 
     pub(super) fn hide(&self, name: &str) {
+        self.hide_under(name, &self.unapplied());
+    }
+
+    pub(super) fn hide_under(&self, name: &str, _unapplied: &Unapplied<'_>) {
         let mut map = Map::clone(&self.map.load());
         let hidden = map.by_name.remove(name);
         if let Some(topic) = &hidden {

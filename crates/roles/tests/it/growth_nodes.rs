@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use serde_json::json;
 use whimbrel_model::partitioner::partition_of;
+use whimbrel_roles::topics::TopicChange;
 
 use super::support::cluster::{ClusterNode, MemoryCoordination};
+use super::support::log::Hanging;
 use super::support::{Answer, World, soon};
 
 /// The number of partitions after the growth.
@@ -367,4 +369,65 @@ async fn many_topics_that_the_log_cannot_open_are_tried_in_turn_and_stop_no_othe
         nodes.world.log.set_unavailable(name, false);
         until_known(&nodes.second, name).await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn topics_that_the_log_opens_slowly_do_not_delay_the_lease() {
+    let mut nodes = two_nodes().await;
+    for name in ["a1", "a2"] {
+        nodes.world.log.set_unavailable(name, true);
+        nodes.first.house.put(&format!("/v1/topics/{name}"), json!({})).await.problem(503, "unavailable");
+        nodes.world.log.set_hanging(name, Some(Hanging::All));
+    }
+    nodes.second.membership.expire();
+    nodes.second.join_again();
+    assert_eq!(publish(&nodes.second, "new").await.ok(201)["partition"], 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_for_the_log_does_not_delay_the_lease() {
+    let mut nodes = two_nodes().await;
+    nodes.world.log.set_hanging("slow", Some(Hanging::All));
+    let registry = Arc::clone(&nodes.second.house.registry);
+    let made = tokio::spawn(async move { registry.put("slow", TopicChange::default()).await.map(drop) });
+    soon(nodes.world.log.until_call_hangs()).await;
+    nodes.second.membership.expire();
+    soon(grow(&nodes.first)).await.ok(200);
+    nodes.second.join_again();
+    nodes.second.house.post("/v1/topics/ready/messages?key=k", "x").await.ok(201);
+    let placed = publish(&nodes.second, "new");
+    tokio::pin!(placed);
+    assert!(futures_util::poll!(placed.as_mut()).is_pending(), "the node does not know the new mapping yet");
+    nodes.world.log.set_hanging("slow", None);
+    assert_eq!(soon(placed).await.ok(201)["partition"], Nodes::moved());
+    soon(made).await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_that_waited_for_the_log_does_not_bring_an_old_mapping_back() {
+    let mut nodes = two_nodes().await;
+    // It never confirms, so the growth below stays in its first phase.
+    let third = ClusterNode::open(&nodes.world, &nodes.cluster, 0).await;
+    third.catalogue.set_stale(true);
+    nodes.second.catalogue.set_stale(true);
+    nodes.first.house.put("/v1/topics/orders", json!({ "retention": "1d" })).await.ok(200);
+    nodes.world.log.set_hanging("orders", Some(Hanging::All));
+    nodes.second.catalogue.set_stale(false);
+    // The second node applies the entry from before the growth.
+    soon(nodes.world.log.until_call_hangs()).await;
+    nodes.second.membership.expire();
+    let growth = grow(&nodes.first);
+    tokio::pin!(growth);
+    tokio::select! {
+        _ = growth.as_mut() => panic!("the third node has not confirmed"),
+        () = nodes.until_growing() => {}
+    }
+    nodes.second.catalogue.set_stale(true);
+    nodes.second.join_again();
+    nodes.second.house.post("/v1/topics/ready/messages?key=k", "x").await.ok(201);
+    let late = publish(&nodes.second, "by the old mapping");
+    tokio::pin!(late);
+    assert!(futures_util::poll!(late.as_mut()).is_pending(), "the topic grows");
+    nodes.world.log.set_hanging("orders", None);
+    late.await.problem(503, "topic_growing");
 }
