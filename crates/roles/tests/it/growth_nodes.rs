@@ -431,3 +431,22 @@ async fn a_change_that_waited_for_the_log_does_not_bring_an_old_mapping_back() {
     nodes.world.log.set_hanging("orders", None);
     late.await.problem(503, "topic_growing");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_growth_that_the_log_does_not_answer_delays_no_other_growth() {
+    let nodes = two_nodes().await;
+    nodes.first.house.put("/v1/topics/slow", json!({ "partitions": 1 })).await.ok(201);
+    until_known(&nodes.second, "slow").await;
+    nodes.world.log.set_hanging("slow", Some(Hanging::Alterations));
+    let slow = nodes.first.house.put("/v1/topics/slow", json!({ "partitions": PARTITIONS }));
+    tokio::pin!(slow);
+    tokio::select! {
+        _ = slow.as_mut() => panic!("the log has not answered"),
+        () = soon(nodes.world.log.until_call_hangs()) => {}
+    }
+    let began = tokio::time::Instant::now();
+    soon(grow(&nodes.second)).await.ok(200);
+    assert!(began.elapsed() < Duration::from_secs(2), "the first node confirms: {:?}", began.elapsed());
+    nodes.world.log.set_hanging("slow", None);
+    soon(slow).await.ok(200);
+}
