@@ -172,11 +172,11 @@ impl Inner {
         Ok(())
     }
 
-    async fn abandon(&self, claim: &Claim) -> Result<(), Failure> {
+    /// Ends a claim under which this process wrote nothing. `tries`: see `abandon.lua`.
+    async fn end_unwritten(&self, claim: &Claim, tries: &str) -> Result<(), Failure> {
         let key = self.key(claim);
         let Some(held) = self.under_way().remove(&key) else { return Ok(()) };
-        // The publisher has looked for what earlier tries may have written.
-        let released = self.release(&key, &held.holder, "all").await;
+        let released = self.release(&key, &held.holder, tries).await;
         if released.is_err() {
             self.unconfirmed().not_written(key, held.holder, Instant::now());
         }
@@ -364,7 +364,12 @@ impl Receipts for RedisReceipts {
     }
 
     fn abandon<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>> {
-        Box::pin(async move { Ok(self.0.abandon(claim).await?) })
+        // The publisher has looked for what earlier tries may have written.
+        Box::pin(async move { Ok(self.0.end_unwritten(claim, "all").await?) })
+    }
+
+    fn give_back<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>> {
+        Box::pin(async move { Ok(self.0.end_unwritten(claim, "own").await?) })
     }
 
     fn leave<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>> {

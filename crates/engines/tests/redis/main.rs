@@ -64,6 +64,8 @@ const RESTRICTED: &str = "restricted";
 const CLUSTER: &str = "WHIMBREL_TEST_REDIS_CLUSTER";
 const REMEMBER: Duration = Duration::from_secs(3600);
 const WINDOW: Duration = Duration::from_secs(60);
+/// The lease of claims where a test waits until one has lapsed.
+const LEASE: Duration = Duration::from_secs(1);
 
 /// The shared servers that a variable names. Each instance has a prefix of its own.
 struct Shared(&'static str);
@@ -114,8 +116,9 @@ impl conformance::timers::Factory for Shared {
 impl conformance::receipts::Factory for Shared {
     fn open(&self) -> PortFuture<'_, OpenReceipts> {
         Box::pin(async {
-            let receipts = open_receipts(self.settings()).await;
-            OpenReceipts { receipts: Arc::new(receipts), window: WINDOW, store: Arc::new(()) }
+            let settings = ReceiptSettings { window: WINDOW, lease: LEASE, ..ReceiptSettings::default() };
+            let receipts = RedisReceipts::new(connect(self.settings()).await, settings, Arc::new(SystemClock));
+            OpenReceipts { receipts: Arc::new(receipts), window: WINDOW, lease: LEASE, store: Arc::new(()) }
         })
     }
 

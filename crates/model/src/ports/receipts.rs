@@ -76,6 +76,10 @@ pub trait Receipts: Send + Sync {
     /// Gives the claim up: only where it is certain that nothing was written.
     fn abandon<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>>;
 
+    /// Gives the claim back as it was before it was begun: its holder has written nothing. A claim that was [`Begun::New`] is free. Of one
+    /// that was [`Begun::Lapsed`], the outcome of the earlier tries stays unknown: a repeat gets [`Begun::Lapsed`] at once.
+    fn give_back<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>>;
+
     /// Leaves the claim with an outcome that is not known. After a time in which whatever was sent has landed or never will, a
     /// repeat takes it as [`Begun::Lapsed`]. A claim that was neither finished, abandoned nor left is under way.
     fn leave<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>>;

@@ -208,10 +208,12 @@ impl Claiming<'_> {
         Some(Problem::new(Code::OutcomeUnknown, detail))
     }
 
-    /// Claims as they were before they were begun: free, or with an outcome that is not known.
+    /// Claims as they were before they were begun: free, or with the unknown outcome of earlier tries.
     async fn give_back(&self, begun: &[(&Claim, Vec<(PartitionId, u64)>)]) {
-        for (claim, places) in begun {
-            if places.is_empty() { abandon(self.door, claim).await } else { leave(self.door, claim).await }
+        for (claim, _) in begun {
+            if let Err(error) = self.door.ports.receipts.give_back(claim).await {
+                tracing::warn!(%error, "a claim could not be given back; it will lapse");
+            }
         }
     }
 

@@ -99,6 +99,20 @@ impl Receipts for MemoryReceipts {
         })
     }
 
+    fn give_back<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>> {
+        Box::pin(async move {
+            self.answering()?;
+            let mut claims = self.claims.lock().unwrap();
+            let kept = claims.get_mut(&name_of(claim)).expect("a claim is begun before it is given back");
+            kept.places.pop();
+            kept.lapsed = true;
+            if kept.places.is_empty() {
+                claims.remove(&name_of(claim));
+            }
+            Ok(())
+        })
+    }
+
     fn leave<'a>(&'a self, _: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>> {
         Box::pin(async move { self.answering() })
     }
