@@ -20,7 +20,7 @@ use bytes::{Buf as _, BufMut as _, Bytes};
 use futures_util::{StreamExt as _, stream};
 use redis::Value;
 use whimbrel_model::ports::{Answer, Begun, Claim, ClaimKind, PortFuture, Receipts, ReceiptsError};
-use whimbrel_model::{Clock, PartitionId, SystemClock, Timestamp, TopicNumber};
+use whimbrel_model::{Clock as _, PartitionId, SystemClock, Timestamp, TopicNumber};
 
 use super::connection::{CallError, RedisConnection, Script};
 use super::reply::{OddReply, Parts, bytes_of};
@@ -50,7 +50,6 @@ pub struct RedisReceipts(Arc<Inner>);
 struct Inner {
     connection: RedisConnection,
     settings: ReceiptSettings,
-    clock: Arc<dyn Clock>,
     begin: Script,
     finish: Script,
     abandon: Script,
@@ -71,13 +70,12 @@ struct Held {
 
 impl RedisReceipts {
     /// Must be called within a runtime: claims under way are renewed by a task of their own, until the receipts are dropped.
-    pub fn new(connection: RedisConnection, settings: ReceiptSettings, clock: Arc<dyn Clock>) -> Self {
+    pub fn new(connection: RedisConnection, settings: ReceiptSettings) -> Self {
         let renew_interval = settings.lease / RENEW_AFTER;
         let unconfirmed = Mutex::new(UnconfirmedEnds::new(settings.lease));
         let inner = Arc::new(Inner {
             connection,
             settings,
-            clock,
             begin: Script::new(include_str!("lua/begin.lua")),
             finish: Script::new(include_str!("lua/finish.lua")),
             abandon: Script::new(include_str!("lua/abandon.lua")),
@@ -249,7 +247,7 @@ impl Inner {
         let kept_ms = millis(self.settings.window + self.settings.lease);
         let renewals = old.iter().map(|(key, holder)| {
             let mut call = self.renew.on([key].into_iter());
-            call.arg(holder).arg(self.clock.now().as_millis()).arg(kept_ms);
+            call.arg(holder).arg(kept_ms);
             self.connection.run(&self.renew, call)
         });
         let renewals: Vec<_> = renewals.collect();

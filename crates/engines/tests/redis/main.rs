@@ -24,7 +24,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use whimbrel_engines::conformance::{self, progress::OpenProgress, receipts::OpenReceipts, timers::OpenTimers};
 use whimbrel_engines::embedded::{ReceiptSettings, TimerSettings};
 use whimbrel_engines::redis::{RedisConnection, RedisProgress, RedisReceipts, RedisSettings, RedisTimers};
-use whimbrel_model::SystemClock;
 use whimbrel_model::ports::PortFuture;
 
 mod single {
@@ -117,7 +116,7 @@ impl conformance::receipts::Factory for Shared {
     fn open(&self) -> PortFuture<'_, OpenReceipts> {
         Box::pin(async {
             let settings = ReceiptSettings { window: WINDOW, lease: LEASE, ..ReceiptSettings::default() };
-            let receipts = RedisReceipts::new(connect(self.settings()).await, settings, Arc::new(SystemClock));
+            let receipts = RedisReceipts::new(connect(self.settings()).await, settings);
             OpenReceipts { receipts: Arc::new(receipts), window: WINDOW, lease: LEASE, store: Arc::new(()) }
         })
     }
@@ -155,7 +154,7 @@ async fn open_timers(settings: RedisSettings) -> OpenTimers {
 
 async fn open_receipts(settings: RedisSettings) -> RedisReceipts {
     let receipts = ReceiptSettings { window: WINDOW, ..ReceiptSettings::default() };
-    RedisReceipts::new(connect(settings).await, receipts, Arc::new(SystemClock))
+    RedisReceipts::new(connect(settings).await, receipts)
 }
 
 async fn connect(settings: RedisSettings) -> RedisConnection {
