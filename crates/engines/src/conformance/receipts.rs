@@ -37,6 +37,7 @@ macro_rules! receipts_properties {
                 a_claim_that_is_given_back_is_new_again,
                 a_lapsed_claim_that_is_given_back_is_looked_for_again_at_once,
                 a_lapsed_claim_that_is_abandoned_is_new_again,
+                a_claim_is_held_until_it_ends,
                 one_of_many_claims_at_once_is_new,
                 a_claim_is_the_same_in_another_partition_of_its_topic,
                 claims_of_other_topics_are_their_own,
@@ -146,6 +147,15 @@ mod properties {
         assert_eq!(begin(&open, &claim, now()).await, Begun::Lapsed { places });
         open.receipts.abandon(&claim).await.expect("it can be given up");
         assert_eq!(begin(&open, &claim, now()).await, Begun::New);
+    }
+
+    pub async fn a_claim_is_held_until_it_ends(factory: &dyn Factory) {
+        let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
+        begin(&open, &claim, now()).await;
+        assert_eq!(open.receipts.still_holds(&claim).await, Ok(true));
+        tokio::time::sleep(open.lease).await;
+        assert_eq!(open.receipts.still_holds(&claim).await, Ok(true), "it does not lapse while its holder runs");
+        assert_eq!(begin(&open, &claim, now()).await, Begun::UnderWay);
     }
 
     pub async fn one_of_many_claims_at_once_is_new(factory: &dyn Factory) {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use whimbrel_engines::embedded::ReceiptSettings;
 use whimbrel_engines::redis::{RedisReceipts, RedisSettings};
-use whimbrel_model::ports::{Answer, Begun, Claim, ClaimKind, Receipts as _};
+use whimbrel_model::ports::{Answer, Begun, Claim, ClaimKind, Receipts as _, ReceiptsError};
 use whimbrel_model::{Clock as _, PartitionId, SystemClock, Timestamp, TopicNumber};
 
 use crate::server::OwnRedis;
@@ -146,6 +146,38 @@ fn paused_holder() -> (PausedNode, PausedNode) {
     assert_eq!(paused.run(paused.receipts.begin(&claim(0), 5, at(0))), Ok(Begun::New));
     std::thread::sleep(LAPSE);
     (paused, other)
+}
+
+#[test]
+fn a_node_that_was_paused_learns_that_another_took_its_claim_over() {
+    needs_redis!();
+    let (paused, other) = paused_holder();
+    assert!(matches!(other.run(other.receipts.begin(&claim(0), 8, at(1))), Ok(Begun::Lapsed { .. })));
+    assert_eq!(paused.run(paused.receipts.still_holds(&claim(0))), Ok(false));
+    assert_eq!(other.run(other.receipts.still_holds(&claim(0))), Ok(true));
+    other.run(other.receipts.finish(&claim(0), answer(9, at(2)))).unwrap();
+    assert_eq!(paused.run(paused.receipts.still_holds(&claim(0))), Ok(false));
+}
+
+#[test]
+fn a_node_that_was_paused_keeps_a_claim_that_nobody_took_over() {
+    needs_redis!();
+    let (paused, other) = paused_holder();
+    assert_eq!(paused.run(paused.receipts.still_holds(&claim(0))), Ok(true));
+    assert_eq!(other.run(other.receipts.begin(&claim(0), 8, at(1))), Ok(Begun::UnderWay));
+}
+
+#[test]
+fn a_node_that_was_paused_and_cannot_reach_redis_does_not_know_whether_it_holds_its_claim() {
+    needs_redis!();
+    let mut redis = OwnRedis::start();
+    let paused = PausedNode::start(&redis.settings());
+    assert_eq!(paused.run(paused.receipts.begin(&claim(0), 5, at(0))), Ok(Begun::New));
+    redis.kill();
+    assert_eq!(paused.run(paused.receipts.still_holds(&claim(0))), Ok(true), "the lease has just begun");
+    std::thread::sleep(LAPSE);
+    let unknown = paused.run(paused.receipts.still_holds(&claim(0)));
+    assert!(matches!(unknown, Err(ReceiptsError::Unavailable(_))), "{unknown:?}");
 }
 
 #[test]

@@ -97,6 +97,10 @@ pub(super) async fn accept_claimed(
             return Err(Refusal { index: Some(index), problem });
         }
     }
+    if let Err(refusal) = claiming.check_claims().await {
+        claiming.give_up().await;
+        return Err(refusal);
+    }
     Ok(claiming.write().await)
 }
 
@@ -293,6 +297,28 @@ impl Claiming<'_> {
                 abandon_all(self.door, &claims).await;
             }
         }
+    }
+
+    /// Checks right before the write that no other node has taken a claim over. This node may have been paused since it claimed.
+    async fn check_claims(&self) -> Result<(), Refusal> {
+        for (index, fate) in self.fates.iter().enumerate() {
+            let (Fate::Append { claims, .. } | Fate::Ask { claims, .. }) = fate else { continue };
+            for claim in claims {
+                let problem = match self.door.ports.receipts.still_holds(claim).await {
+                    Ok(true) => continue,
+                    Ok(false) => {
+                        let detail = format!(
+                            "this node was too slow: another node publishes under `{}` now. This node wrote nothing; repeat the request",
+                            claim.text
+                        );
+                        Problem::new(Code::InProgress, detail)
+                    }
+                    Err(error) => error.into(),
+                };
+                return Err(Refusal { index: Some(index), problem });
+            }
+        }
+        Ok(())
     }
 
     async fn write(mut self) -> Vec<Result<Accepted, Problem>> {
