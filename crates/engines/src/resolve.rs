@@ -274,7 +274,7 @@ async fn open_coordination(
         #[cfg(feature = "etcd")]
         CoordinationEngine::Etcd(settings) => {
             let connection = crate::etcd::EtcdConnection::connect(settings).await?;
-            let catalogue = crate::etcd::EtcdCatalogue::new(connection.clone());
+            let catalogue = crate::etcd::EtcdCatalogue::reporting_to(connection.clone(), Arc::clone(events));
             Ok((Arc::new(catalogue), Arc::new(crate::etcd::EtcdCoordination::new(connection))))
         }
     }

@@ -115,9 +115,9 @@ impl conformance::receipts::Factory for Embedded {
         Box::pin(async {
             let store = Arc::new(tempfile::tempdir().unwrap());
             let opened = open_log(store.clone().path(), store.clone());
-            let window = Duration::from_secs(60);
-            let settings = ReceiptSettings { window, ..ReceiptSettings::default() };
-            OpenReceipts { receipts: Arc::new(receipts_in(&store, opened.log, settings).await), window, store }
+            let (window, lease) = (Duration::from_secs(60), Duration::from_millis(10));
+            let settings = ReceiptSettings { window, lease, ..ReceiptSettings::default() };
+            OpenReceipts { receipts: Arc::new(receipts_in(&store, opened.log, settings).await), window, lease, store }
         })
     }
 }

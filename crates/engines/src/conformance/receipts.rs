@@ -34,6 +34,10 @@ macro_rules! receipts_properties {
                 a_finished_claim_gives_the_first_answer,
                 a_finished_claim_with_another_body_is_different,
                 an_abandoned_claim_is_new_again,
+                a_claim_that_is_given_back_is_new_again,
+                a_lapsed_claim_that_is_given_back_is_looked_for_again_at_once,
+                a_lapsed_claim_that_is_abandoned_is_new_again,
+                a_claim_is_held_until_it_ends,
                 one_of_many_claims_at_once_is_new,
                 a_claim_is_the_same_in_another_partition_of_its_topic,
                 claims_of_other_topics_are_their_own,
@@ -68,6 +72,8 @@ pub struct OpenReceipts {
     pub receipts: Arc<dyn Receipts>,
     /// How long it keeps answers.
     pub window: Duration,
+    /// How long a claim with an unknown outcome is in the way. The suite waits that long.
+    pub lease: Duration,
     /// What must live as long as the instance.
     pub store: Arc<dyn Any + Send + Sync>,
 }
@@ -111,6 +117,45 @@ mod properties {
         open.receipts.abandon(&claim).await.expect("it can be given up");
         let other_body = Claim { fingerprint: claim.fingerprint + 1, ..claim };
         assert_eq!(begin(&open, &other_body, now()).await, Begun::New, "also for another body");
+    }
+
+    pub async fn a_claim_that_is_given_back_is_new_again(factory: &dyn Factory) {
+        let (open, claim) = (factory.open().await, new_claim(ClaimKind::Id));
+        begin(&open, &claim, now()).await;
+        open.receipts.give_back(&claim).await.expect("it can be given back");
+        let other_body = Claim { fingerprint: claim.fingerprint + 1, ..claim };
+        assert_eq!(begin(&open, &other_body, now()).await, Begun::New, "also for another body");
+    }
+
+    pub async fn a_lapsed_claim_that_is_given_back_is_looked_for_again_at_once(factory: &dyn Factory) {
+        for kind in [ClaimKind::Key, ClaimKind::Id] {
+            let (open, claim) = (factory.open().await, new_claim(kind));
+            let places = lapse(&open, &claim).await;
+            for _ in 0..3 {
+                assert_eq!(begin(&open, &claim, now()).await, Begun::Lapsed { places: places.clone() });
+                assert_eq!(begin(&open, &claim, now()).await, Begun::UnderWay);
+                open.receipts.give_back(&claim).await.expect("it can be given back");
+            }
+            let other_body = Claim { fingerprint: claim.fingerprint + 1, ..claim };
+            assert_eq!(begin(&open, &other_body, now()).await, Begun::Different);
+        }
+    }
+
+    pub async fn a_lapsed_claim_that_is_abandoned_is_new_again(factory: &dyn Factory) {
+        let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
+        let places = lapse(&open, &claim).await;
+        assert_eq!(begin(&open, &claim, now()).await, Begun::Lapsed { places });
+        open.receipts.abandon(&claim).await.expect("it can be given up");
+        assert_eq!(begin(&open, &claim, now()).await, Begun::New);
+    }
+
+    pub async fn a_claim_is_held_until_it_ends(factory: &dyn Factory) {
+        let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
+        begin(&open, &claim, now()).await;
+        assert_eq!(open.receipts.still_holds(&claim).await, Ok(true));
+        tokio::time::sleep(open.lease).await;
+        assert_eq!(open.receipts.still_holds(&claim).await, Ok(true), "it does not lapse while its holder runs");
+        assert_eq!(begin(&open, &claim, now()).await, Begun::UnderWay);
     }
 
     pub async fn one_of_many_claims_at_once_is_new(factory: &dyn Factory) {
@@ -204,6 +249,14 @@ mod properties {
 
 async fn begin(open: &OpenReceipts, claim: &Claim, now: Timestamp) -> Begun {
     open.receipts.begin(claim, 0, now).await.expect("the receipts answer")
+}
+
+/// Leaves a claim with an unknown outcome until it has lapsed. Answers where its record may be.
+async fn lapse(open: &OpenReceipts, claim: &Claim) -> Vec<(PartitionId, u64)> {
+    assert_eq!(begin(open, claim, now()).await, Begun::New);
+    open.receipts.leave(claim).await.expect("it can be left");
+    tokio::time::sleep(open.lease + Duration::from_millis(20)).await;
+    vec![(claim.partition, 0)]
 }
 
 /// Claims and finishes, as a publish does.

@@ -138,6 +138,14 @@ impl Receipts for LsmReceipts {
         }))
     }
 
+    fn give_back<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>> {
+        let claim = claim.clone();
+        Box::pin(self.0.claims.write(move |claims| {
+            claims.give_back(&claim);
+            Ok(())
+        }))
+    }
+
     fn leave<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>> {
         let claim = claim.clone();
         Box::pin(self.0.claims.write(move |claims| {

@@ -1,5 +1,8 @@
 //! The `Catalogue` port on etcd: a version is the revision of the write that gave it, so it grows over all keys and removals.
 
+use std::sync::Arc;
+
+use whimbrel_model::EventSink;
 use whimbrel_model::ports::{Catalogue, CatalogueError, PortFuture, Versioned};
 
 use super::connection::{EtcdConnection, delete, get, is_absent, is_at, is_full, may_have_run, put, reason, under};
@@ -17,8 +20,13 @@ pub struct EtcdCatalogue {
 impl EtcdCatalogue {
     /// Must be called within a tokio runtime: the catalogue is watched from now on.
     pub fn new(connection: EtcdConnection) -> Self {
+        Self::reporting_to(connection, Arc::new(|_| {}))
+    }
+
+    /// The same, with events about etcd.
+    pub fn reporting_to(connection: EtcdConnection, events: EventSink) -> Self {
         let prefix = format!("{}catalogue/", connection.settings().prefix);
-        let mirror = Mirror::new(connection.clone(), prefix.clone().into_bytes());
+        let mirror = Mirror::new(connection.clone(), prefix.clone().into_bytes(), events);
         Self { connection, prefix, mirror }
     }
 

@@ -30,7 +30,8 @@ impl EtcdCoordination {
     /// Must be called within a tokio runtime: the cluster is watched from now on.
     pub fn new(connection: EtcdConnection) -> Self {
         let keys = Keys { prefix: format!("{}cluster/", connection.settings().prefix) };
-        let mirror = Mirror::new(connection.clone(), keys.prefix.clone().into_bytes());
+        // The mirror of the catalogue reports that etcd went back.
+        let mirror = Mirror::new(connection.clone(), keys.prefix.clone().into_bytes(), Arc::new(|_| {}));
         Self { connection, keys, mirror }
     }
 

@@ -1,7 +1,8 @@
 //! What is under a prefix of etcd, read once and kept up by a watch.
 //!
 //! A watch that ends (etcd restarts, compacts, loses its leader) is begun anew with a reading, so that what is mirrored is
-//! always a state that etcd had, and its revision only grows.
+//! always a state that etcd had. Its revision grows, except when etcd was restored from a backup or replaced: a reading of a lower revision
+//! replaces what was mirrored.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,10 +12,11 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tonic::Status;
+use whimbrel_model::{Event, EventSink};
 
 use super::connection::{EtcdConnection, reason, under};
 use super::wire::event::EventType;
-use super::wire::{Event, KeyValue};
+use super::wire::{Event as Change, KeyValue};
 
 /// How long the mirror rests before it reads anew.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -24,9 +26,40 @@ const PAUSE: Duration = Duration::from_millis(200);
 pub(super) struct Mirrored {
     /// Zero before the first reading.
     pub revision: u64,
+    /// The highest revision that was shown before etcd went back. Zero: it never did.
+    before_restore: u64,
     pub entries: Arc<BTreeMap<Vec<u8>, KeyValue>>,
     /// Why the first reading has not succeeded yet.
     failure: Option<String>,
+}
+
+impl Mirrored {
+    fn replace(&mut self, revision: u64, entries: BTreeMap<Vec<u8>, KeyValue>) {
+        (self.revision, self.entries, self.failure) = (revision, Arc::new(entries), None);
+    }
+
+    /// Whether this is news for a reader of revision `seen`: etcd is beyond that revision, or went back below it.
+    fn is_news(&self, seen: u64) -> bool {
+        self.revision > seen || (self.revision < seen && seen <= self.before_restore)
+    }
+}
+
+/// Etcd answered with a lower revision than before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct WentBack {
+    from: u64,
+    to: u64,
+}
+
+impl WentBack {
+    fn event(self) -> Event {
+        let Self { from, to } = self;
+        let detail = format!(
+            "etcd went back from revision {from} to {to}: it was restored from a backup, or replaced. This node uses the entries that etcd \
+             has now; changes after the backup are lost"
+        );
+        Event::failure("etcd_went_back", detail).with("from", from).with("to", to)
+    }
 }
 
 /// A mirror of one prefix. Its task ends with it.
@@ -37,12 +70,13 @@ pub(super) struct Mirror {
 }
 
 impl Mirror {
-    pub fn new(connection: EtcdConnection, prefix: Vec<u8>) -> Self {
+    /// Reports to `events` that etcd went back to an earlier revision.
+    pub fn new(connection: EtcdConnection, prefix: Vec<u8>, events: EventSink) -> Self {
         let (sender, mirrored) = watch::channel(Mirrored::default());
         let patience = connection.settings().request_timeout;
         let task = tokio::spawn(async move {
             loop {
-                let Err(status) = follow(&connection, &prefix, &sender).await;
+                let Err(status) = follow(&connection, &prefix, &sender, &events).await;
                 tracing::debug!(%status, "the watch of etcd is begun anew");
                 sender.send_if_modified(|mirrored| {
                     mirrored.failure = (mirrored.revision == 0).then(|| reason(&status));
@@ -55,7 +89,7 @@ impl Mirror {
         Self { mirrored, patience, task }
     }
 
-    /// What is there once its revision is above `seen`. The first reading must come within the time for a request.
+    /// What is there once its revision is above `seen`, or once etcd went back to a revision below `seen`. The first reading must come within the time for a request.
     pub async fn newer_than(&self, seen: u64) -> Result<Mirrored, String> {
         let mut mirrored = self.mirrored.clone();
         if mirrored.borrow().revision == 0 {
@@ -65,7 +99,7 @@ impl Mirror {
                 return Err(failure.unwrap_or_else(|| "etcd does not answer".to_owned()));
             }
         }
-        let newer = mirrored.wait_for(|mirrored| mirrored.revision > seen).await;
+        let newer = mirrored.wait_for(|mirrored| mirrored.is_news(seen)).await;
         newer.map(|mirrored| mirrored.clone()).map_err(|_| "the watch has ended".to_owned())
     }
 }
@@ -81,11 +115,14 @@ async fn follow(
     connection: &EtcdConnection,
     prefix: &[u8],
     sender: &watch::Sender<Mirrored>,
+    events: &EventSink,
 ) -> Result<std::convert::Infallible, Status> {
     let read = connection.range(under(prefix)).await?;
     let mut revision = read.header.map_or(0, |header| header.revision);
     let entries = read.kvs.into_iter().map(|entry| (entry.key.clone(), entry)).collect();
-    show(sender, revision, entries);
+    if let Some(went_back) = show_reading(sender, revision, entries) {
+        events(went_back.event());
+    }
     let mut changes = connection.watch(prefix, revision + 1).await?;
     loop {
         let Some(change) = changes.message().await? else {
@@ -107,7 +144,7 @@ async fn follow(
     }
 }
 
-fn apply(entries: &mut BTreeMap<Vec<u8>, KeyValue>, event: Event) {
+fn apply(entries: &mut BTreeMap<Vec<u8>, KeyValue>, event: Change) {
     let (is_removal, Some(entry)) = (event.r#type() == EventType::Delete, event.kv) else { return };
     if is_removal {
         entries.remove(&entry.key);
@@ -116,14 +153,92 @@ fn apply(entries: &mut BTreeMap<Vec<u8>, KeyValue>, event: Event) {
     }
 }
 
-/// Shows a state, unless one that is as new is shown already.
+/// Shows what a watch reported, unless a state that is as new is shown already.
 fn show(sender: &watch::Sender<Mirrored>, revision: i64, entries: BTreeMap<Vec<u8>, KeyValue>) {
     let revision = u64::try_from(revision).unwrap_or(0);
     sender.send_if_modified(|mirrored| {
         let is_newer = revision > mirrored.revision;
         if is_newer {
-            *mirrored = Mirrored { revision, entries: Arc::new(entries), failure: None };
+            mirrored.replace(revision, entries);
         }
         is_newer
     });
+}
+
+/// Shows a reading of the whole prefix. Readings are linearizable: if the revision of one is lower than an earlier one, etcd went back.
+fn show_reading(
+    sender: &watch::Sender<Mirrored>,
+    revision: i64,
+    entries: BTreeMap<Vec<u8>, KeyValue>,
+) -> Option<WentBack> {
+    let to = u64::try_from(revision).unwrap_or(0);
+    let from = sender.borrow().revision;
+    if to >= from {
+        show(sender, revision, entries);
+        return None;
+    }
+    sender.send_modify(|mirrored| {
+        mirrored.before_restore = mirrored.before_restore.max(from);
+        mirrored.replace(to, entries);
+    });
+    Some(WentBack { from, to })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entries(keys: &[&str]) -> BTreeMap<Vec<u8>, KeyValue> {
+        keys.iter().map(|key| (key.as_bytes().to_vec(), KeyValue::default())).collect()
+    }
+
+    fn keys(sender: &watch::Sender<Mirrored>) -> Vec<String> {
+        let shown = sender.borrow();
+        shown.entries.keys().map(|key| String::from_utf8_lossy(key).into_owned()).collect()
+    }
+
+    fn mirror(sender: &watch::Sender<Mirrored>) -> Mirror {
+        let task = tokio::spawn(std::future::pending());
+        Mirror { mirrored: sender.subscribe(), patience: Duration::from_secs(1), task }
+    }
+
+    #[tokio::test]
+    async fn a_reading_of_a_restored_etcd_replaces_what_was_mirrored() {
+        let sender = watch::Sender::new(Mirrored::default());
+        assert_eq!(show_reading(&sender, 90, entries(&["a", "b"])), None);
+        show(&sender, 100, entries(&["a", "b", "c"]));
+        let mirror = mirror(&sender);
+        let waiting = mirror.newer_than(100);
+        tokio::pin!(waiting);
+        assert!(futures_util::poll!(waiting.as_mut()).is_pending());
+        assert_eq!(show_reading(&sender, 40, entries(&["a"])), Some(WentBack { from: 100, to: 40 }));
+        assert_eq!(keys(&sender), ["a"]);
+        assert_eq!(waiting.await.map(|mirrored| mirrored.revision), Ok(40), "readers of the old history learn of it");
+        let next = mirror.newer_than(40);
+        tokio::pin!(next);
+        assert!(futures_util::poll!(next.as_mut()).is_pending(), "and only once");
+        show(&sender, 41, entries(&["a", "d"]));
+        assert_eq!(next.await.map(|mirrored| mirrored.revision), Ok(41));
+        assert_eq!(keys(&sender), ["a", "d"]);
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_is_ahead_of_the_mirror_waits_if_etcd_never_went_back() {
+        let sender = watch::Sender::new(Mirrored::default());
+        show_reading(&sender, 90, entries(&["a"]));
+        let mirror = mirror(&sender);
+        let ahead = mirror.newer_than(95);
+        tokio::pin!(ahead);
+        assert!(futures_util::poll!(ahead.as_mut()).is_pending());
+        assert_eq!(show_reading(&sender, 90, entries(&["a"])), None, "the same again");
+        assert!(futures_util::poll!(ahead.as_mut()).is_pending());
+    }
+
+    #[test]
+    fn a_watch_never_shows_an_older_state() {
+        let sender = watch::Sender::new(Mirrored::default());
+        show(&sender, 90, entries(&["a", "b"]));
+        show(&sender, 80, entries(&["a"]));
+        assert_eq!(keys(&sender), ["a", "b"]);
+    }
 }

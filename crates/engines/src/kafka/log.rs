@@ -335,6 +335,10 @@ impl LogTopics for KafkaLog {
         Box::pin(self.parts.topics.describe(topic))
     }
 
+    fn exists<'a>(&'a self, name: &'a str) -> PortFuture<'a, Result<bool, LogError>> {
+        Box::pin(async move { Ok(self.parts.topics.identity(name).await?.is_some()) })
+    }
+
     fn found<'a>(
         &'a self,
         is_skipped: &'a (dyn Fn(&str) -> bool + Sync),

@@ -20,7 +20,7 @@ use bytes::{Buf as _, BufMut as _, Bytes};
 use futures_util::{StreamExt as _, stream};
 use redis::Value;
 use whimbrel_model::ports::{Answer, Begun, Claim, ClaimKind, PortFuture, Receipts, ReceiptsError};
-use whimbrel_model::{Clock, PartitionId, SystemClock, Timestamp, TopicNumber};
+use whimbrel_model::{Clock as _, PartitionId, SystemClock, Timestamp, TopicNumber};
 
 use super::connection::{CallError, RedisConnection, Script};
 use super::reply::{OddReply, Parts, bytes_of};
@@ -50,7 +50,6 @@ pub struct RedisReceipts(Arc<Inner>);
 struct Inner {
     connection: RedisConnection,
     settings: ReceiptSettings,
-    clock: Arc<dyn Clock>,
     begin: Script,
     finish: Script,
     abandon: Script,
@@ -66,18 +65,20 @@ struct Inner {
 struct Held {
     fingerprint: u64,
     holder: String,
+    /// When the last renewal was sent.
     renewed_at: Instant,
+    /// When the last call was sent after which Redis had the claim under this holder.
+    held_at: Instant,
 }
 
 impl RedisReceipts {
     /// Must be called within a runtime: claims under way are renewed by a task of their own, until the receipts are dropped.
-    pub fn new(connection: RedisConnection, settings: ReceiptSettings, clock: Arc<dyn Clock>) -> Self {
+    pub fn new(connection: RedisConnection, settings: ReceiptSettings) -> Self {
         let renew_interval = settings.lease / RENEW_AFTER;
         let unconfirmed = Mutex::new(UnconfirmedEnds::new(settings.lease));
         let inner = Arc::new(Inner {
             connection,
             settings,
-            clock,
             begin: Script::new(include_str!("lua/begin.lua")),
             finish: Script::new(include_str!("lua/finish.lua")),
             abandon: Script::new(include_str!("lua/abandon.lua")),
@@ -130,14 +131,15 @@ impl Inner {
             .arg(millis(self.settings.lease))
             .arg(millis(self.settings.window))
             .arg(dead);
+        let asked_at = Instant::now();
         let begun = match self.connection.run(&self.begin, call).await {
             Ok(reply) => read_begun(reply).map_err(Failure::from),
             Err(error) => Err(error.into()),
         };
         match &begun {
             Ok(Begun::New | Begun::Lapsed { .. }) => {
-                let held = Held { fingerprint: claim.fingerprint, holder, renewed_at: Instant::now() };
-                self.under_way().insert(key, held);
+                let (fingerprint, renewed_at) = (claim.fingerprint, Instant::now());
+                self.under_way().insert(key, Held { fingerprint, holder, renewed_at, held_at: asked_at });
             }
             Ok(_) => {}
             // Redis may have it, or get it yet. Whoever asked writes nothing without an answer.
@@ -172,11 +174,11 @@ impl Inner {
         Ok(())
     }
 
-    async fn abandon(&self, claim: &Claim) -> Result<(), Failure> {
+    /// Ends a claim under which this process wrote nothing. `tries`: see `abandon.lua`.
+    async fn end_unwritten(&self, claim: &Claim, tries: &str) -> Result<(), Failure> {
         let key = self.key(claim);
         let Some(held) = self.under_way().remove(&key) else { return Ok(()) };
-        // The publisher has looked for what earlier tries may have written.
-        let released = self.release(&key, &held.holder, "all").await;
+        let released = self.release(&key, &held.holder, tries).await;
         if released.is_err() {
             self.unconfirmed().not_written(key, held.holder, Instant::now());
         }
@@ -246,18 +248,36 @@ impl Inner {
             })
             .collect()
         };
-        let kept_ms = millis(self.settings.window + self.settings.lease);
-        let renewals = old.iter().map(|(key, holder)| {
-            let mut call = self.renew.on([key].into_iter());
-            call.arg(holder).arg(self.clock.now().as_millis()).arg(kept_ms);
-            self.connection.run(&self.renew, call)
-        });
-        let renewals: Vec<_> = renewals.collect();
+        let renewals: Vec<_> = old.iter().map(|(key, holder)| self.renew(key, holder)).collect();
         let renewed = stream::iter(renewals).buffer_unordered(RENEWED_AT_ONCE);
         let failed: Vec<_> = renewed.filter_map(|done| ready(done.err())).collect().await;
         if let Some(error) = failed.first() {
             tracing::warn!(%error, "claims under way could not be renewed; it is tried again");
         }
+    }
+
+    /// Renews a claim. Answers whether it is still this holder's.
+    async fn renew(&self, key: &str, holder: &str) -> Result<bool, Failure> {
+        let mut call = self.renew.on([key].into_iter());
+        call.arg(holder).arg(millis(self.settings.window + self.settings.lease));
+        let asked_at = Instant::now();
+        let answer = bytes_of(self.connection.run(&self.renew, call).await?)?;
+        let is_held = answer.as_deref() == Some(b"held");
+        if let Some(held) = self.under_way().get_mut(key).filter(|held| is_held && held.holder == holder) {
+            held.held_at = held.held_at.max(asked_at);
+        }
+        Ok(is_held)
+    }
+
+    /// Whether the claim is still this process's. Redis is asked when half of the lease has passed since it last confirmed that.
+    async fn still_holds(&self, claim: &Claim) -> Result<bool, Failure> {
+        let key = self.key(claim);
+        let holder = match self.under_way().get(&key) {
+            None => return Ok(false),
+            Some(held) if held.held_at.elapsed() < self.settings.lease / 2 => return Ok(true),
+            Some(held) => held.holder.clone(),
+        };
+        self.renew(&key, &holder).await
     }
 
     /// What makes a claim the same: its kind, topic, owner and text; not its partition. An id's keys have a tag in common.
@@ -364,7 +384,16 @@ impl Receipts for RedisReceipts {
     }
 
     fn abandon<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>> {
-        Box::pin(async move { Ok(self.0.abandon(claim).await?) })
+        // The publisher has looked for what earlier tries may have written.
+        Box::pin(async move { Ok(self.0.end_unwritten(claim, "all").await?) })
+    }
+
+    fn give_back<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>> {
+        Box::pin(async move { Ok(self.0.end_unwritten(claim, "own").await?) })
+    }
+
+    fn still_holds<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<bool, ReceiptsError>> {
+        Box::pin(async move { Ok(self.0.still_holds(claim).await?) })
     }
 
     fn leave<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>> {

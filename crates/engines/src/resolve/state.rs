@@ -115,7 +115,7 @@ impl State {
                 Arc::new(LsmReceipts::open(&path, settings, log, partitions, clock, reports)?)
             }
             #[cfg(feature = "redis")]
-            Place::Redis(connection) => Arc::new(RedisReceipts::new(connection.clone(), settings, clock)),
+            Place::Redis(connection) => Arc::new(RedisReceipts::new(connection.clone(), settings)),
         })
     }
 

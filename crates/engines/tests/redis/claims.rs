@@ -1,15 +1,15 @@
 //! Claims that two nodes share: who holds one, when it lapses, and what a slow holder may still do.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use tokio::runtime::Runtime;
 use whimbrel_engines::embedded::ReceiptSettings;
 use whimbrel_engines::redis::{RedisReceipts, RedisSettings};
-use whimbrel_model::ports::{Answer, Begun, Claim, ClaimKind, Receipts as _};
+use whimbrel_model::ports::{Answer, Begun, Claim, ClaimKind, Receipts as _, ReceiptsError};
 use whimbrel_model::{Clock as _, PartitionId, SystemClock, Timestamp, TopicNumber};
 
 use crate::server::OwnRedis;
-use crate::{ONE, Shared, connect, needs_redis, open_receipts};
+use crate::{LEASE, ONE, Shared, connect, needs_redis, open_receipts};
 
 /// Two nodes on one Redis.
 async fn two_nodes() -> (RedisReceipts, RedisReceipts) {
@@ -51,24 +51,35 @@ async fn a_claim_whose_append_takes_long_does_not_lapse_on_its_own_node() {
     assert_eq!(first.begin(&claim(0), 6, at(50_000)).await, Ok(Begun::UnderWay));
 }
 
+/// A node whose claims lapse after [`LEASE`].
+async fn node(settings: &RedisSettings) -> RedisReceipts {
+    let receipts = ReceiptSettings { lease: LEASE, ..ReceiptSettings::default() };
+    RedisReceipts::new(connect(settings.clone()).await, receipts)
+}
+
+/// More than a lease.
+const LAPSE: Duration = LEASE.saturating_add(Duration::from_millis(100));
+
 #[tokio::test]
 async fn a_claim_that_was_left_lapses_after_its_lease_with_every_place_it_went_to() {
     needs_redis!();
     let settings = Shared(ONE).settings();
-    let node =
-        async || RedisReceipts::new(connect(settings.clone()).await, ReceiptSettings::default(), Arc::new(SystemClock));
-    let (first, second) = (node().await, node().await);
+    let (first, second) = (node(&settings).await, node(&settings).await);
     assert_eq!(first.begin(&claim(0), 5, at(0)).await, Ok(Begun::New));
     first.leave(&claim(0)).await.unwrap();
-    assert_eq!(second.begin(&claim(1), 8, at(30)).await, Ok(Begun::UnderWay), "what was sent may still land");
+    assert_eq!(second.begin(&claim(1), 8, at(0)).await, Ok(Begun::UnderWay), "what was sent may still land");
     let (first_place, second_place) = ((claim(0).partition, 5), (claim(1).partition, 8));
-    assert_eq!(second.begin(&claim(1), 8, at(61)).await, Ok(Begun::Lapsed { places: vec![first_place] }));
+    tokio::time::sleep(LAPSE).await;
+    assert_eq!(second.begin(&claim(1), 8, at(1)).await, Ok(Begun::Lapsed { places: vec![first_place] }));
     second.leave(&claim(1)).await.unwrap();
+    tokio::time::sleep(LAPSE).await;
     let both = Begun::Lapsed { places: vec![first_place, second_place] };
-    assert_eq!(first.begin(&claim(2), 9, at(130)).await, Ok(both));
+    assert_eq!(first.begin(&claim(2), 9, at(3)).await, Ok(both));
     first.leave(&claim(2)).await.unwrap();
+    tokio::time::sleep(LAPSE).await;
     assert!(matches!(first.begin(&claim(2), 9, at(12 * 3600 - 100)).await, Ok(Begun::Lapsed { .. })));
     first.leave(&claim(2)).await.unwrap();
+    tokio::time::sleep(LAPSE).await;
     assert_eq!(
         first.begin(&claim(2), 9, at(12 * 3600 + 61)).await,
         Ok(Begun::New),
@@ -77,57 +88,129 @@ async fn a_claim_that_was_left_lapses_after_its_lease_with_every_place_it_went_t
 }
 
 #[tokio::test]
+async fn a_node_whose_clock_is_ahead_does_not_take_a_claim_over_before_its_lease_is_over() {
+    needs_redis!();
+    let settings = Shared(ONE).settings();
+    let (first, ahead) = (node(&settings).await, node(&settings).await);
+    assert_eq!(first.begin(&claim(0), 5, at(0)).await, Ok(Begun::New));
+    assert_eq!(ahead.begin(&claim(0), 8, at(600)).await, Ok(Begun::UnderWay));
+}
+
+#[tokio::test]
+async fn a_claim_of_a_node_whose_clock_is_ahead_lapses_after_its_lease() {
+    needs_redis!();
+    let settings = Shared(ONE).settings();
+    let (ahead, second) = (node(&settings).await, node(&settings).await);
+    assert_eq!(ahead.begin(&claim(0), 5, at(600)).await, Ok(Begun::New));
+    ahead.leave(&claim(0)).await.unwrap();
+    tokio::time::sleep(LAPSE).await;
+    let places = vec![(claim(0).partition, 5)];
+    assert_eq!(second.begin(&claim(0), 8, at(0)).await, Ok(Begun::Lapsed { places }));
+}
+
+#[tokio::test]
 async fn the_claim_of_a_node_that_died_lapses_for_the_others() {
     needs_redis!();
-    let (first, second) = two_nodes().await;
+    let settings = Shared(ONE).settings();
+    let (first, second) = (node(&settings).await, node(&settings).await);
     assert_eq!(first.begin(&claim(0), 5, at(0)).await, Ok(Begun::New));
     drop(first);
-    assert_eq!(second.begin(&claim(0), 8, at(59)).await, Ok(Begun::UnderWay));
+    assert_eq!(second.begin(&claim(0), 8, at(0)).await, Ok(Begun::UnderWay));
+    tokio::time::sleep(LAPSE).await;
     let places = vec![(claim(0).partition, 5)];
-    assert_eq!(second.begin(&claim(0), 8, at(61)).await, Ok(Begun::Lapsed { places }));
+    assert_eq!(second.begin(&claim(0), 8, at(1)).await, Ok(Begun::Lapsed { places }));
 }
 
-#[tokio::test]
-async fn a_slow_holder_cannot_give_up_a_claim_that_another_took_over() {
-    needs_redis!();
-    let (first, second) = two_nodes().await;
-    assert_eq!(first.begin(&claim(0), 5, at(0)).await, Ok(Begun::New));
-    assert!(matches!(second.begin(&claim(0), 8, at(61)).await, Ok(Begun::Lapsed { .. })));
-    first.abandon(&claim(0)).await.unwrap();
-    assert_eq!(first.begin(&claim(0), 9, at(62)).await, Ok(Begun::UnderWay));
+/// A node that runs only while [`Self::run`] does. At all other times it is paused, as by SIGSTOP.
+struct PausedNode {
+    runtime: Runtime,
+    receipts: RedisReceipts,
 }
 
-#[tokio::test]
-async fn the_first_answer_stays_when_a_slow_holder_finishes_too() {
+impl PausedNode {
+    fn start(settings: &RedisSettings) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let receipts = runtime.block_on(node(settings));
+        Self { runtime, receipts }
+    }
+
+    fn run<T>(&self, call: impl Future<Output = T>) -> T {
+        self.runtime.block_on(call)
+    }
+}
+
+/// A node that is paused after it has claimed, and another one on the same Redis.
+fn paused_holder() -> (PausedNode, PausedNode) {
+    let settings = Shared(ONE).settings();
+    let (paused, other) = (PausedNode::start(&settings), PausedNode::start(&settings));
+    assert_eq!(paused.run(paused.receipts.begin(&claim(0), 5, at(0))), Ok(Begun::New));
+    std::thread::sleep(LAPSE);
+    (paused, other)
+}
+
+#[test]
+fn a_node_that_was_paused_learns_that_another_took_its_claim_over() {
     needs_redis!();
-    let (first, second) = two_nodes().await;
-    assert_eq!(first.begin(&claim(0), 5, at(0)).await, Ok(Begun::New));
-    assert!(matches!(second.begin(&claim(0), 8, at(61)).await, Ok(Begun::Lapsed { .. })));
-    second.finish(&claim(0), answer(9, at(62))).await.unwrap();
-    first.finish(&claim(0), answer(7, at(63))).await.unwrap();
-    assert_eq!(first.begin(&claim(0), 9, at(64)).await, Ok(Begun::Earlier(answer(9, at(62)))));
-    let lasting: Vec<u64> = first.find("order-1").await.unwrap().iter().map(|found| found.offset).collect();
+    let (paused, other) = paused_holder();
+    assert!(matches!(other.run(other.receipts.begin(&claim(0), 8, at(1))), Ok(Begun::Lapsed { .. })));
+    assert_eq!(paused.run(paused.receipts.still_holds(&claim(0))), Ok(false));
+    assert_eq!(other.run(other.receipts.still_holds(&claim(0))), Ok(true));
+    other.run(other.receipts.finish(&claim(0), answer(9, at(2)))).unwrap();
+    assert_eq!(paused.run(paused.receipts.still_holds(&claim(0))), Ok(false));
+}
+
+#[test]
+fn a_node_that_was_paused_keeps_a_claim_that_nobody_took_over() {
+    needs_redis!();
+    let (paused, other) = paused_holder();
+    assert_eq!(paused.run(paused.receipts.still_holds(&claim(0))), Ok(true));
+    assert_eq!(other.run(other.receipts.begin(&claim(0), 8, at(1))), Ok(Begun::UnderWay));
+}
+
+#[test]
+fn a_node_that_was_paused_and_cannot_reach_redis_does_not_know_whether_it_holds_its_claim() {
+    needs_redis!();
+    let mut redis = OwnRedis::start();
+    let paused = PausedNode::start(&redis.settings());
+    assert_eq!(paused.run(paused.receipts.begin(&claim(0), 5, at(0))), Ok(Begun::New));
+    redis.kill();
+    assert_eq!(paused.run(paused.receipts.still_holds(&claim(0))), Ok(true), "the lease has just begun");
+    std::thread::sleep(LAPSE);
+    let unknown = paused.run(paused.receipts.still_holds(&claim(0)));
+    assert!(matches!(unknown, Err(ReceiptsError::Unavailable(_))), "{unknown:?}");
+}
+
+#[test]
+fn a_slow_holder_cannot_give_up_a_claim_that_another_took_over() {
+    needs_redis!();
+    let (paused, other) = paused_holder();
+    assert!(matches!(other.run(other.receipts.begin(&claim(0), 8, at(1))), Ok(Begun::Lapsed { .. })));
+    paused.run(paused.receipts.abandon(&claim(0))).unwrap();
+    assert_eq!(paused.run(paused.receipts.begin(&claim(0), 9, at(1))), Ok(Begun::UnderWay));
+}
+
+#[test]
+fn the_first_answer_stays_when_a_slow_holder_finishes_too() {
+    needs_redis!();
+    let (paused, other) = paused_holder();
+    assert!(matches!(other.run(other.receipts.begin(&claim(0), 8, at(1))), Ok(Begun::Lapsed { .. })));
+    other.run(other.receipts.finish(&claim(0), answer(9, at(2)))).unwrap();
+    paused.run(paused.receipts.finish(&claim(0), answer(7, at(3)))).unwrap();
+    assert_eq!(paused.run(paused.receipts.begin(&claim(0), 9, at(4))), Ok(Begun::Earlier(answer(9, at(2)))));
+    let lasting = paused.run(paused.receipts.find("order-1")).unwrap();
+    let lasting: Vec<u64> = lasting.iter().map(|found| found.offset).collect();
     assert_eq!(lasting, [9, 7], "both messages are there and both are found");
 }
 
 #[tokio::test]
 async fn a_claim_is_renewed_while_its_holder_is_at_it() {
     needs_redis!();
-    let settings: RedisSettings = Shared(ONE).settings();
-    let lease = Duration::from_millis(600);
-    let receipts = ReceiptSettings { lease, ..ReceiptSettings::default() };
-    let first = RedisReceipts::new(connect(settings.clone()).await, receipts.clone(), Arc::new(SystemClock));
-    let second = RedisReceipts::new(connect(settings).await, receipts, Arc::new(SystemClock));
-    let began = SystemClock.now();
-    assert_eq!(first.begin(&claim(0), 5, began).await, Ok(Begun::New));
-    let past_the_lease = Timestamp::from_millis(began.as_millis() + lease.as_millis() as i64 + 1);
-    // Judged by a time at which it has lapsed unless it was renewed; asking does not renew it.
-    loop {
-        let now = SystemClock.now();
-        assert_eq!(second.begin(&claim(0), 8, now).await, Ok(Begun::UnderWay));
-        if now > past_the_lease {
-            break;
-        }
+    let settings = Shared(ONE).settings();
+    let (first, second) = (node(&settings).await, node(&settings).await);
+    assert_eq!(first.begin(&claim(0), 5, at(0)).await, Ok(Begun::New));
+    let began = Instant::now();
+    while began.elapsed() < 2 * LEASE {
+        assert_eq!(second.begin(&claim(0), 8, at(0)).await, Ok(Begun::UnderWay), "asking does not renew it");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

@@ -24,7 +24,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use whimbrel_engines::conformance::{self, progress::OpenProgress, receipts::OpenReceipts, timers::OpenTimers};
 use whimbrel_engines::embedded::{ReceiptSettings, TimerSettings};
 use whimbrel_engines::redis::{RedisConnection, RedisProgress, RedisReceipts, RedisSettings, RedisTimers};
-use whimbrel_model::SystemClock;
 use whimbrel_model::ports::PortFuture;
 
 mod single {
@@ -64,6 +63,8 @@ const RESTRICTED: &str = "restricted";
 const CLUSTER: &str = "WHIMBREL_TEST_REDIS_CLUSTER";
 const REMEMBER: Duration = Duration::from_secs(3600);
 const WINDOW: Duration = Duration::from_secs(60);
+/// The lease of claims where a test waits until one has lapsed.
+const LEASE: Duration = Duration::from_secs(1);
 
 /// The shared servers that a variable names. Each instance has a prefix of its own.
 struct Shared(&'static str);
@@ -114,8 +115,9 @@ impl conformance::timers::Factory for Shared {
 impl conformance::receipts::Factory for Shared {
     fn open(&self) -> PortFuture<'_, OpenReceipts> {
         Box::pin(async {
-            let receipts = open_receipts(self.settings()).await;
-            OpenReceipts { receipts: Arc::new(receipts), window: WINDOW, store: Arc::new(()) }
+            let settings = ReceiptSettings { window: WINDOW, lease: LEASE, ..ReceiptSettings::default() };
+            let receipts = RedisReceipts::new(connect(self.settings()).await, settings);
+            OpenReceipts { receipts: Arc::new(receipts), window: WINDOW, lease: LEASE, store: Arc::new(()) }
         })
     }
 
@@ -152,7 +154,7 @@ async fn open_timers(settings: RedisSettings) -> OpenTimers {
 
 async fn open_receipts(settings: RedisSettings) -> RedisReceipts {
     let receipts = ReceiptSettings { window: WINDOW, ..ReceiptSettings::default() };
-    RedisReceipts::new(connect(settings).await, receipts, Arc::new(SystemClock))
+    RedisReceipts::new(connect(settings).await, receipts)
 }
 
 async fn connect(settings: RedisSettings) -> RedisConnection {

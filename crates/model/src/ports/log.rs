@@ -106,6 +106,10 @@ pub trait LogTopics: Send + Sync {
     /// What the engine knows of the topic: leaders, copies, sizes.
     fn describe(&self, topic: TopicNumber) -> PortFuture<'_, Result<TopicStatus, LogError>>;
 
+    /// Whether the engine has a topic of this name now. It asks all parts of the engine that could have an old view. An engine that has
+    /// only topics which the catalogue made answers `false`.
+    fn exists<'a>(&'a self, name: &'a str) -> PortFuture<'a, Result<bool, LogError>>;
+
     /// Topics that exist in the engine under names, made by others or by an earlier start, with the retention that they have there.
     /// Names that `is_skipped` are left out: the engine need not look up their retention. The embedded log has only topics that the
     /// catalogue made, and answers with none.

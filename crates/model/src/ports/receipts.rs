@@ -76,6 +76,18 @@ pub trait Receipts: Send + Sync {
     /// Gives the claim up: only where it is certain that nothing was written.
     fn abandon<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>>;
 
+    /// Gives the claim back as it was before it was begun: its holder has written nothing. A claim that was [`Begun::New`] is free. Of one
+    /// that was [`Begun::Lapsed`], the outcome of the earlier tries stays unknown: a repeat gets [`Begun::Lapsed`] at once.
+    fn give_back<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>>;
+
+    /// Whether the claim is still the caller's, who asks right before it writes. If another caller may have taken the claim over since,
+    /// because this process paused for example, the engine renews the claim or answers `false`. Claims of some engines lapse only after
+    /// they were left: those engines answer `true`.
+    fn still_holds<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<bool, ReceiptsError>> {
+        let _ = claim;
+        Box::pin(async { Ok(true) })
+    }
+
     /// Leaves the claim with an outcome that is not known. After a time in which whatever was sent has landed or never will, a
     /// repeat takes it as [`Begun::Lapsed`]. A claim that was neither finished, abandoned nor left is under way.
     fn leave<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>>;

@@ -97,6 +97,10 @@ pub(super) async fn accept_claimed(
             return Err(Refusal { index: Some(index), problem });
         }
     }
+    if let Err(refusal) = claiming.check_claims().await {
+        claiming.give_up().await;
+        return Err(refusal);
+    }
     Ok(claiming.write().await)
 }
 
@@ -211,10 +215,12 @@ impl Claiming<'_> {
         Some(Problem::new(Code::OutcomeUnknown, detail))
     }
 
-    /// Claims as they were before they were begun: free, or with an outcome that is not known.
+    /// Claims as they were before they were begun: free, or with the unknown outcome of earlier tries.
     async fn give_back(&self, begun: &[(&Claim, Vec<(PartitionId, u64)>)]) {
-        for (claim, places) in begun {
-            if places.is_empty() { abandon(self.door, claim).await } else { leave(self.door, claim).await }
+        for (claim, _) in begun {
+            if let Err(error) = self.door.ports.receipts.give_back(claim).await {
+                tracing::warn!(%error, "a claim could not be given back; it will lapse");
+            }
         }
     }
 
@@ -294,6 +300,28 @@ impl Claiming<'_> {
                 abandon_all(self.door, &claims).await;
             }
         }
+    }
+
+    /// Checks right before the write that no other node has taken a claim over. This node may have been paused since it claimed.
+    async fn check_claims(&self) -> Result<(), Refusal> {
+        for (index, fate) in self.fates.iter().enumerate() {
+            let (Fate::Append { claims, .. } | Fate::Ask { claims, .. }) = fate else { continue };
+            for claim in claims {
+                let problem = match self.door.ports.receipts.still_holds(claim).await {
+                    Ok(true) => continue,
+                    Ok(false) => {
+                        let detail = format!(
+                            "this node was too slow: another node publishes under `{}` now. This node wrote nothing; repeat the request",
+                            claim.text
+                        );
+                        Problem::new(Code::InProgress, detail)
+                    }
+                    Err(error) => error.into(),
+                };
+                return Err(Refusal { index: Some(index), problem });
+            }
+        }
+        Ok(())
     }
 
     async fn write(mut self) -> Vec<Result<Accepted, Problem>> {

@@ -3,6 +3,7 @@
 //!
 //! When the catalogue has replaced a mapping, the registry stops using it before it does anything else for the topic.
 
+use std::cmp::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -16,15 +17,22 @@ use super::conflicts::Conflicts;
 use super::gate::Closed;
 use super::growing::Memberships;
 use super::growth::{Growth, ends_of};
-use super::registry::{Registry, TopicChange, TopicError, encode};
+use super::registry::{Map, Registry, TopicChange, TopicError, Unapplied, encode};
 use super::stored::{StoredTopic, TOPIC_PREFIX, key_of};
 use super::topic::{Topic, is_system_name};
+use super::unopened::Unopened;
 
 /// The pause between two reads of a catalogue that keeps changing.
 const RELOAD_PAUSE: Duration = Duration::from_millis(100);
 const WATCH_RETRY_AFTER: Duration = Duration::from_secs(1);
-/// An attempt ends after this many consecutive topics that the log cannot open. If the log is down, each of them takes a timeout.
-const UNOPENED_IN_A_ROW_MAX: u32 = 2;
+
+/// An entry of the catalogue, when it was read and applied.
+pub(super) enum CurrentEntry {
+    Absent,
+    /// The entry recorded a deletion, which is finished now.
+    Deleted,
+    Topic(Arc<Topic>),
+}
 
 impl Registry {
     /// Follows the catalogue until the shutdown. If several nodes share the topics, also does this node's part in growths, under its
@@ -46,6 +54,7 @@ impl Registry {
             let changed = tokio::select! {
                 changed = self.ports.catalogue.changed(seen) => changed,
                 () = self.unsettled_for_long() => Ok(seen),
+                () = self.reread.notified() => Ok(seen),
                 () = shutdown.cancelled() => return,
             };
             let pause = match changed {
@@ -57,7 +66,8 @@ impl Registry {
                             RELOAD_PAUSE
                         }
                         Err(error) => {
-                            tracing::warn!(%error, "the catalogue changed and could not be followed; trying again");
+                            tracing::warn!(%error, "the catalogue could not be followed; trying again");
+                            self.reread.notify_one();
                             WATCH_RETRY_AFTER
                         }
                     }
@@ -82,59 +92,108 @@ impl Registry {
     /// Reads all entries of the catalogue and applies them. After `Ok`, this node no longer uses any mapping that the catalogue has
     /// replaced. The value is the error of a topic that the log could not open, if there is one.
     pub(super) async fn read_entries(&self, changing: &MutexGuard<'_, i64>) -> Result<Option<TopicError>, TopicError> {
-        let mut entries = self.ports.catalogue.list(TOPIC_PREFIX).await?;
-        let map = self.map.load_full();
-        for name in map.by_name.keys() {
-            if entries.binary_search_by(|(key, _)| key.as_str().cmp(&key_of(name))).is_err() {
-                self.hide(name);
-            }
-        }
-        entries.retain(|(key, found)| {
-            let known = map.by_name.get(key.strip_prefix(TOPIC_PREFIX).unwrap_or_default());
-            known.is_none_or(|topic| topic.version != found.version)
-        });
-        for (key, found) in &entries {
-            self.leave_old_mapping(key, found);
-        }
-        let unopened = self.open_changed(entries, changing).await?;
+        let changed = self.leave_all(changing).await?;
+        let unopened = self.open_changed(changed, changing).await?;
         // The gates of replaced mappings were retired above; the others may open again.
         let settled = std::mem::take(&mut *self.unsettled.lock().unwrap_or_else(PoisonError::into_inner));
         drop(settled);
         Ok(unopened)
     }
 
-    /// Applies entries whose old mappings are no longer in use. A topic that the log cannot open does not stop the others: the next
-    /// attempt opens it last.
+    /// Stops publishes by all mappings that the catalogue has replaced. Returns the entries that are not applied. Their versions may be
+    /// lower than those of the topics that are known: an operator may have restored the catalogue from a backup.
+    async fn leave_all(&self, _changing: &MutexGuard<'_, i64>) -> Result<Vec<(String, Versioned)>, TopicError> {
+        let read_before = self.unapplied().clone();
+        let mut entries = self.ports.catalogue.list(TOPIC_PREFIX).await?;
+        let map = self.map.load_full();
+        let mut unapplied = self.unapplied();
+        // This list is newer than those entries, and is applied while nothing else changes topics.
+        unapplied.retain(|name, version| read_before.get(name) != Some(version));
+        for name in map.by_name.keys().filter(|name| !has_entry(&entries, name)) {
+            self.hide_under(name, &unapplied);
+        }
+        entries.retain(|(key, found)| {
+            let known = map.by_name.get(name_in(key));
+            known.is_none_or(|topic| topic.version != found.version)
+        });
+        for (key, found) in &entries {
+            self.leave_old_mapping(key, found, &unapplied);
+        }
+        Ok(entries)
+    }
+
+    /// Stops publishes by all mappings that the catalogue has replaced. Waits for no call to the log and for no change of a topic in
+    /// progress: such a change may have read an earlier entry, and then fails to show it. The registry's watch applies the entries.
+    pub(super) async fn leave_replaced_mappings(&self) -> Result<(), TopicError> {
+        let before = self.map.load_full();
+        let entries = self.ports.catalogue.list(TOPIC_PREFIX).await?;
+        let left = self.leave_newer(&before, &entries);
+        if left != Left::Nothing {
+            self.reread.notify_one();
+        }
+        if left == Left::Unsure {
+            let changing = self.changing.lock().await;
+            self.leave_all(&changing).await?;
+        }
+        Ok(())
+    }
+
+    /// Stops publishes by mappings that newer entries have replaced.
+    fn leave_newer(&self, before: &Map, entries: &[(String, Versioned)]) -> Left {
+        let mut unapplied = self.unapplied();
+        for known in before.by_name.values().filter(|known| !has_entry(entries, &known.name)) {
+            if self.get(&known.name).is_some_and(|now| now.version == known.version) {
+                self.hide_under(&known.name, &unapplied);
+            }
+        }
+        let mut left = Left::Nothing;
+        for (key, found) in entries {
+            match self.get(name_in(key)).map(|known| known.version.cmp(&found.version)) {
+                Some(Ordering::Equal) => {}
+                Some(Ordering::Greater) => left = Left::Unsure,
+                Some(Ordering::Less) | None => {
+                    unapplied.insert(name_in(key).to_owned(), found.version);
+                    self.leave_old_mapping(key, found, &unapplied);
+                    left = left.max(Left::Newer);
+                }
+            }
+        }
+        left
+    }
+
+    /// Applies entries whose old mappings are not in use any more. The attempt ends at the first topic that the log cannot open, since each
+    /// may take a whole timeout of the log. The next attempt begins with the topics that have waited longest for theirs.
     async fn open_changed(
         &self,
         mut entries: Vec<(String, Versioned)>,
         changing: &MutexGuard<'_, i64>,
     ) -> Result<Option<TopicError>, TopicError> {
-        let failed = std::mem::take(&mut *self.unopened.lock().unwrap_or_else(PoisonError::into_inner));
-        entries.sort_by_key(|(key, _)| failed.contains(key));
-        let (mut unread, mut unopened, mut in_a_row) = (None, None, 0);
+        let failed = {
+            let mut unopened = self.unopened();
+            unopened.keep_only(entries.iter().map(|(key, _)| key));
+            unopened.clone()
+        };
+        entries.sort_by_key(|(key, _)| failed.turn_of(key));
+        let mut unread = None;
         for (key, found) in &entries {
             match self.take_in_changing(key, found, changing).await {
                 Err(error @ TopicError::Log(LogError::Unavailable(_))) => {
-                    if !failed.contains(key) {
-                        tracing::warn!(%error, "cannot open the topic of catalogue entry `{key}`; trying again");
+                    if self.unopened().failed(key) {
+                        tracing::warn!(%error, "the topic under `{key}` cannot be opened now; trying again");
                     }
-                    self.unopened.lock().unwrap_or_else(PoisonError::into_inner).insert(key.clone());
-                    unopened = Some(error);
-                    in_a_row += 1;
-                    if in_a_row == UNOPENED_IN_A_ROW_MAX {
-                        break;
-                    }
-                    continue;
+                    return unread.map_or(Ok(Some(error)), Err);
                 }
                 // The entry has changed once more, and its new value is unknown.
                 Err(error @ TopicError::Catalogue(_)) => unread = Some(error),
-                Err(error) => tracing::error!(%error, "ignoring catalogue entry `{key}` until the error is fixed"),
-                Ok(()) => {}
+                Err(error) => tracing::error!(%error, "the topic under `{key}` is left out until this is mended"),
+                Ok(()) => self.unopened().opened(key),
             }
-            in_a_row = 0;
         }
-        unread.map_or(Ok(unopened), Err)
+        unread.map_or(Ok(None), Err)
+    }
+
+    fn unopened(&self) -> std::sync::MutexGuard<'_, Unopened> {
+        self.unopened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Applies an entry that other nodes may change at the same time.
@@ -151,20 +210,20 @@ impl Registry {
                 Err(error) => conflicts.try_again(error).await?,
                 Ok(_) => return Ok(()),
             }
-            taken = self.read_entry(key.strip_prefix(TOPIC_PREFIX).unwrap_or(key), changing).await;
+            taken = self.read_entry(name_in(key), changing).await;
         }
     }
 
-    /// The topic as the catalogue has it now. `None` if there is no entry, or if its deletion was finished.
+    /// Applies the entry that the catalogue has now.
     pub(super) async fn read_entry(
         &self,
         name: &str,
         changing: &MutexGuard<'_, i64>,
-    ) -> Result<Option<Arc<Topic>>, TopicError> {
+    ) -> Result<CurrentEntry, TopicError> {
         let key = key_of(name);
         match self.ports.catalogue.get(&key).await? {
             Some(found) => self.take_in(&key, &found, changing).await,
-            None => Ok(None),
+            None => Ok(CurrentEntry::Absent),
         }
     }
 
@@ -174,40 +233,27 @@ impl Registry {
         key: &str,
         found: &Versioned,
         changing: &MutexGuard<'_, i64>,
-    ) -> Result<Option<Arc<Topic>>, TopicError> {
-        let (name, mut stored) = self.decode(key, found)?;
+    ) -> Result<CurrentEntry, TopicError> {
+        let name = name_in(key);
+        // If the entry is malformed, the current mapping is unknown: publishes must not use the old one.
+        let mut stored = decode(key, found).inspect_err(|_| self.hide(name))?;
         if !stored.deleting {
             // A single process has no other nodes to agree with: it does not continue a growth that a cluster began.
             stored.growing = stored.growing.filter(|_| self.lease.is_shared());
             self.leave_mapping_before(name, &stored);
-            return self.bring_up(name, stored, found.version, changing).await.map(Some);
+            return self.bring_up(name, stored, found.version, changing).await.map(CurrentEntry::Topic);
         }
         self.hide(name);
         self.finish_deleting(name, stored, found.version, changing).await?;
-        Ok(None)
+        Ok(CurrentEntry::Deleted)
     }
 
-    fn decode<'a>(&self, key: &'a str, found: &Versioned) -> Result<(&'a str, StoredTopic), TopicError> {
-        let name = key.strip_prefix(TOPIC_PREFIX).unwrap_or(key);
-        let malformed = |why: String| {
-            // The current mapping is unknown: publishes must not use the old one.
-            self.hide(name);
-            TopicError::Malformed { key: key.to_owned(), why }
-        };
-        let stored: StoredTopic = serde_json::from_slice(&found.value).map_err(|error| malformed(error.to_string()))?;
-        if !(1..=PARTITIONS_MAX).contains(&stored.partitions) || stored.number.0 > TOPIC_NUMBER_MAX {
-            return Err(malformed("its number or its partitions are out of range".to_owned()));
-        }
-        Ok((name, stored))
-    }
-
-    /// Stops publishes under a mapping that the entry has replaced. Makes no call to the log.
-    fn leave_old_mapping(&self, key: &str, found: &Versioned) {
-        match self.decode(key, found) {
-            Ok((name, stored)) if stored.deleting => self.hide(name),
-            Ok((name, stored)) => self.leave_mapping_before(name, &stored),
-            // The topic is hidden. Applying the entry reports the error.
-            Err(_) => {}
+    /// Stops publishes by a mapping that the entry has replaced, without a call to the log.
+    fn leave_old_mapping(&self, key: &str, found: &Versioned, unapplied: &Unapplied<'_>) {
+        match decode(key, found) {
+            Ok(stored) if !stored.deleting => self.leave_mapping_before(name_in(key), &stored),
+            // Applying a malformed entry reports the error.
+            Ok(_) | Err(_) => self.hide_under(name_in(key), unapplied),
         }
     }
 
@@ -246,7 +292,8 @@ impl Registry {
                 ..TopicChange::default()
             };
             match self.adopt(&name, as_it_is, changing).await {
-                Ok(()) => tracing::info!(topic = name, partitions, "took in a topic that was found in the log"),
+                Ok(Some(_)) => tracing::info!(topic = name, partitions, "took in a topic that was found in the log"),
+                Ok(None) => tracing::debug!(topic = name, "a topic that was found in the log was deleted since"),
                 Err(
                     error @ TopicError::Catalogue(CatalogueError::Unavailable(_) | CatalogueError::OutcomeUnknown(_)),
                 ) => return Err(error),
@@ -268,6 +315,7 @@ impl Registry {
         }
         let stored = topic.stored.clone().with_retention(retention);
         match self.ports.catalogue.put(&key_of(&topic.name), encode(&stored), Some(topic.version)).await {
+            // If this node has read a later entry, its watch applies that one.
             Ok(version) => drop(self.show(topic.succeeded_by(stored, version))),
             // Another node has changed the entry.
             Err(CatalogueError::Conflict { .. }) => {}
@@ -276,17 +324,29 @@ impl Registry {
         Ok(())
     }
 
-    /// Adopts one topic, unless another node has already adopted it.
-    async fn adopt(&self, name: &str, as_it_is: TopicChange, changing: &MutexGuard<'_, i64>) -> Result<(), TopicError> {
+    /// Adopts one topic that the log has listed, unless another node has already adopted it, or it was deleted since.
+    async fn adopt(
+        &self,
+        name: &str,
+        as_it_is: TopicChange,
+        changing: &MutexGuard<'_, i64>,
+    ) -> Result<Option<Arc<Topic>>, TopicError> {
         let mut conflicts = Conflicts::default();
         loop {
             let adopted = match self.read_entry(name, changing).await {
-                Ok(None) => self.create(name, as_it_is.clone(), true, changing).await.map(Some),
-                known => known,
+                // The listing is older than the entry's absence. Whoever deleted the topic removed it from the log first.
+                Ok(CurrentEntry::Absent) => match self.ports.log_topics.exists(name).await {
+                    Ok(true) => self.create(name, as_it_is.clone(), true, changing).await.map(Some),
+                    Ok(false) => Ok(None),
+                    Err(error) => Err(error.into()),
+                },
+                Ok(CurrentEntry::Deleted) => Ok(None),
+                Ok(CurrentEntry::Topic(topic)) => Ok(Some(topic)),
+                Err(error) => Err(error),
             };
             match adopted {
                 Err(error) => conflicts.try_again(error).await?,
-                Ok(_) => return Ok(()),
+                adopted => return adopted,
             }
         }
     }
@@ -318,7 +378,7 @@ impl Registry {
             Some(known) => known.succeeded_by(stored, version),
             None => Topic::new(name, stored, version),
         };
-        Ok(self.show(topic))
+        self.show(topic)
     }
 
     /// Keeps gates closed until the catalogue has been read again: the current mapping is unknown.
@@ -341,4 +401,35 @@ impl Registry {
         }
         tokio::time::sleep(WATCH_RETRY_AFTER).await;
     }
+}
+
+/// What was found when mappings were left that entries have replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Left {
+    /// Every entry is applied.
+    Nothing,
+    /// Some entries are newer than the topics that are known.
+    Newer,
+    /// Some entries are older than the topics that are known: this node has written newer ones since they were read, or an operator restored
+    /// the catalogue from a backup.
+    Unsure,
+}
+
+/// The name of the topic whose entry is under a key.
+fn name_in(key: &str) -> &str {
+    key.strip_prefix(TOPIC_PREFIX).unwrap_or(key)
+}
+
+/// Whether the entries, in the order of their keys, have one of this topic.
+fn has_entry(entries: &[(String, Versioned)], name: &str) -> bool {
+    entries.binary_search_by(|(key, _)| key.as_str().cmp(&key_of(name))).is_ok()
+}
+
+fn decode(key: &str, found: &Versioned) -> Result<StoredTopic, TopicError> {
+    let malformed = |why: String| TopicError::Malformed { key: key.to_owned(), why };
+    let stored: StoredTopic = serde_json::from_slice(&found.value).map_err(|error| malformed(error.to_string()))?;
+    if !(1..=PARTITIONS_MAX).contains(&stored.partitions) || stored.number.0 > TOPIC_NUMBER_MAX {
+        return Err(malformed("its number or its partitions are out of range".to_owned()));
+    }
+    Ok(stored)
 }

@@ -5,10 +5,13 @@
 //! topic's gate stays closed until the entry has been read again.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
@@ -48,6 +51,30 @@ pub(super) struct Growths {
 struct UnderWay {
     participant: Participant,
     closed: Closed,
+}
+
+/// Steps that wait for the log or for changes of topics in progress: at most one per topic, and one for the surplus partitions of all.
+#[derive(Default)]
+struct LongSteps<'a> {
+    running: FuturesUnordered<BoxFuture<'a, Option<TopicNumber>>>,
+    topics: BTreeSet<Option<TopicNumber>>,
+}
+
+impl<'a> LongSteps<'a> {
+    /// Begins a step, unless one of the topic is running.
+    fn begin(&mut self, topic: Option<TopicNumber>, step: impl Future<Output = ()> + Send + 'a) {
+        if self.topics.insert(topic) {
+            self.running.push(step.map(move |()| topic).boxed());
+        }
+    }
+
+    /// Runs the steps until it is dropped.
+    async fn run(&mut self) -> Infallible {
+        while let Some(topic) = self.running.next().await {
+            self.topics.remove(&topic);
+        }
+        std::future::pending().await
+    }
 }
 
 impl Registry {
@@ -124,7 +151,7 @@ impl Registry {
         let growing = Growing { to, base: topic.version };
         let stored = StoredTopic { growing: Some(growing), ..topic.stored.clone() };
         let version = self.ports.catalogue.put(&key_of(&topic.name), encode(&stored), Some(topic.version)).await?;
-        let shown = self.show(topic.succeeded_by(stored, version));
+        let shown = self.show(topic.succeeded_by(stored, version))?;
         if let Some(known) = self.growths().under_way.get_mut(&topic.number()) {
             known.participant.began_here = known.participant.growing == growing;
         }
@@ -163,12 +190,9 @@ impl Registry {
             let confirming = async {
                 let Some(membership) = membership else { return };
                 while membership.stands() {
-                    let changing = self.changing.lock().await;
-                    let read = self.read_entries(&changing).await;
-                    drop(changing);
-                    match read {
-                        // A topic that the log cannot open gets no publishes under an old mapping: its gate is retired.
-                        Ok(_) => {
+                    match self.leave_replaced_mappings().await {
+                        // A topic that the log has not opened yet is not published to by an old mapping: its gate is retired.
+                        Ok(()) => {
                             self.lease.grant(membership);
                             return self.changes.send_modify(|count| *count += 1);
                         }
@@ -188,7 +212,8 @@ impl Registry {
         }
     }
 
-    /// Does this node's part in all growths, until the shutdown.
+    /// Does this node's part in all growths, until the shutdown. Steps that call the log or wait for other changes of topics run beside
+    /// each other, so that this node goes on to confirm other growths.
     pub(super) async fn drive_growths(
         &self,
         coordination: &dyn Coordination,
@@ -197,6 +222,7 @@ impl Registry {
     ) {
         let mut changes = self.changes.subscribe();
         let mut confirmed: BTreeSet<String> = BTreeSet::new();
+        let mut long_steps = LongSteps::default();
         loop {
             changes.borrow_and_update();
             let is_idle = {
@@ -212,6 +238,7 @@ impl Registry {
             };
             tokio::select! {
                 () = pause => {}
+                never = long_steps.run() => match never {},
                 () = shutdown.cancelled() => return,
             }
             let membership = memberships.borrow().clone();
@@ -221,13 +248,20 @@ impl Registry {
                 continue;
             };
             match coordination.picture(0).await {
-                Ok(picture) => self.step_all(&picture, &*membership, &mut confirmed).await,
+                Ok(picture) => self.step_all(&Arc::new(picture), &*membership, &mut confirmed, &mut long_steps).await,
                 Err(error) => tracing::debug!(%error, "the cluster cannot be seen; growths wait"),
             }
         }
     }
 
-    async fn step_all(&self, picture: &Picture, membership: &dyn Membership, confirmed: &mut BTreeSet<String>) {
+    /// Confirms growths, withdraws confirmations that are not needed any more, and begins the steps that take long.
+    async fn step_all<'a>(
+        &'a self,
+        picture: &Arc<Picture>,
+        membership: &dyn Membership,
+        confirmed: &mut BTreeSet<String>,
+        long_steps: &mut LongSteps<'a>,
+    ) {
         let (me, now_ms) = (membership.node(), self.now_ms());
         let steps: Vec<(TopicNumber, Growing, Step, Roll)> = {
             let growths = self.growths();
@@ -246,35 +280,43 @@ impl Registry {
                 confirmed.remove(&over);
             }
         }
-        let stepped = steps.iter().map(|(number, growing, step, roll)| async move {
+        let mut owning = Vec::new();
+        for (number, growing, step, roll) in steps {
             match step {
-                Step::Wait => Ok(None),
-                Step::Confirm => {
-                    let name = growing.confirmation(*number, me);
+                Step::Wait => {}
+                Step::Confirm => owning.push(async move {
+                    let name = growing.confirmation(number, me);
                     let owned = membership.own(&name).await;
-                    Ok(owned.inspect_err(|error| tracing::debug!(%error, name, "not confirmed yet")).ok().map(|_| name))
-                }
-                Step::Finish => match self.finish_growth(*number, *growing).await {
-                    // The log refuses for good.
-                    Err(error @ TopicError::Log(LogError::Unsupported(_) | LogError::UnknownPartition(_))) => {
-                        tracing::warn!(%error, topic = number.0, "the log refuses a growth; rolling it back");
-                        self.roll_back(*number, *growing, roll, picture).await.map(|()| None)
-                    }
-                    finished => finished.map(|()| None),
-                },
-                Step::RollBack => self.roll_back(*number, *growing, roll, picture).await.map(|()| None),
-            }
-        });
-        for (outcome, (number, ..)) in join_all(stepped).await.into_iter().zip(&steps) {
-            match outcome {
-                Ok(name) => confirmed.extend(name),
-                Err(error) => {
-                    tracing::warn!(%error, topic = number.0, "a growth could not be carried on; trying again")
+                    owned.inspect_err(|error| tracing::debug!(%error, name, "not confirmed yet")).ok().map(|_| name)
+                }),
+                Step::Finish | Step::RollBack => {
+                    let picture = Arc::clone(picture);
+                    long_steps
+                        .begin(Some(number), async move { self.lead(number, growing, step, &roll, &picture).await });
                 }
             }
         }
-        if picture.nodes.first().is_some_and(|first| first.number == me) {
-            self.begin_surplus_growths().await;
+        confirmed.extend(join_all(owning).await.into_iter().flatten());
+        if picture.nodes.first().is_some_and(|first| first.number == me) && self.has_surplus_due() {
+            long_steps.begin(None, self.begin_surplus_growths());
+        }
+    }
+
+    /// Finishes a growth or rolls it back.
+    async fn lead(&self, number: TopicNumber, growing: Growing, step: Step, roll: &Roll, picture: &Picture) {
+        let led = match step {
+            Step::Finish => match self.finish_growth(number, growing).await {
+                // The log refuses for good.
+                Err(error @ TopicError::Log(LogError::Unsupported(_) | LogError::UnknownPartition(_))) => {
+                    tracing::warn!(%error, topic = number.0, "the log refuses a growth; rolling it back");
+                    self.roll_back(number, growing, roll, picture).await
+                }
+                finished => finished,
+            },
+            _ => self.roll_back(number, growing, roll, picture).await,
+        };
+        if let Err(error) = led {
+            tracing::warn!(%error, topic = number.0, "a growth could not be carried on; trying again");
         }
     }
 
@@ -335,7 +377,8 @@ impl Registry {
         let changing = self.changing.lock().await;
         match self.ports.catalogue.put(&key_of(&topic.name), encode(&stored), Some(topic.version)).await {
             Ok(version) => {
-                self.show(topic.succeeded_by(stored, version));
+                // If this node has read a later entry, its watch applies that one.
+                let _ = self.show(topic.succeeded_by(stored, version));
                 Ok(true)
             }
             Err(CatalogueError::Conflict { .. }) => self.read_entries(&changing).await.map(|_| false),
@@ -346,6 +389,11 @@ impl Registry {
     async fn read_again(&self) -> Result<(), TopicError> {
         let changing = self.changing.lock().await;
         self.reload(&changing).await
+    }
+
+    fn has_surplus_due(&self) -> bool {
+        let now = Instant::now();
+        self.growths().surplus.values().any(|(_, begin)| *begin <= now)
     }
 
     /// Begins growths to partitions that the log already has: a leader died after adding them, or another application added them.

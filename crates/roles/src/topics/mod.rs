@@ -5,6 +5,7 @@
 //! a mapping of keys to partitions that the catalogue does not have (see [`gate`], [`growth`] and [`agreement`]).
 
 pub mod agreement;
+mod changing;
 mod conflicts;
 mod deletion;
 pub mod folding;
@@ -19,6 +20,7 @@ pub mod registry;
 pub mod stored;
 pub mod system;
 pub mod topic;
+mod unopened;
 pub mod workers;
 
 pub use deletion::Deletion;

@@ -1,12 +1,12 @@
 //! The registry itself: looks up, makes and changes topics, catalogue and log together.
 
-use std::collections::{BTreeSet, HashMap};
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use tokio::sync::{Mutex, MutexGuard, watch};
-use tokio::time::Instant;
+use tokio::sync::{Mutex, MutexGuard, Notify, watch};
+use tokio::time::{Instant, timeout};
 use whimbrel_model::limits::{PARTITIONS_DEFAULT, PARTITIONS_MAX, RETENTION_DEFAULT_MS};
 use whimbrel_model::name::check_any_topic_name;
 use whimbrel_model::ports::{Catalogue, CatalogueError, Coordination, Log, LogError, LogTopics};
@@ -14,6 +14,7 @@ use whimbrel_model::{Clock, Event, EventSink, NamedBounds, Retention, TopicNumbe
 
 use super::agreement::Growing;
 use super::conflicts::Conflicts;
+use super::following::CurrentEntry;
 use super::gate::{Closed, Pass, Placement, StillInside};
 use super::growing::Growths;
 use super::growth::{DRAIN_WITHIN, Growth, PUBLISH_WAITS_WITHIN, SESSION_WAITS_WITHIN, ends_of};
@@ -21,6 +22,7 @@ use super::mapping_lease::{Lease, MappingLease};
 use super::stored::{StoredTopic, key_of};
 use super::system::patiently;
 use super::topic::{Topic, is_system_name};
+use super::unopened::Unopened;
 use super::workers::WorkersChange;
 
 /// Between two looks for topics that others made in the engine, when an unknown one is asked for.
@@ -145,8 +147,12 @@ pub struct Registry {
     pub(super) growths: std::sync::Mutex<Growths>,
     /// Gates of topics whose last write has an unknown outcome. They stay closed until the catalogue was read.
     pub(super) unsettled: std::sync::Mutex<Vec<Closed>>,
-    /// Keys of topics that the log could not open at the last attempt.
-    pub(super) unopened: std::sync::Mutex<BTreeSet<String>>,
+    /// Versions of entries that this node has read and not applied, by the name of the topic. Held while the map changes.
+    pub(super) unapplied: std::sync::Mutex<HashMap<String, u64>>,
+    /// Asks the registry's watch to read the catalogue, also if it has not changed.
+    pub(super) reread: Notify,
+    /// Topics that the log could not open.
+    pub(super) unopened: std::sync::Mutex<Unopened>,
     pub(super) started: Instant,
 }
 
@@ -155,6 +161,9 @@ pub(super) struct Map {
     pub(super) by_name: HashMap<Arc<str>, Arc<Topic>>,
     by_number: HashMap<TopicNumber, Arc<Topic>>,
 }
+
+/// See [`Registry::unapplied`].
+pub(super) type Unapplied<'a> = std::sync::MutexGuard<'a, HashMap<String, u64>>;
 
 impl Registry {
     /// Reads the catalogue, finishes what a crash left half done, makes every topic known to the log under its number, and takes in
@@ -169,6 +178,8 @@ impl Registry {
             changes: watch::Sender::new(0),
             growths: std::sync::Mutex::default(),
             unsettled: std::sync::Mutex::default(),
+            unapplied: std::sync::Mutex::default(),
+            reread: Notify::new(),
             unopened: std::sync::Mutex::default(),
             started: Instant::now(),
         };
@@ -243,12 +254,29 @@ impl Registry {
             match Pass::enter(topic, placement, lease) {
                 Ok(pass) => return Ok(pass),
                 Err(topic) => {
-                    let growing = |_| TopicError::Growing(name.to_owned());
-                    topic.gate(placement).settled(PUBLISH_WAITS_WITHIN).await.map_err(growing)?;
+                    let settled = async {
+                        topic.gate(placement).settled(PUBLISH_WAITS_WITHIN).await?;
+                        self.replaced(&topic, placement).await;
+                        Ok(())
+                    };
+                    let settled = timeout(PUBLISH_WAITS_WITHIN, settled).await.unwrap_or(Err(StillInside));
+                    settled.map_err(|StillInside| TopicError::Growing(name.to_owned()))?;
                 }
             }
         }
         Err(TopicError::Growing(name.to_owned()))
+    }
+
+    /// Returns when a topic whose gate was retired has its successor in the map. The log may have to open that one first.
+    async fn replaced(&self, topic: &Topic, placement: Placement) {
+        let gate = topic.gate(placement);
+        let is_current = || self.get(&topic.name).is_some_and(|now| Arc::ptr_eq(now.gate(placement), gate));
+        let mut changes = self.changes.subscribe();
+        while gate.is_retired() && is_current() {
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
     }
 
     /// Lets messages of holds in that fire now, by key; `None` where the topic takes nothing at this moment.
@@ -306,14 +334,16 @@ impl Registry {
         changing: &MutexGuard<'_, i64>,
     ) -> Result<Changed, TopicError> {
         let known = match known {
-            Some(known) => Some(known),
+            Some(known) => CurrentEntry::Topic(known),
             None => self.read_entry(name, changing).await?,
         };
-        if let Some(topic) = known {
-            return self.change(topic, change, changing).await;
+        match known {
+            CurrentEntry::Topic(topic) => self.change(topic, change, changing).await,
+            CurrentEntry::Absent | CurrentEntry::Deleted => {
+                let topic = self.create(name, change, false, changing).await?;
+                Ok(Changed::Now(PutOutcome { topic, created: true, grown: None }))
+            }
         }
-        let topic = self.create(name, change, false, changing).await?;
-        Ok(Changed::Now(PutOutcome { topic, created: true, grown: None }))
     }
 
     pub(super) async fn create(
@@ -360,84 +390,8 @@ impl Registry {
         }
     }
 
-    async fn change(
-        &self,
-        topic: Arc<Topic>,
-        change: TopicChange,
-        changing: &MutexGuard<'_, i64>,
-    ) -> Result<Changed, TopicError> {
-        let name = topic.name.to_string();
-        let mut stored = topic.stored.clone();
-        self.check_copies(&topic, &change).await?;
-        if let Some(retention) = change.retention {
-            stored.retention_ms = retention.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
-        }
-        if let Some(bytes) = change.retention_bytes {
-            stored.retention_bytes = bytes;
-        }
-        if let Some(workers) = change.workers {
-            stored.workers = workers.applied(&name, stored.workers.as_ref())?;
-        }
-        let wanted = change.partitions.unwrap_or(stored.partitions);
-        if wanted < stored.partitions {
-            return Err(TopicError::Shrink { name, from: stored.partitions, to: wanted });
-        }
-        let named = NamedBounds { time: change.retention.is_some(), bytes: change.retention_bytes.is_some() };
-        let topic = if stored == topic.stored { topic } else { self.keep_for(topic, stored, named).await? };
-        if wanted <= topic.stored.partitions {
-            return Ok(Changed::Now(PutOutcome { topic, created: false, grown: None }));
-        }
-        if !self.lease.is_shared() {
-            return self.grow_alone(topic, wanted, changing).await.map(Changed::Now);
-        }
-        match topic.stored.growing {
-            Some(growing) if growing.to == wanted => Ok(Changed::Growing(topic, growing)),
-            Some(_) => Err(TopicError::Growing(name)),
-            None => {
-                let begun = self.begin_growth(&topic, wanted).await?;
-                let growing = Growing { to: wanted, base: topic.version };
-                Ok(Changed::Growing(begun, growing))
-            }
-        }
-    }
-
-    /// Changes how long a topic keeps its messages. The catalogue goes first: what the log dropped cannot be brought back, so it must
-    /// not hear of a change that is then refused.
-    async fn keep_for(
-        &self,
-        topic: Arc<Topic>,
-        stored: StoredTopic,
-        named: NamedBounds,
-    ) -> Result<Arc<Topic>, TopicError> {
-        let (name, key) = (topic.name.to_string(), key_of(&topic.name));
-        let version = self.ports.catalogue.put(&key, encode(&stored), Some(topic.version)).await?;
-        if let Err(error) = self.ports.log_topics.alter(&stored.spec(&name), named).await {
-            let version = self.ports.catalogue.put(&key, encode(&topic.stored), Some(version)).await?;
-            self.show(topic.succeeded_by(topic.stored.clone(), version));
-            return Err(error.into());
-        }
-        Ok(self.show(topic.succeeded_by(stored, version)))
-    }
-
-    /// Copies are given when a topic is made; asking for what it has is no change.
-    async fn check_copies(&self, topic: &Topic, change: &TopicChange) -> Result<(), TopicError> {
-        let refused = |what, has: String| TopicError::Copies { name: topic.name.to_string(), what, has };
-        if let Some(asked) = change.min_insync.filter(|_| change.min_insync != topic.stored.min_insync) {
-            let has = topic.stored.min_insync.map_or("the engine's own number".to_owned(), |has| has.to_string());
-            return Err(refused(format!("min_insync {asked}"), has));
-        }
-        if let Some(asked) = change.replicas.filter(|_| change.replicas != topic.stored.replicas) {
-            let status = self.ports.log_topics.describe(topic.number()).await?;
-            let has = status.partitions.iter().map(|partition| partition.replicas.len()).max().unwrap_or(0);
-            if has != asked as usize {
-                return Err(refused(format!("replicas {asked}"), has.to_string()));
-            }
-        }
-        Ok(())
-    }
-
     /// Grows a topic that no other node uses. See the module [`super::growth`] for the order of things.
-    async fn grow_alone(
+    pub(super) async fn grow_alone(
         &self,
         topic: Arc<Topic>,
         wanted: u32,
@@ -453,7 +407,7 @@ impl Registry {
         let growth = Growth { at_ms: self.ports.clock.now().as_millis(), from, to: wanted, ends };
         stored.growths.push(growth.clone());
         let grown = match self.ports.catalogue.put(&key_of(&name), encode(&stored), Some(topic.version)).await {
-            Ok(version) => self.show(topic.succeeded_by(stored, version)),
+            Ok(version) => self.show(topic.succeeded_by(stored, version))?,
             Err(error) if is_unknown(&error) => {
                 self.keep_closed([closed]);
                 self.read_entries(changing).await?;
@@ -480,7 +434,17 @@ impl Registry {
         (self.ports.events)(event);
     }
 
-    pub(super) fn show(&self, topic: Topic) -> Arc<Topic> {
+    pub(super) fn unapplied(&self) -> Unapplied<'_> {
+        self.unapplied.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a topic visible. If this node has read a later entry of it meanwhile, that is a conflict, and nothing changes: the gates that
+    /// the later entry closed or retired stay so.
+    pub(super) fn show(&self, topic: Topic) -> Result<Arc<Topic>, TopicError> {
+        let unapplied = self.unapplied();
+        if let Some(later) = unapplied.get(&*topic.name).filter(|version| **version > topic.version) {
+            return Err(CatalogueError::Conflict { key: key_of(&topic.name), found: Some(*later) }.into());
+        }
         let topic = Arc::new(topic);
         let mut map = Map::clone(&self.map.load());
         let earlier = map.by_name.insert(Arc::clone(&topic.name), Arc::clone(&topic));
@@ -501,10 +465,14 @@ impl Registry {
         }
         self.note_growing(&topic, topic.stored.growing);
         self.changes.send_modify(|count| *count += 1);
-        topic
+        Ok(topic)
     }
 
     pub(super) fn hide(&self, name: &str) {
+        self.hide_under(name, &self.unapplied());
+    }
+
+    pub(super) fn hide_under(&self, name: &str, _unapplied: &Unapplied<'_>) {
         let mut map = Map::clone(&self.map.load());
         let hidden = map.by_name.remove(name);
         if let Some(topic) = &hidden {
@@ -521,7 +489,7 @@ impl Registry {
 }
 
 /// How far a change has come when its first writes are done.
-enum Changed {
+pub(super) enum Changed {
     Now(PutOutcome),
     /// All nodes have to confirm the growth.
     Growing(Arc<Topic>, Growing),

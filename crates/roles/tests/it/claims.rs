@@ -3,7 +3,7 @@
 use http::Method;
 use serde_json::{Value, json};
 use whimbrel_model::PartitionId;
-use whimbrel_model::ports::LogError;
+use whimbrel_model::ports::{LogError, ReceiptsError};
 use whimbrel_roles::receive::{ApiKey, ReceiveSettings, Scope, Secret};
 
 use crate::support::{Answer, House, World, soon};
@@ -143,7 +143,6 @@ async fn what_may_have_been_written_and_dropped_since_is_not_written_again() {
     for _ in 0..2 {
         let refused = with_key(&house, "k1", "hello").await.problem(504, "outcome_unknown");
         assert!(refused["detail"].as_str().unwrap().contains("dropped from the log"), "{refused}");
-        house.world.receipts.lapse_all();
     }
     assert_eq!(count(&house), 2, "nothing but the first and the one that landed was ever written");
     with_key(&house, "k2", "hello").await.ok(201);
@@ -236,4 +235,24 @@ async fn receipts_that_are_away_refuse_claims_and_nothing_else() {
     with_key(&house, "k", "x").await.problem(503, "unavailable");
     house.post(URI, "x").await.ok(201);
     assert_eq!(count(&house), 1);
+}
+
+#[tokio::test]
+async fn a_publisher_that_lost_its_claim_before_it_writes_writes_nothing() {
+    let house = House::new().await;
+    with_key(&house, "k0", "x").await.ok(201);
+    house.world.receipts.answer_holders(Ok(false));
+    let refused = with_key(&house, "k1", "hello").await;
+    assert!(refused.headers.contains_key("retry-after"));
+    refused.problem(409, "in_progress");
+    let batch = json!([{ "payload": "free" }, { "payload": "1", "id": "a" }]).to_string();
+    assert_eq!(house.post("/v1/topics/orders/batch", batch).await.problem(409, "in_progress")["index"], 1);
+    house.post("/v1/topics/orders/messages?delay=1h&id=held", "x").await.problem(409, "in_progress");
+    let away = ReceiptsError::Unavailable("Redis is away".to_owned());
+    house.world.receipts.answer_holders(Err(away));
+    with_key(&house, "k1", "hello").await.problem(503, "unavailable");
+    assert_eq!(count(&house), 1);
+    house.world.receipts.answer_holders(Ok(true));
+    with_key(&house, "k1", "hello").await.ok(201);
+    assert_eq!(count(&house), 2);
 }

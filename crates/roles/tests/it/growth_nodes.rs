@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use serde_json::json;
 use whimbrel_model::partitioner::partition_of;
+use whimbrel_roles::topics::TopicChange;
 
 use super::support::cluster::{ClusterNode, MemoryCoordination};
+use super::support::log::Hanging;
 use super::support::{Answer, World, soon};
 
 /// The number of partitions after the growth.
@@ -66,6 +68,15 @@ impl Nodes {
 async fn until_entry(world: &World, is_so: impl Fn(&serde_json::Value) -> bool) {
     soon(async {
         while !world.catalogue.value("topics/orders").is_some_and(|entry| is_so(&entry)) {
+            tokio::time::sleep(POLL).await;
+        }
+    })
+    .await;
+}
+
+async fn until_known(node: &ClusterNode, name: &str) {
+    soon(async {
+        while node.house.registry.get(name).is_none() {
             tokio::time::sleep(POLL).await;
         }
     })
@@ -189,8 +200,8 @@ async fn a_repeat_does_not_acknowledge_a_message_behind_the_barrier() {
     soon(grow(&nodes.first)).await.ok(200);
     nodes.world.log.hold_up(false);
     late.await.problem(504, "outcome_unknown");
+    nodes.world.receipts.lapse_all();
     for _ in 0..2 {
-        nodes.world.receipts.lapse_all();
         let repeated = soon(nodes.first.house.post(&uri, "late")).await.problem(504, "outcome_unknown");
         assert!(repeated["detail"].as_str().unwrap().contains("offset 1"), "{repeated}");
     }
@@ -342,4 +353,100 @@ async fn a_grown_topic_that_the_log_cannot_open_is_not_published_to_by_its_old_m
     })
     .await;
     assert_eq!(soon(publish(&nodes.second, "new")).await.ok(201)["partition"], Nodes::moved());
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_topics_that_the_log_cannot_open_are_tried_in_turn_and_stop_no_others() {
+    let nodes = two_nodes().await;
+    let failing = ["a1", "a2", "a3", "a4", "a5"];
+    for name in failing {
+        nodes.world.log.set_unavailable(name, true);
+        nodes.first.house.put(&format!("/v1/topics/{name}"), json!({})).await.problem(503, "unavailable");
+    }
+    nodes.first.house.put("/v1/topics/z", json!({ "partitions": 1 })).await.ok(201);
+    until_known(&nodes.second, "z").await;
+    for name in failing.into_iter().rev() {
+        nodes.world.log.set_unavailable(name, false);
+        until_known(&nodes.second, name).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn topics_that_the_log_opens_slowly_do_not_delay_the_lease() {
+    let mut nodes = two_nodes().await;
+    for name in ["a1", "a2"] {
+        nodes.world.log.set_unavailable(name, true);
+        nodes.first.house.put(&format!("/v1/topics/{name}"), json!({})).await.problem(503, "unavailable");
+        nodes.world.log.set_hanging(name, Some(Hanging::All));
+    }
+    nodes.second.membership.expire();
+    nodes.second.join_again();
+    assert_eq!(publish(&nodes.second, "new").await.ok(201)["partition"], 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_for_the_log_does_not_delay_the_lease() {
+    let mut nodes = two_nodes().await;
+    nodes.world.log.set_hanging("slow", Some(Hanging::All));
+    let registry = Arc::clone(&nodes.second.house.registry);
+    let made = tokio::spawn(async move { registry.put("slow", TopicChange::default()).await.map(drop) });
+    soon(nodes.world.log.until_call_hangs()).await;
+    nodes.second.membership.expire();
+    soon(grow(&nodes.first)).await.ok(200);
+    nodes.second.join_again();
+    nodes.second.house.post("/v1/topics/ready/messages?key=k", "x").await.ok(201);
+    let placed = publish(&nodes.second, "new");
+    tokio::pin!(placed);
+    assert!(futures_util::poll!(placed.as_mut()).is_pending(), "the node does not know the new mapping yet");
+    nodes.world.log.set_hanging("slow", None);
+    assert_eq!(soon(placed).await.ok(201)["partition"], Nodes::moved());
+    soon(made).await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_that_waited_for_the_log_does_not_bring_an_old_mapping_back() {
+    let mut nodes = two_nodes().await;
+    // It never confirms, so the growth below stays in its first phase.
+    let third = ClusterNode::open(&nodes.world, &nodes.cluster, 0).await;
+    third.catalogue.set_stale(true);
+    nodes.second.catalogue.set_stale(true);
+    nodes.first.house.put("/v1/topics/orders", json!({ "retention": "1d" })).await.ok(200);
+    nodes.world.log.set_hanging("orders", Some(Hanging::All));
+    nodes.second.catalogue.set_stale(false);
+    // The second node applies the entry from before the growth.
+    soon(nodes.world.log.until_call_hangs()).await;
+    nodes.second.membership.expire();
+    let growth = grow(&nodes.first);
+    tokio::pin!(growth);
+    tokio::select! {
+        _ = growth.as_mut() => panic!("the third node has not confirmed"),
+        () = nodes.until_growing() => {}
+    }
+    nodes.second.catalogue.set_stale(true);
+    nodes.second.join_again();
+    nodes.second.house.post("/v1/topics/ready/messages?key=k", "x").await.ok(201);
+    let late = publish(&nodes.second, "by the old mapping");
+    tokio::pin!(late);
+    assert!(futures_util::poll!(late.as_mut()).is_pending(), "the topic grows");
+    nodes.world.log.set_hanging("orders", None);
+    late.await.problem(503, "topic_growing");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_growth_that_the_log_does_not_answer_delays_no_other_growth() {
+    let nodes = two_nodes().await;
+    nodes.first.house.put("/v1/topics/slow", json!({ "partitions": 1 })).await.ok(201);
+    until_known(&nodes.second, "slow").await;
+    nodes.world.log.set_hanging("slow", Some(Hanging::Alterations));
+    let slow = nodes.first.house.put("/v1/topics/slow", json!({ "partitions": PARTITIONS }));
+    tokio::pin!(slow);
+    tokio::select! {
+        _ = slow.as_mut() => panic!("the log has not answered"),
+        () = soon(nodes.world.log.until_call_hangs()) => {}
+    }
+    let began = tokio::time::Instant::now();
+    soon(grow(&nodes.second)).await.ok(200);
+    assert!(began.elapsed() < Duration::from_secs(2), "the first node confirms: {:?}", began.elapsed());
+    nodes.world.log.set_hanging("slow", None);
+    soon(slow).await.ok(200);
 }

@@ -98,6 +98,10 @@ impl LogTopics for NamedTopics {
         Box::pin(async move { Err(LogError::UnknownPartition(PartitionId::new(topic, 0))) })
     }
 
+    fn exists<'a>(&'a self, _: &'a str) -> PortFuture<'a, Result<bool, LogError>> {
+        Box::pin(async { Ok(false) })
+    }
+
     fn found<'a>(&'a self, _: &'a (dyn Fn(&str) -> bool + Sync)) -> PortFuture<'a, Result<Vec<FoundTopic>, LogError>> {
         Box::pin(async { Ok(Vec::new()) })
     }

@@ -9,6 +9,7 @@ use whimbrel_model::{NamedBounds, PartitionId, TopicNumber};
 use whimbrel_roles::receive::ReceiveSettings;
 use whimbrel_roles::topics::TopicDefaults;
 
+use crate::support::cluster::ClusterNode;
 use crate::support::log::RETENTION_OF_OTHERS;
 use crate::support::{House, SHARDS, World, soon};
 
@@ -437,4 +438,66 @@ async fn a_log_that_does_not_answer_at_first_is_asked_again_for_the_systems_topi
     let deaf = World::new();
     deaf.log.refuse(Some(LogError::Unavailable("timed out".into())));
     assert!(deaf.try_open(ReceiveSettings::default()).await.is_err(), "it is not asked for ever");
+}
+
+#[tokio::test]
+async fn a_read_of_a_topic_that_is_being_deleted_does_not_create_it_again() {
+    let world = World::new();
+    let node = ClusterNode::open_alone(&world).await;
+    node.catalogue.set_stale(true);
+    let entry = json!({ "number": 77, "partitions": 1, "created_at_ms": 0, "deleting": true });
+    world.catalogue.force("topics/gone", &entry.to_string());
+    world.log.has_topics_of_others(&[("gone", 1)]);
+    world.clock.forward(1000);
+    node.house.get("/v1/topics/gone").await.problem(404, "unknown_topic");
+    assert_eq!(world.catalogue.value("topics/gone"), None, "the deletion is finished");
+    assert_eq!(world.log.number_of("gone"), None);
+}
+
+#[tokio::test]
+async fn a_topic_that_was_deleted_since_the_log_listed_it_is_not_adopted() {
+    let world = World::new();
+    let house = world.open().await;
+    world.log.has_topics_of_others(&[("gone", 1)]);
+    world.log.delete_others_after_next_listing();
+    world.clock.forward(1000);
+    house.get("/v1/topics/gone").await.problem(404, "unknown_topic");
+    assert_eq!(world.catalogue.value("topics/gone"), None);
+}
+
+#[tokio::test]
+async fn a_retention_that_the_log_did_not_get_before_a_crash_is_set_by_a_repeat() {
+    let house = House::new().await;
+    house.put("/v1/topics/orders", json!({ "retention": "7d" })).await.ok(201);
+    let world = house.close().await;
+    let mut entry = world.catalogue.value("topics/orders").unwrap();
+    entry["retention_ms"] = json!(1000);
+    world.catalogue.force("topics/orders", &entry.to_string());
+    let house = world.open().await;
+    house.put("/v1/topics/orders", json!({ "retention": "1s" })).await.ok(200);
+    assert_eq!(house.world.log.retention_of("orders").time, Some(Duration::from_secs(1)));
+}
+
+#[tokio::test]
+async fn a_retention_whose_change_timed_out_stays_in_the_catalogue() {
+    let house = House::new().await;
+    house.put("/v1/topics/orders", json!({ "retention": "7d" })).await.ok(201);
+    for lost in [LogError::Unavailable("timed out".into()), LogError::Unknown("timed out".into())] {
+        house.world.log.lose_next_alteration(lost);
+        let answer = house.put("/v1/topics/orders", json!({ "retention": "1h" })).await;
+        answer.problem(504, "outcome_unknown");
+        assert_eq!(house.world.catalogue.value("topics/orders").unwrap()["retention_ms"], json!(3_600_000));
+        assert_eq!(house.get("/v1/topics/orders").await.ok(200)["retention"], "1h");
+    }
+    house.put("/v1/topics/orders", json!({ "retention": "1h" })).await.ok(200);
+    assert_eq!(house.world.log.retention_of("orders").time, Some(Duration::from_secs(3600)));
+}
+
+#[tokio::test]
+async fn a_retention_that_the_log_refuses_is_not_kept() {
+    let house = House::new().await;
+    house.put("/v1/topics/orders", json!({ "retention": "7d" })).await.ok(201);
+    house.world.log.lose_next_alteration(LogError::Unsupported("no".into()));
+    house.put("/v1/topics/orders", json!({ "retention": "1h" })).await.problem(422, "unsupported");
+    assert_eq!(house.get("/v1/topics/orders").await.ok(200)["retention"], "7d");
 }

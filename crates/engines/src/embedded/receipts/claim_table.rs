@@ -4,6 +4,7 @@
 //! key or an id.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
 
 use whimbrel_model::{PartitionId, Timestamp};
 
@@ -16,12 +17,19 @@ pub(super) struct UnderWay {
     places: Vec<(PartitionId, u64)>,
     /// When the first attempt began. The window starts there.
     pub first_at: Timestamp,
-    /// When the last attempt began.
-    pub began_at: Timestamp,
-    /// Whether the publish ended with an unknown outcome. A claim cannot lapse before that, however long its append takes.
+    /// When the last attempt began that may have written. `None`: its time is over, since an attempt after it wrote nothing.
+    began_at: Option<Timestamp>,
+    /// The publish ended with an unknown outcome. Until then a claim never lapses, however long its append takes.
     pub is_left: bool,
     /// The answer, if the store could not save it yet.
     pub unsaved: Option<Receipt>,
+}
+
+impl UnderWay {
+    /// Whether the next attempt may take the claim over.
+    pub fn has_lapsed(&self, now: Timestamp, lease: Duration) -> bool {
+        self.is_left && self.began_at.is_none_or(|began_at| began_at <= now.saturating_sub(lease))
+    }
 }
 
 #[derive(Default)]
@@ -45,7 +53,7 @@ impl ClaimTable {
         self.remove(&key);
         *self.ends.entry(place).or_default() += 1;
         let places = vec![place];
-        let claim = UnderWay { fingerprint, places, first_at: now, began_at: now, is_left: false, unsaved: None };
+        let claim = UnderWay { fingerprint, places, first_at: now, began_at: Some(now), is_left: false, unsaved: None };
         self.claims.insert(key, claim);
     }
 
@@ -54,7 +62,7 @@ impl ClaimTable {
         let Some(claim) = self.claims.get_mut(key) else { return Vec::new() };
         self.left.remove(&(claim.first_at, key.to_vec()));
         *self.ends.entry(place).or_default() += 1;
-        (claim.began_at, claim.is_left) = (now, false);
+        (claim.began_at, claim.is_left) = (Some(now), false);
         let places = claim.places.clone();
         claim.places.push(place);
         places
@@ -68,6 +76,18 @@ impl ClaimTable {
         }
     }
 
+    /// The last attempt wrote nothing. Attempts before it had lapsed when it began.
+    pub fn give_back(&mut self, key: &[u8]) {
+        let Some(claim) = self.claims.get_mut(key) else { return };
+        if claim.places.len() <= 1 {
+            return self.remove(key);
+        }
+        let place = claim.places.pop();
+        (claim.began_at, claim.is_left) = (None, true);
+        self.left.insert((claim.first_at, key.to_vec()));
+        place.into_iter().for_each(|place| self.drop_end(place));
+    }
+
     /// Keeps an answer that the store could not save. Returns false if there is no such claim.
     pub fn set_unsaved(&mut self, key: &[u8], receipt: Receipt) -> bool {
         let Some(claim) = self.claims.get_mut(key) else { return false };
@@ -78,19 +98,21 @@ impl ClaimTable {
 
     pub fn remove(&mut self, key: &[u8]) {
         let Some((key, claim)) = self.claims.remove_entry(key) else { return };
-        for place in claim.places {
-            if let Some(count) = self.ends.get_mut(&place) {
-                *count -= 1;
-                if *count == 0 {
-                    self.ends.remove(&place);
-                }
-            }
-        }
+        claim.places.into_iter().for_each(|place| self.drop_end(place));
         self.unsaved.remove(&key);
         self.left.remove(&(claim.first_at, key));
     }
 
-    /// The lowest end of a partition at which an attempt began. The store may lack the answers for records from that offset on.
+    fn drop_end(&mut self, place: (PartitionId, u64)) {
+        if let Some(count) = self.ends.get_mut(&place) {
+            *count -= 1;
+            if *count == 0 {
+                self.ends.remove(&place);
+            }
+        }
+    }
+
+    /// The lowest end of a partition at which an attempt began: the answers to the records behind it may be missing in the store.
     pub fn oldest_end(&self, partition: PartitionId) -> Option<u64> {
         self.ends.range((partition, 0)..=(partition, u64::MAX)).next().map(|((_, end), _)| *end)
     }
@@ -144,6 +166,24 @@ mod tests {
         table.remove(b"a");
         assert_eq!(table.oldest_end(PARTITION), None);
         assert!(table.ends.is_empty());
+    }
+
+    #[test]
+    fn an_attempt_that_is_given_back_leaves_the_earlier_ones_lapsed() {
+        let (mut table, lease) = (ClaimTable::default(), Duration::from_secs(60));
+        table.insert(b"a".to_vec(), 7, (PARTITION, 5), at(0));
+        table.leave(b"a");
+        table.retake(b"a", (PARTITION, 3), at(60));
+        assert!(!table.claims[&b"a"[..]].has_lapsed(at(1000), lease), "the attempt is under way");
+        table.give_back(b"a");
+        assert_eq!(table.oldest_end(PARTITION), Some(5));
+        assert!(table.claims[&b"a"[..]].has_lapsed(at(60), lease), "at once");
+        assert_eq!(table.retake(b"a", (PARTITION, 9), at(61)), [(PARTITION, 5)]);
+        assert!(table.left.is_empty());
+        table.insert(b"b".to_vec(), 7, (PARTITION, 1), at(0));
+        table.give_back(b"b");
+        assert!(table.get(b"b").is_none(), "a first attempt leaves nothing");
+        assert_eq!(table.oldest_end(PARTITION), Some(5));
     }
 
     #[test]

@@ -60,7 +60,7 @@ impl Claims {
             if let Some(unsaved) = &earlier.unsaved {
                 return Ok(Begun::Earlier(unsaved.answer.clone()));
             }
-            if !earlier.is_left || now.saturating_sub(self.settings.lease) < earlier.began_at {
+            if !earlier.has_lapsed(now, self.settings.lease) {
                 return Ok(Begun::UnderWay);
             }
             return Ok(Begun::Lapsed { places: self.under_way.retake(&key, place, now) });
@@ -90,6 +90,10 @@ impl Claims {
 
     pub fn abandon(&mut self, claim: &Claim) {
         self.under_way.remove(&claim_key(claim));
+    }
+
+    pub fn give_back(&mut self, claim: &Claim) {
+        self.under_way.give_back(&claim_key(claim));
     }
 
     pub fn leave(&mut self, claim: &Claim) {

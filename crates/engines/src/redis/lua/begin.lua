@@ -1,10 +1,14 @@
 -- Claims a publish under a key or an id.
 -- KEYS: the claim. ARGV: fingerprint, holder, place (partition and end), now, lease, window (in ms), then holders of the caller's
 -- own that are known to have written nothing.
+-- The clock of Redis decides whether a claim has lapsed: the clocks of two callers may differ by more than a lease. The caller's clock,
+-- by which answers are dated, decides about windows.
 -- Answers: 'new', 'different', 'under_way', 'earlier' with the answer, or 'lapsed' with the places of earlier tries.
 local fingerprint, answer, answered_at, holder, held_at, first_at, places =
   unpack(redis.call('HMGET', KEYS[1], 'fingerprint', 'answer', 'answered_at', 'holder', 'held_at', 'first_at', 'places'))
 local now, lease, window = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local time = redis.call('TIME')
+local clock = time[1] * 1000 + math.floor(time[2] / 1000)
 
 if answer and tonumber(answered_at) >= now - window then
   if fingerprint ~= ARGV[1] then
@@ -28,7 +32,7 @@ if tried and fingerprint ~= ARGV[1] then
 end
 -- A client whose connection broke sends the same again, not knowing that it had arrived.
 local again = tried and holder == ARGV[2]
-if tried and not again and not dead and tonumber(held_at) > now - lease then
+if tried and not again and not dead and tonumber(held_at) > clock - lease then
   return { 'under_way' }
 end
 -- The window is counted from the first try: one whose outcome nobody could find out in all that time is as none.
@@ -42,7 +46,7 @@ if not tried then
   first_at = now
 end
 if not again then
-  redis.call('HSET', KEYS[1], 'fingerprint', ARGV[1], 'holder', ARGV[2], 'held_at', ARGV[4],
+  redis.call('HSET', KEYS[1], 'fingerprint', ARGV[1], 'holder', ARGV[2], 'held_at', string.format('%.0f', clock),
     'first_at', string.format('%.0f', first_at), 'places', places .. ARGV[3])
   redis.call('PEXPIRE', KEYS[1], window + lease)
 else

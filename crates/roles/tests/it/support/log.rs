@@ -18,6 +18,14 @@ use whimbrel_model::{
 /// The retention of topics that other applications made.
 pub const RETENTION_OF_OTHERS: Duration = Duration::from_secs(3600);
 
+/// The calls of a topic that wait.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Hanging {
+    Alterations,
+    /// Those that open the topic too.
+    All,
+}
+
 /// Called for each entry before it is kept; an error is that entry's outcome.
 type Judge = Box<dyn FnMut(&Entry) -> Result<(), LogError> + Send>;
 
@@ -30,6 +38,9 @@ pub struct MemoryLog {
     held_up: watch::Sender<bool>,
     /// Whether it never answers a question for the bounds of a partition.
     hides_bounds: AtomicBool,
+    /// Topics whose calls wait.
+    hanging: watch::Sender<BTreeMap<String, Hanging>>,
+    hanging_calls: watch::Sender<usize>,
 }
 
 #[derive(Default)]
@@ -45,6 +56,10 @@ struct State {
     refuses: Option<LogError>,
     /// Topics that cannot be opened now.
     unavailable: BTreeSet<String>,
+    /// The topics of others are gone after the next listing.
+    deletes_found: bool,
+    /// The next change of a topic is carried out, and answered with this error.
+    lost_alteration: Option<LogError>,
     /// What it says of itself while it accepts nothing.
     refusal: Option<LogError>,
     waiting_appends: usize,
@@ -107,6 +122,42 @@ impl MemoryLog {
         let mut state = self.state();
         state.unavailable.remove(name);
         state.unavailable.extend(is_unavailable.then(|| name.to_owned()));
+    }
+
+    /// Calls that name the topic wait from now on, or go on.
+    pub fn set_hanging(&self, name: &str, hangs: Option<Hanging>) {
+        self.hanging.send_modify(|names| {
+            names.remove(name);
+            names.extend(hangs.map(|hangs| (name.to_owned(), hangs)));
+        });
+    }
+
+    /// Returns when a call waits because its topic hangs.
+    pub async fn until_call_hangs(&self) {
+        let mut waiting = self.hanging_calls.subscribe();
+        waiting.wait_for(|count| *count > 0).await.expect("the sender is here");
+    }
+
+    async fn pass_hanging(&self, name: &str, is_alteration: bool) {
+        let hangs = |names: &BTreeMap<String, Hanging>| {
+            names.get(name).is_some_and(|hangs| is_alteration || *hangs == Hanging::All)
+        };
+        let mut hanging = self.hanging.subscribe();
+        if hangs(&hanging.borrow_and_update()) {
+            self.hanging_calls.send_modify(|count| *count += 1);
+            hanging.wait_for(|names| !hangs(names)).await.expect("the sender is here");
+            self.hanging_calls.send_modify(|count| *count -= 1);
+        }
+    }
+
+    /// The next change of a topic is answered with this error. It is carried out nevertheless.
+    pub fn lose_next_alteration(&self, error: LogError) {
+        self.state().lost_alteration = Some(error);
+    }
+
+    /// Other applications delete their topics right after the next listing.
+    pub fn delete_others_after_next_listing(&self) {
+        self.state().deletes_found = true;
     }
 
     pub fn has_topics_of_others(&self, found: &[(&str, u32)]) {
@@ -327,6 +378,7 @@ impl Log for MemoryLog {
 impl LogTopics for MemoryLog {
     fn create<'a>(&'a self, spec: &'a TopicSpec) -> PortFuture<'a, Result<u32, LogError>> {
         Box::pin(async move {
+            self.pass_hanging(&spec.name, false).await;
             let mut state = self.state();
             state.answering()?;
             if state.unavailable.contains(&spec.name) {
@@ -345,10 +397,12 @@ impl LogTopics for MemoryLog {
 
     fn alter<'a>(&'a self, spec: &'a TopicSpec, named: NamedBounds) -> PortFuture<'a, Result<(), LogError>> {
         Box::pin(async move {
+            self.pass_hanging(&spec.name, true).await;
             self.state().named = Some(named);
             self.create(spec).await?;
-            self.state().topics.get_mut(&spec.number).unwrap().0 = spec.clone();
-            Ok(())
+            let mut state = self.state();
+            state.topics.get_mut(&spec.number).unwrap().0 = spec.clone();
+            state.lost_alteration.take().map_or(Ok(()), Err)
         })
     }
 
@@ -390,13 +444,21 @@ impl LogTopics for MemoryLog {
         })
     }
 
+    fn exists<'a>(&'a self, name: &'a str) -> PortFuture<'a, Result<bool, LogError>> {
+        Box::pin(async move {
+            self.state().answering()?;
+            Ok(self.state().found.iter().any(|topic| topic.name == name))
+        })
+    }
+
     fn found<'a>(
         &'a self,
         is_skipped: &'a (dyn Fn(&str) -> bool + Sync),
     ) -> PortFuture<'a, Result<Vec<FoundTopic>, LogError>> {
         Box::pin(async move {
             self.state().answering()?;
-            let found = self.state().found.clone();
+            let mut state = self.state();
+            let found = if state.deletes_found { std::mem::take(&mut state.found) } else { state.found.clone() };
             Ok(found.into_iter().filter(|topic| !is_skipped(&topic.name)).collect())
         })
     }

@@ -12,6 +12,8 @@ type Name = (String, ClaimKind, String, TopicNumber);
 pub struct MemoryReceipts {
     claims: Mutex<HashMap<Name, Kept>>,
     refuses: Mutex<bool>,
+    /// What is answered to a publisher that asks for its claim before it writes.
+    held: Mutex<Option<Result<bool, ReceiptsError>>>,
     recovered: Mutex<Vec<PartitionId>>,
     /// How often the log does not answer when the receipts follow it.
     log_failures: Mutex<u32>,
@@ -28,6 +30,11 @@ impl MemoryReceipts {
     /// Every claim under way lapses, as after a crash.
     pub fn lapse_all(&self) {
         self.claims.lock().unwrap().values_mut().for_each(|kept| kept.lapsed = true);
+    }
+
+    /// From now on this is the answer to a publisher that asks for its claim before it writes.
+    pub fn answer_holders(&self, answer: Result<bool, ReceiptsError>) {
+        *self.held.lock().unwrap() = Some(answer);
     }
 
     pub fn refuse(&self, refuses: bool) {
@@ -97,6 +104,25 @@ impl Receipts for MemoryReceipts {
             self.claims.lock().unwrap().remove(&name_of(claim));
             Ok(())
         })
+    }
+
+    fn give_back<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>> {
+        Box::pin(async move {
+            self.answering()?;
+            let mut claims = self.claims.lock().unwrap();
+            let kept = claims.get_mut(&name_of(claim)).expect("a claim is begun before it is given back");
+            kept.places.pop();
+            kept.lapsed = true;
+            if kept.places.is_empty() {
+                claims.remove(&name_of(claim));
+            }
+            Ok(())
+        })
+    }
+
+    fn still_holds<'a>(&'a self, _: &'a Claim) -> PortFuture<'a, Result<bool, ReceiptsError>> {
+        let held = self.held.lock().unwrap().clone();
+        Box::pin(async move { held.unwrap_or(Ok(true)) })
     }
 
     fn leave<'a>(&'a self, _: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>> {
