@@ -57,7 +57,7 @@ enum Place {
     /// Only in the file beside it, which a change was about to rename. The next change would overwrite that file.
     Beside,
     /// The next change keeps the file as the version before.
-    InPlace,
+    Final,
 }
 
 impl Place {
@@ -65,7 +65,7 @@ impl Place {
     fn of(disk: &dyn Disk, path: &Path) -> Self {
         let exists = |path: &Path| disk.exists(path).unwrap_or(true);
         if exists(path) {
-            Self::InPlace
+            Self::Final
         } else if exists(&beside(path)) {
             Self::Beside
         } else {
@@ -159,7 +159,7 @@ impl FileCatalogue {
             },
         };
         let file = match folder.disk.exists(&path).map_err(failed("looking for"))? {
-            true => Place::InPlace,
+            true => Place::Final,
             false if is_beside => Place::Beside,
             false => Place::Nowhere,
         };
@@ -213,9 +213,9 @@ impl FileCatalogue {
         let bytes = changed.encode().map_err(|error| self.not_written(error.into()))?;
         if state.file == Place::Beside {
             put_in_place(&*self.disk, &self.path).map_err(|error| self.not_written(error))?;
-            state.file = Place::InPlace;
+            state.file = Place::Final;
         }
-        let replaced = if state.file == Place::InPlace {
+        let replaced = if state.file == Place::Final {
             replace_file_keeping(&*self.disk, &self.path, &self.path.with_file_name(PREVIOUS), &bytes)
         } else {
             replace_file(&*self.disk, &self.path, &bytes)
@@ -224,7 +224,7 @@ impl FileCatalogue {
             return Err(self.not_written(error));
         }
         // The file has the change, whether that lasts or not: whoever reads or watches sees it, and so does the next start, most likely.
-        let file = if replaced.is_ok() { Place::InPlace } else { Place::of(&*self.disk, &self.path) };
+        let file = if replaced.is_ok() { Place::Final } else { Place::of(&*self.disk, &self.path) };
         *state = State { contents: changed, file };
         drop(state);
         self.revision.send_replace(version);
