@@ -46,30 +46,30 @@ pub struct FileCatalogue {
 
 struct State {
     contents: Contents,
-    file: Place,
+    file: FileState,
 }
 
 /// Where the contents are on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum FileState {
     /// There is no sound file under the name of the catalogue.
-    Nowhere,
+    Missing,
     /// Only in the file beside it, which a change was about to rename. The next change would overwrite that file.
     Beside,
     /// The next change keeps the file as the version before.
-    Final,
+    InPlace,
 }
 
-impl Place {
-    /// The place of contents that were just written, where a rename or a sync failed.
+impl FileState {
+    /// The state after a rename or a sync that may have failed.
     fn of(disk: &dyn Disk, path: &Path) -> Self {
         let exists = |path: &Path| disk.exists(path).unwrap_or(true);
         if exists(path) {
-            Self::Final
+            Self::InPlace
         } else if exists(&beside(path)) {
             Self::Beside
         } else {
-            Self::Nowhere
+            Self::Missing
         }
     }
 }
@@ -159,9 +159,9 @@ impl FileCatalogue {
             },
         };
         let file = match folder.disk.exists(&path).map_err(failed("looking for"))? {
-            true => Place::Final,
-            false if is_beside => Place::Beside,
-            false => Place::Nowhere,
+            true => FileState::InPlace,
+            false if is_beside => FileState::Beside,
+            false => FileState::Missing,
         };
         let revision = watch::Sender::new(contents.revision);
         let state = Mutex::new(State { contents, file });
@@ -211,11 +211,12 @@ impl FileCatalogue {
             None => drop(changed.entries.remove(key)),
         }
         let bytes = changed.encode().map_err(|error| self.not_written(error.into()))?;
-        if state.file == Place::Beside {
-            put_in_place(&*self.disk, &self.path).map_err(|error| self.not_written(error))?;
-            state.file = Place::Final;
+        if state.file == FileState::Beside {
+            let put = put_in_place(&*self.disk, &self.path);
+            state.file = FileState::of(&*self.disk, &self.path);
+            put.map_err(|error| self.not_written(error))?;
         }
-        let replaced = if state.file == Place::Final {
+        let replaced = if state.file == FileState::InPlace {
             replace_file_keeping(&*self.disk, &self.path, &self.path.with_file_name(PREVIOUS), &bytes)
         } else {
             replace_file(&*self.disk, &self.path, &bytes)
@@ -224,7 +225,7 @@ impl FileCatalogue {
             return Err(self.not_written(error));
         }
         // The file has the change, whether that lasts or not: whoever reads or watches sees it, and so does the next start, most likely.
-        let file = if replaced.is_ok() { Place::Final } else { Place::of(&*self.disk, &self.path) };
+        let file = if replaced.is_ok() { FileState::InPlace } else { FileState::of(&*self.disk, &self.path) };
         *state = State { contents: changed, file };
         drop(state);
         self.revision.send_replace(version);

@@ -408,6 +408,7 @@ async fn a_change_that_waited_for_the_log_does_not_bring_an_old_mapping_back() {
     let mut nodes = two_nodes().await;
     // It never confirms, so the growth below stays in its first phase.
     let third = ClusterNode::open(&nodes.world, &nodes.cluster, 0).await;
+    third.house.post("/v1/topics/ready/messages?key=k", "x").await.ok(201);
     third.catalogue.set_stale(true);
     nodes.second.catalogue.set_stale(true);
     nodes.first.house.put("/v1/topics/orders", json!({ "retention": "1d" })).await.ok(200);
