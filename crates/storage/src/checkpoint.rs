@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::disk::{Disk, replace_file};
 use crate::error::OpenError;
-use crate::fallback::{Replaced, Unusable, copy_of, read_or_fallback};
+use crate::fallback::{Fallback, Replaced, Unusable, copy_of, read_or_fallback};
 use crate::format::crc;
 
 const MAGIC: [u8; 8] = *b"WCheck 1";
@@ -68,7 +68,7 @@ impl Checkpoint {
     /// Reads it, or its copy where it is damaged or missing; `None` where neither is there. They are replaced whole, so one that cannot be
     /// read is damage, and without both the log does not guess: nothing says what the journal's frames stand upon.
     pub fn read(disk: &dyn Disk, path: &Path) -> Result<Option<(Self, Option<Replaced>)>, OpenError> {
-        read_or_fallback(disk, path, &copy_of(path), Self::decode)
+        read_or_fallback(disk, path, Fallback::Copy(&copy_of(path)), Self::decode)
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Self, Unusable> {

@@ -28,16 +28,29 @@ pub struct Replaced {
     pub used: PathBuf,
 }
 
-/// The contents of `path`, or of `fallback` if `path` is damaged or missing or the device cannot read it; `None` if neither exists.
+/// The second file.
+#[derive(Debug, Clone, Copy)]
+pub enum Fallback<'a> {
+    /// It has the same contents, and is also used if the device cannot read the first file.
+    Copy(&'a Path),
+    /// It has the contents before the last change. The device may be able to read the first file later, so it is not used then.
+    Earlier(&'a Path),
+}
+
+/// The contents of `path`, or of the second file if `path` is damaged, missing or, for a copy, unreadable; `None` if neither exists.
 pub fn read_or_fallback<T>(
     disk: &dyn Disk,
     path: &Path,
-    fallback: &Path,
+    second: Fallback<'_>,
     decode: impl Fn(&[u8]) -> Result<T, Unusable>,
 ) -> Result<Option<(T, Option<Replaced>)>, OpenError> {
+    let (fallback, is_copy) = match second {
+        Fallback::Copy(path) => (path, true),
+        Fallback::Earlier(path) => (path, false),
+    };
     let read = |path: &Path| match read_repeatedly(disk, path) {
         Ok(bytes) => Ok(bytes.map(|bytes| decode(&bytes))),
-        Err(error) if is_device_error(&error) => {
+        Err(error) if is_copy && is_device_error(&error) => {
             Ok(Some(Err(Unusable::Damaged(format!("reading it failed: {error}")))))
         }
         Err(error) => Err(OpenError::io(format!("reading {}", path.display()))(error)),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::disk::{Disk, read_whole, replace_file};
 use crate::error::OpenError;
-use crate::fallback::{Replaced, Unusable, copy_of, read_or_fallback, set_aside};
+use crate::fallback::{Fallback, Replaced, Unusable, copy_of, read_or_fallback, set_aside};
 use crate::format::{FolderSecret, crc};
 
 /// The version of everything in the folder. A folder of another version is refused, not guessed at.
@@ -110,7 +110,9 @@ fn sync_names_of(disk: &dyn Disk, path: &Path) -> io::Result<()> {
 /// The secret of a folder that is there, by `FORMAT` or its copy; `None` where it is still to be made.
 pub(crate) fn read_format(disk: &dyn Disk, path: &Path) -> Result<Found, OpenError> {
     let format = path.join(FORMAT_FILE);
-    if let Some(found) = read_or_fallback(disk, &format, &copy_of(&format), |contents| parse_format(path, contents))? {
+    if let Some(found) =
+        read_or_fallback(disk, &format, Fallback::Copy(&copy_of(&format)), |contents| parse_format(path, contents))?
+    {
         return Ok(Some(found));
     }
     // A start that was cut off before it wrote FORMAT leaves nothing else than the lock or an unfinished FORMAT.

@@ -2,8 +2,10 @@
 
 mod support;
 
+use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -198,4 +200,29 @@ fn the_scrub_reads_on_behind_an_unreadable_sector() {
     std::fs::write(&file, bytes).unwrap();
     assert_eq!(core.scrub(cold, &free_meter()).unwrap(), Scrubbed::Read { damaged: 2 });
     assert_eq!(events.lock().unwrap().len(), 2);
+}
+
+#[test]
+fn a_disk_that_is_away_costs_no_record() {
+    let is_away = Arc::new(AtomicBool::new(false));
+    let (folder, away) = (Folder::new(), Arc::clone(&is_away));
+    let disk = UnsyncedDisk::with_open(move |_| match away.load(Ordering::SeqCst) {
+        true => Err(io::Error::from_raw_os_error(libc::EIO)),
+        false => Ok(()),
+    });
+    let data = Arc::new(DataFolder::open(Arc::new(disk), folder.path()).unwrap());
+    let core = Core::open(data, settings(), 0, Box::new(|_| {})).unwrap().0;
+    core.create_partitions(1, 1).unwrap();
+    for frame in 0..FRAMES {
+        core.commit(&[Work::Append(vec![part(key(1, 0), frame, &[&text(frame)])])]);
+    }
+    core.checkpoint(0, &mut || {}).unwrap();
+    is_away.store(true, Ordering::SeqCst);
+    for _ in 0..20 {
+        let read = core.read(key(1, 0), 0, 10_000);
+        assert!(matches!(read, Err(ReadError::Io { .. })), "{read:?}");
+    }
+    is_away.store(false, Ordering::SeqCst);
+    let (offsets, damage, _) = read_around(&core);
+    assert_eq!((offsets.len() as u64, damage.len()), (FRAMES, 0), "{damage:?}");
 }

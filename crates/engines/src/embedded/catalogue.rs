@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use whimbrel_model::ports::{Catalogue, CatalogueError, PortFuture, Versioned};
 use whimbrel_model::{Event, EventSink};
 use whimbrel_storage::disk::{Disk, ReplaceError, beside, read_whole, replace_file, replace_file_keeping};
-use whimbrel_storage::fallback::{Replaced, Unusable, read_or_fallback, set_aside};
+use whimbrel_storage::fallback::{Fallback, Replaced, Unusable, read_or_fallback, set_aside};
 use whimbrel_storage::format::crc;
 use whimbrel_storage::verify::Finding;
 use whimbrel_storage::{DataFolder, OpenError};
@@ -143,7 +143,7 @@ impl FileCatalogue {
         };
         let decode = |bytes: &[u8]| Contents::decode(bytes, &folder.path);
         let mut is_beside = false;
-        let (contents, finding) = match read_or_fallback(&*folder.disk, &path, &previous, decode)? {
+        let (contents, finding) = match read_or_fallback(&*folder.disk, &path, Fallback::Earlier(&previous), decode)? {
             None => (Contents { format: FORMAT, ..Contents::default() }, None),
             Some((contents, None)) => (contents, None),
             Some((before, Some(replaced))) => match cut_off_change(&folder, &path, before.revision) {

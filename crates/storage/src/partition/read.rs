@@ -10,6 +10,10 @@ use crate::error::{Damage, ReadError};
 use crate::format::Batch;
 use crate::segment::{ScanError, Scanner, Segment};
 
+/// A file of the partition's folder that exists only while it is written, to find out whether the disk works.
+const PROBE: &str = "probe";
+const PROBE_LEN: usize = 4096;
+
 /// Batches that were read. The first may begin before the offset that was asked for.
 #[derive(Debug, Default)]
 pub struct Batches {
@@ -137,7 +141,7 @@ impl Partition {
                     (at, unreadable(&error), self.behind_unreadable(plan, Spot::Position(at), &error)?)
                 }
                 Err(ScanError::Bad { position, what }) => {
-                    (position, what.to_owned(), self.resume_after(plan, position))
+                    (position, what.to_owned(), self.resume_after(plan, position)?)
                 }
             };
             match onwards {
@@ -150,7 +154,8 @@ impl Partition {
         }
     }
 
-    /// Where reading goes on behind a place that the disk could not read, if it failed there several times in a row.
+    /// Where reading goes on behind a place that the disk could not read, if it failed there several times in a row and the disk works
+    /// elsewhere: readers must not pass records that a disk that is away for a while still has.
     fn behind_unreadable(&self, plan: &SegmentPlan, spot: Spot, error: &io::Error) -> Result<Onwards, ReadError> {
         let place = (plan.segment.base, spot);
         if !is_unreadable(error) || !self.unreadable.failed(place) {
@@ -159,15 +164,44 @@ impl Partition {
         if let Some(onwards) = self.unreadable.onwards(place) {
             return Ok(onwards);
         }
+        let passing = |error: io::Error| io_error(plan, &error);
+        self.probe_disk().map_err(passing)?;
         let onwards = match spot {
             Spot::Whole => (plan.end_offset, None),
-            Spot::Position(position) => self.resume_after(plan, position),
+            Spot::Position(position) => self.resume_after(plan, position)?,
         };
+        // The disk may have been away during the search.
+        self.probe_disk().map_err(passing)?;
+        if self.is_readable(plan, spot) {
+            self.unreadable.succeeded(place);
+            return Err(io_error(plan, error));
+        }
         // The end of a segment that is written to moves.
         if plan.len.is_none() {
             self.unreadable.set_onwards(place, onwards);
         }
         Ok(onwards)
+    }
+
+    /// Writes and syncs a small file: a disk that is away fails this, a disk with a bad sector does not.
+    fn probe_disk(&self) -> io::Result<()> {
+        let path = self.folder.join(PROBE);
+        let written = self.disk.create(&path).and_then(|file| {
+            file.write_at(&[0; PROBE_LEN], 0)?;
+            file.sync()
+        });
+        let removed = self.disk.remove_file(&path);
+        written.and(removed)
+    }
+
+    fn is_readable(&self, plan: &SegmentPlan, spot: Spot) -> bool {
+        match (self.scanner(plan, 0), spot) {
+            (Err(_), _) => false,
+            (Ok(_), Spot::Whole) => true,
+            (Ok(_), Spot::Position(at)) => {
+                self.scanner(plan, at).is_ok_and(|mut scanner| !matches!(scanner.next(), Err(ScanError::Io(_))))
+            }
+        }
     }
 
     /// The offset of the first record at or after `time`; the next offset where there is none.
@@ -215,7 +249,7 @@ impl Partition {
                         ScanError::Io(error) => {
                             self.behind_unreadable(plan, Spot::Position(scanner.position()), &error)?
                         }
-                        ScanError::Bad { position, .. } => self.resume_after(plan, position),
+                        ScanError::Bad { position, .. } => self.resume_after(plan, position)?,
                     };
                     match onwards {
                         Some(onwards) => scanner = self.scanner(plan, onwards).map_err(failed)?,
@@ -251,11 +285,16 @@ impl Partition {
 
     /// The offset at which reading can go on after a bad batch at `position`, and its place in the segment: the next place that
     /// holds a whole batch, or after the segment. Not by the index, which knows one place in many.
-    fn resume_after(&self, plan: &SegmentPlan, position: u64) -> (u64, Option<u64>) {
-        let found = self.scanner(plan, position + 1).ok().and_then(|mut scanner| scanner.find_next().ok().flatten());
+    fn resume_after(&self, plan: &SegmentPlan, position: u64) -> Result<Onwards, ReadError> {
+        let found = match self.scanner(plan, position + 1) {
+            Ok(mut scanner) => scanner.find_next(),
+            Err(error) => Err(ScanError::Io(error)),
+        };
         match found {
-            Some((position, batch)) => (batch.base(), Some(position)),
-            None => (plan.end_offset, None),
+            Ok(Some((position, batch))) => Ok((batch.base(), Some(position))),
+            // An error that passes, such as a shortage of file descriptors, does not show that nothing can be read.
+            Err(ScanError::Io(error)) if !is_unreadable(&error) => Err(io_error(plan, &error)),
+            Ok(None) | Err(_) => Ok((plan.end_offset, None)),
         }
     }
 

@@ -28,6 +28,8 @@ const REOPEN_PAUSE_MIN: Duration = Duration::from_millis(100);
 const REOPEN_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Consecutive device errors after which a store is set aside.
 const DEVICE_FAILURES_MAX: u32 = 3;
+/// How long a store must have been unreadable before it is set aside: a disk that is away for a moment still has the store.
+const UNREADABLE_FOR: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_secs(10) };
 /// Consecutive failures after which the guard reads all tables before it uses the store again: the LSM stops without a reason when its
 /// own thread meets a damaged table.
 const VERIFIED_AT_FAILURE: u32 = 3;
@@ -102,6 +104,8 @@ struct State<T> {
     /// Consecutive failures, and how many of them were device errors.
     failures: u32,
     device_failures: u32,
+    /// When the disk first failed to read the store, since it was open.
+    unreadable_since: Option<Instant>,
     /// Whether the store was set aside since it was open: its files are new.
     is_new: bool,
     /// The pause before the next attempt to open the store. It grows until the store is healthy.
@@ -137,6 +141,7 @@ impl<T: LsmStore> StoreGuard<T> {
             reason: String::new(),
             failures: 0,
             device_failures: 0,
+            unreadable_since: None,
             is_new: false,
             pause: REOPEN_PAUSE_MIN,
             is_reopening: false,
@@ -220,6 +225,7 @@ impl<T: LsmStore> Shared<T> {
         (self.after_open)(&store);
         let mut state = self.state();
         state.is_reopening = false;
+        state.unreadable_since = None;
         if !state.is_closed {
             state.opened_at = Instant::now();
             state.is_new = false;
@@ -235,7 +241,9 @@ impl<T: LsmStore> Shared<T> {
             return None;
         }
         state.device_failures += 1;
-        (state.device_failures >= DEVICE_FAILURES_MAX).then(|| problem.clone())
+        let since = *state.unreadable_since.get_or_insert_with(Instant::now);
+        let is_lasting = state.device_failures >= DEVICE_FAILURES_MAX && since.elapsed() >= UNREADABLE_FOR;
+        is_lasting.then(|| problem.clone())
     }
 
     fn fail(self: &Arc<Self>, store: Arc<T>, kind: FaultKind, reason: String) {
@@ -302,12 +310,9 @@ impl<T: LsmStore> Shared<T> {
             close(failed);
         }
         loop {
-            let pause = {
-                let mut state = self.state();
-                let pause = state.pause;
-                state.pause = (pause * 2).min(REOPEN_PAUSE_MAX);
-                pause
-            };
+            // An unreadable store is set aside right after the attempt that failed last: after a pause, the disk may be back.
+            let is_unreadable = damage.as_ref().is_some_and(|found| found.kind == FaultKind::Device);
+            let pause = if is_unreadable { Duration::ZERO } else { self.next_pause() };
             if self.pauses(pause) {
                 return;
             }
@@ -316,8 +321,11 @@ impl<T: LsmStore> Shared<T> {
                     self.remove_kept();
                 }
                 if let Some(found) = &damage {
-                    self.set_aside(found)?;
-                    damage = None;
+                    let set_aside = self.set_aside(found);
+                    if set_aside.is_ok() || is_unreadable {
+                        damage = None;
+                    }
+                    set_aside?;
                 }
                 let store =
                     self.open_or_set_aside(std::mem::take(&mut is_verified)).map_err(|failure| match failure {
@@ -340,6 +348,13 @@ impl<T: LsmStore> Shared<T> {
             is_full = problem.kind == FaultKind::Full;
             self.state().reason = problem.reason;
         }
+    }
+
+    fn next_pause(&self) -> Duration {
+        let mut state = self.state();
+        let pause = state.pause;
+        state.pause = (pause * 2).min(REOPEN_PAUSE_MAX);
+        pause
     }
 
     fn open_or_set_aside(&self, is_verified: bool) -> Result<T, OpenFailure> {
