@@ -1,4 +1,4 @@
-//! Sectors that the disk cannot read: after a few failures they are damage with a place to go on at, and they stop nobody for good.
+//! Sectors that the disk cannot read. After a few failures the log reports them as damage, and readers continue behind them.
 
 mod support;
 

@@ -156,7 +156,7 @@ impl Core {
         Ok(doomed.iter().flat_map(|(partition, segments)| partition.remove(segments)).collect())
     }
 
-    /// A full disk passes, and so does a want of file descriptors or memory. Anything else means that nobody knows what is on the disk.
+    /// A full disk and a shortage of file descriptors or memory pass. After any other error, the contents of the disk are unknown.
     fn keeping_failed(&self, what: &str, error: &io::Error) -> AppendError {
         if is_full(error) {
             let why = format!("{what}: {error}");

@@ -154,8 +154,8 @@ impl Partition {
         }
     }
 
-    /// Where reading goes on behind a place that the disk could not read, if it failed there several times in a row and the disk works
-    /// elsewhere: readers must not pass records that a disk that is away for a while still has.
+    /// Returns the next readable place if the disk failed here several times in a row and works elsewhere. A disk that does not respond at
+    /// all may still have the records, and readers must not skip them.
     fn behind_unreadable(&self, plan: &SegmentPlan, spot: Spot, error: &io::Error) -> Result<Onwards, ReadError> {
         let place = (plan.segment.base, spot);
         if !is_unreadable(error) || !self.unreadable.failed(place) {

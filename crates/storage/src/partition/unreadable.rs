@@ -1,8 +1,8 @@
-//! Places of segments that the disk cannot read: a place that stays unreadable counts as damaged, so that readers go on behind it.
+//! Places of segments that the disk cannot read. A place that stays unreadable counts as damaged, and readers continue behind it.
 //!
-//! A failure may pass: a cable, a controller, a disk that was away for a moment. So a place counts as damaged only after several failures
-//! in a row, over some time. A reader that retries for ever would stop a shard, a subscription or a trim for good. A place is forgotten as
-//! soon as it can be read again.
+//! A cable, a controller or a disk can fail for a moment. A place therefore counts as damaged only after several failures in a row, over
+//! some time, and only if the disk works elsewhere (`read.rs` probes it). Otherwise a reader that retries forever would stop a shard, a
+//! subscription or a trim. The partition forgets a place as soon as the disk can read it again.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Failures in a row before a place counts as damaged.
 const UNREADABLE_AFTER: u32 = 3;
-/// Places of one partition that are remembered. With more, the counts begin anew: nobody can rely on such a disk.
+/// The limit of remembered places of one partition. Beyond it, all counts start again from zero.
 const PLACES_MAX: usize = 256;
 
 /// The base offset of a segment, and where in it the disk failed.
@@ -23,7 +23,7 @@ pub(super) enum Spot {
     Position(u64),
 }
 
-/// Where reading goes on: the offset, and its position if it is in the same segment.
+/// The next readable place: the offset, and its position if it is in the same segment.
 pub(super) type Onwards = (u64, Option<u64>);
 
 pub(super) struct UnreadablePlaces {
@@ -35,7 +35,7 @@ pub(super) struct UnreadablePlaces {
 struct Failures {
     since: Instant,
     in_a_row: u32,
-    /// Of a sealed segment, once it was found.
+    /// The next readable place, if it was found. Only for sealed segments.
     onwards: Option<Onwards>,
 }
 
@@ -75,7 +75,7 @@ impl UnreadablePlaces {
         failures.in_a_row >= UNREADABLE_AFTER && failures.since.elapsed() >= self.unreadable_for
     }
 
-    /// Where reading goes on behind a place, if it was found before.
+    /// The next readable place behind this one, if it was found before.
     pub fn onwards(&self, place: Place) -> Option<Onwards> {
         self.lock().get(&place)?.onwards
     }
