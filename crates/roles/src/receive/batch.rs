@@ -78,7 +78,7 @@ pub(super) async fn publish_batch(State(door): State<Arc<Door>>, request: Reques
 async fn read_drafts(door: &Door, body: Body, headers: &HeaderMap, load: &mut Load) -> Result<Vec<Draft>, Problem> {
     let settings = &door.settings;
     let mut drafts: Vec<Draft> = Vec::with_capacity(entries_expected(headers, settings));
-    let mut reader = EntryReader::new(settings, door.ports.clock.now(), bytes_expected(headers));
+    let mut reader = EntryReader::new(settings, door.ports.clock.now(), bytes_expected(headers, settings));
     read_entries(settings, body, headers, load, |entry| {
         drafts.push(reader.read(entry)?);
         Ok(())
@@ -87,13 +87,13 @@ async fn read_drafts(door: &Door, body: Body, headers: &HeaderMap, load: &mut Lo
     Ok(drafts)
 }
 
-/// What a batch's body will have, as far as can be told, for whoever makes room.
-pub(super) fn bytes_expected(headers: &HeaderMap) -> usize {
-    announced_length(headers).unwrap_or(UNANNOUNCED_BYTES)
+/// The number of bytes for which a reader of a batch makes room at first: at most what a batch may have, whatever the client announces.
+pub(super) fn bytes_expected(headers: &HeaderMap, settings: &ReceiveSettings) -> usize {
+    announced_length(headers).unwrap_or(UNANNOUNCED_BYTES).min(settings.batch_bytes_max)
 }
 
 pub(super) fn entries_expected(headers: &HeaderMap, settings: &ReceiveSettings) -> usize {
-    (bytes_expected(headers) / ENTRY_BYTES_TYPICAL).min(settings.batch_messages_max)
+    (bytes_expected(headers, settings) / ENTRY_BYTES_TYPICAL).min(settings.batch_messages_max)
 }
 
 /// Hands out the entries of a batch while its body arrives, within the limits of a batch. What is wrong with one is told with its index.

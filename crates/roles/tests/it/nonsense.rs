@@ -139,3 +139,13 @@ proptest! {
         prop_assert!((200..=504).contains(&status), "{status}");
     }
 }
+
+/// A body counts by what arrives, so a batch that announces more bytes than a number of its kind can double is refused, not expected.
+#[tokio::test(start_paused = true)]
+async fn a_batch_that_announces_the_largest_length_there_is_gets_batch_too_large() {
+    let house = House::new().await;
+    for path in ["/v1/topics/orders/batch", "/v1/users/batch"] {
+        let length = usize::MAX.to_string();
+        house.call(Method::POST, path, &[("content-length", &length)], "[]").await.problem(413, "batch_too_large");
+    }
+}

@@ -86,7 +86,7 @@ pub(in super::super) async fn push_batch(State(door): State<Arc<Door>>, request:
     let mut load = door.in_flight.begin();
     let mut pushes = Pushes::default();
     pushes.drafts.reserve(entries_expected(&parts.headers, &door.settings));
-    let mut reader = PushReader::new(&door, &topic, Code::BadEntry, bytes_expected(&parts.headers));
+    let mut reader = PushReader::new(&door, &topic, Code::BadEntry, bytes_expected(&parts.headers, &door.settings));
     let take = |entry: &[u8]| reader.read(entry, Whom::Either, &mut pushes);
     read_entries(&door.settings, body, &parts.headers, &mut load, take).await?;
     let begun = Instant::now();
