@@ -27,7 +27,7 @@ use super::background::yields;
 use super::lsm::report::StoreReports;
 use super::lsm::{self, LsmStore, StoreError, StoreGuard, StoreHandle, WorkThread, next_opening};
 use super::sealing::{Sealing, flush};
-use super::slices::{MEMTABLE_BYTES, small_keyspace};
+use super::slices::{MEMTABLE_BYTES, small_database, small_keyspace};
 use erase::Eraser;
 use fold::Folded;
 use keys::{PartitionState, Place, decode_references, reclaim_user};
@@ -38,8 +38,6 @@ const CACHE_BYTES: u64 = 32 << 20;
 const ROWS_MEMTABLE_BYTES: u64 = 16 << 20;
 /// The LSM's journal, which a start reads again: what is beyond is in tables. The LSM allows no less.
 const JOURNAL_BYTES_MAX: u64 = 64 << 20;
-/// Threads of the LSM that write tables and merge them. Of two, one would spin while the other merges.
-const WORKERS: usize = 1;
 /// Keys of a question that is answered in turn with others; one for more gets a thread of its own.
 const READ_IN_TURN_MAX: usize = 256;
 /// Writes or reads that wait for their thread; further callers wait until there is space.
@@ -137,7 +135,7 @@ impl LsmStore for Inner {
 
 impl Inner {
     fn open(path: &Path) -> fjall::Result<Self> {
-        let builder = Database::builder(path).cache_size(CACHE_BYTES).worker_threads(WORKERS);
+        let builder = small_database(path, CACHE_BYTES);
         let database = builder.max_journaling_size(JOURNAL_BYTES_MAX).open()?;
         let rows_keyspace = || small_keyspace().max_memtable_size(ROWS_MEMTABLE_BYTES);
         let inner = Self {

@@ -1,12 +1,13 @@
 //! Keyspaces by slices of time, dropped whole: what is forgotten after a time costs no tombstones and no scans.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use fjall::compaction::Leveled;
 use fjall::config::{BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry, PartitioningPolicy, PinningPolicy};
-use fjall::{Database, Keyspace, KeyspaceCreateOptions};
+use fjall::{Database, DatabaseBuilder, Keyspace, KeyspaceCreateOptions};
 use whimbrel_model::Timestamp;
 
 /// A window is covered by this many slices, and one more that it is leaving.
@@ -34,6 +35,18 @@ pub(super) fn small_keyspace() -> KeyspaceCreateOptions {
         .index_block_partitioning_policy(PartitioningPolicy::all(true))
         .filter_block_partitioning_policy(PartitioningPolicy::all(true))
         .compaction_strategy(Arc::new(Leveled::default().with_table_target_size(TABLE_BYTES)))
+}
+
+/// The threads of an LSM that write tables and merge them. Of two, one would spin while the other merges.
+const WORKERS: usize = 1;
+
+/// The number of table files that an LSM keeps open. There are seven LSMs, and a process may have no more than 1 024 descriptors; the
+/// library would keep 900 open for each. Another table is opened for each read.
+const OPEN_TABLES_MAX: usize = 100;
+
+/// The options of an LSM that all stores share.
+pub(super) fn small_database(path: &Path, cache_bytes: u64) -> DatabaseBuilder<Database> {
+    Database::builder(path).cache_size(cache_bytes).worker_threads(WORKERS).max_cached_files(Some(OPEN_TABLES_MAX))
 }
 
 pub(super) struct Slices {

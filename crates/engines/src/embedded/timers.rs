@@ -37,7 +37,7 @@ use super::background::yields;
 use super::lsm::report::StoreReports;
 use super::lsm::{self, LsmStore, StoreError, StoreGuard, StoreHandle, WorkThread, next_opening};
 use super::sealing::{Sealing, flush};
-use super::slices::{MEMTABLE_BYTES, Slices, small_keyspace};
+use super::slices::{MEMTABLE_BYTES, Slices, small_database, small_keyspace};
 use erase::{Chore, Eraser};
 use keys::{Place, ShardState};
 use line::{BelowTheLine, Lines, TimeIn};
@@ -51,8 +51,6 @@ const ROWS_BLOCK_BYTES: u32 = 16 << 10;
 /// The LSM's journal, which a start reads again: what is beyond is in tables. The LSM allows no less; it keeps two to three times as
 /// much for moments.
 const JOURNAL_BYTES_MAX: u64 = 64 << 20;
-/// Threads of the LSM that write tables and merge them. Of two, one would spin while the other merges.
-const WORKERS: usize = 1;
 /// Ids of a question that is answered in turn with others; one for more gets a thread of its own.
 const GET_IN_TURN_MAX: usize = 64;
 /// Writes and reads that wait for their thread; further callers wait until there is space.
@@ -188,7 +186,7 @@ impl LsmStore for Inner {
 impl Inner {
     fn open(path: &Path, settings: TimerSettings) -> fjall::Result<Self> {
         let lines = Arc::<Lines>::default();
-        let builder = Database::builder(path).cache_size(CACHE_BYTES).worker_threads(WORKERS);
+        let builder = small_database(path, CACHE_BYTES);
         let builder = builder.max_journaling_size(JOURNAL_BYTES_MAX).with_compaction_filter_factories(filters(&lines));
         let database = builder.open()?;
         let inner = Self {

@@ -227,19 +227,38 @@ fn holds_fire_although_every_table_of_their_store_has_a_flipped_bit() {
     eventually("the server is ready", || readyz(&server).0);
 }
 
-#[test]
-fn holds_fire_although_the_disk_cannot_read_their_store_at_the_start() {
-    let disk = FaultyDisk::new();
+/// A server whose disk cannot read the journal of the holds store, a bad sector for example, with the ids of its pending holds. The file of
+/// that name in a rebuilt store is another one, which the server does not read.
+fn start_with_an_unreadable_holds_journal(disk: &FaultyDisk) -> (Server, HashSet<String>) {
     let server = disk.start(&QUICK);
     let held = hold_many(&server.client(), "later", "4s", (0..MANY).map(|number| format!("h-{number}")));
     server.kill();
-    // A bad sector in the journal. The file of that name in the rebuilt store is another one, which is not read.
     disk.inject(&["read /holds/0.jnl EIO".to_owned()]);
-    let server = disk.start(&QUICK);
+    (disk.start(&QUICK), held)
+}
+
+#[test]
+fn holds_fire_although_the_disk_cannot_read_their_store_at_the_start() {
+    let disk = FaultyDisk::new();
+    let (server, held) = start_with_an_unreadable_holds_journal(&disk);
     let client = server.client();
     assert_each_once(&wait_for_all(&client, "later", &held));
     eventually("the rebuild is reported", || has_event(&client, "store_rebuilt", "holds"));
     eventually("the server is ready", || readyz(&server).0);
+}
+
+#[test]
+fn a_disk_that_cannot_read_for_three_seconds_costs_no_rebuild() {
+    let disk = FaultyDisk::new();
+    let (server, held) = start_with_an_unreadable_holds_journal(&disk);
+    let client = server.client();
+    std::thread::sleep(Duration::from_secs(3));
+    let (is_ready, answer) = readyz(&server);
+    assert!(!is_ready && answer.contains("`holds`"), "{answer}");
+    disk.heal();
+    assert_each_once(&wait_for_all(&client, "later", &held));
+    eventually("the server is ready", || readyz(&server).0);
+    assert!(!has_event(&client, "store_rebuilt", "holds"), "{:?}", events(&client));
 }
 
 #[test]

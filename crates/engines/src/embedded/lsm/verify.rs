@@ -9,13 +9,14 @@ use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fjall::{AbstractTree as _, Database, Keyspace, KeyspaceCreateOptions};
+use fjall::{AbstractTree as _, Keyspace, KeyspaceCreateOptions};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::folder::{self, FolderError, FolderState};
 use super::guard::caught;
 use super::journal::{self, JournalError};
 use super::manifest;
+use crate::embedded::slices::small_database;
 
 /// The suffix of the folder of the copy.
 const COPY: &str = "check";
@@ -26,6 +27,7 @@ const ATTEMPT_PAUSE: Duration = Duration::from_millis(50);
 const TABLES: &str = "tables";
 /// Bytes of a table that are read at once.
 const READ_BYTES: usize = 256 << 10;
+const CACHE_BYTES: u64 = 8 << 20;
 
 /// Receives the number of bytes of each read.
 pub(crate) type OnRead<'a> = &'a dyn Fn(u64);
@@ -130,7 +132,7 @@ fn read_all(copy: &Path, on_read: OnRead<'_>) -> Result<(), TableDamage> {
         FolderError::Damaged { file, reason } => TableDamage { file, reason },
         error => failed(&error),
     })?;
-    let database = Database::builder(copy).worker_threads(1).open().map_err(|error| failed(&error))?;
+    let database = small_database(copy, CACHE_BYTES).open().map_err(|error| failed(&error))?;
     for name in database.list_keyspace_names() {
         let keyspace = database.keyspace(&name, KeyspaceCreateOptions::default).map_err(|error| failed(&error))?;
         check_tables(&keyspace, on_read)?;
@@ -225,6 +227,8 @@ mod tests {
     use fjall::PersistMode;
 
     use super::super::testing::flip;
+    use fjall::Database;
+
     use super::*;
 
     /// A store with rows in tables and in its journal, open.

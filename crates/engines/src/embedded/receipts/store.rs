@@ -12,7 +12,7 @@ use super::keys::{
     applied_key, decode_answer, decode_backlog, encode_answer, encode_backlog, id_key, id_prefix, partition_of,
 };
 use crate::embedded::lsm::LsmStore;
-use crate::embedded::slices::{Slices, small_keyspace};
+use crate::embedded::slices::{Slices, small_database, small_keyspace};
 
 /// Memory that the LSM may use for blocks.
 const CACHE_BYTES: u64 = 8 << 20;
@@ -51,7 +51,7 @@ impl LsmStore for ReceiptStore {
 
 impl ReceiptStore {
     pub fn open(path: &Path, window: Duration, id_window: Duration) -> fjall::Result<Self> {
-        let database = Database::builder(path).cache_size(CACHE_BYTES).worker_threads(1).open()?;
+        let database = small_database(path, CACHE_BYTES).open()?;
         Ok(Self {
             applied: database.keyspace("applied", small_keyspace)?,
             backlogs: database.keyspace("backlogs", small_keyspace)?,

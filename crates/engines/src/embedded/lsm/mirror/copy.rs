@@ -13,7 +13,7 @@ use super::super::report::Damage;
 use super::{Batch, Change, MirrorSettings};
 use crate::embedded::background::yields;
 use crate::embedded::sealing::{Sealing, flush};
-use crate::embedded::slices::{MEMTABLE_BYTES, small_keyspace};
+use crate::embedded::slices::{MEMTABLE_BYTES, small_database, small_keyspace};
 
 /// The keyspace of the copy's own state, and its only key.
 const STATE_KEYSPACE: &str = "mirror";
@@ -125,7 +125,7 @@ impl CopyDb {
 
     fn open_unchecked(path: &Path, settings: &MirrorSettings) -> Result<Self, CopyFailure> {
         guarded(|| {
-            let builder = Database::builder(path).cache_size(settings.cache_bytes).worker_threads(1);
+            let builder = small_database(path, settings.cache_bytes);
             let database = builder.max_journaling_size(settings.journal_bytes_max).open()?;
             let keyspaces = settings.keyspaces.iter().map(|name| database.keyspace(name, small_keyspace));
             let keyspaces = keyspaces.collect::<fjall::Result<Vec<_>>>()?;
