@@ -61,12 +61,12 @@ enum FileState {
 }
 
 impl FileState {
-    /// The state after a rename or a sync that may have failed.
+    /// The state after a rename or a sync that may have failed. If the disk cannot tell, the next change renames the file beside the
+    /// catalogue, if there is one, and does not overwrite it: it may be the only file with the contents.
     fn of(disk: &dyn Disk, path: &Path) -> Self {
-        let exists = |path: &Path| disk.exists(path).unwrap_or(true);
-        if exists(path) {
+        if disk.exists(path).unwrap_or(false) {
             Self::InPlace
-        } else if exists(&beside(path)) {
+        } else if disk.exists(&beside(path)).unwrap_or(true) {
             Self::Beside
         } else {
             Self::Missing
@@ -214,7 +214,11 @@ impl FileCatalogue {
         if state.file == FileState::Beside {
             let put = put_in_place(&*self.disk, &self.path);
             state.file = FileState::of(&*self.disk, &self.path);
-            put.map_err(|error| self.not_written(error))?;
+            if let Err(error) = put
+                && state.file == FileState::Beside
+            {
+                return Err(self.not_written(error));
+            }
         }
         let replaced = if state.file == FileState::InPlace {
             replace_file_keeping(&*self.disk, &self.path, &self.path.with_file_name(PREVIOUS), &bytes)

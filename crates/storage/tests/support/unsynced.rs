@@ -24,6 +24,7 @@ pub struct UnsyncedDisk {
     after_rename: Option<RenameHook>,
     before_rename: Option<FileHook>,
     open: Option<FileHook>,
+    before_lookup: Option<FileHook>,
     bad_sectors: Option<BadSectors>,
 }
 
@@ -62,6 +63,11 @@ impl UnsyncedDisk {
     /// A disk that opens or creates a file only if the hook succeeds.
     pub fn with_open(open: impl Fn(&Path) -> io::Result<()> + Send + Sync + 'static) -> Self {
         Self { open: Some(Arc::new(open)), ..Self::default() }
+    }
+
+    /// A disk that calls the hook before it looks whether a file exists, which fails if the hook does.
+    pub fn with_before_lookup(self, before_lookup: impl Fn(&Path) -> io::Result<()> + Send + Sync + 'static) -> Self {
+        Self { before_lookup: Some(Arc::new(before_lookup)), ..self }
     }
 
     /// A disk that cannot read these bytes of these files.
@@ -142,6 +148,7 @@ impl Disk for UnsyncedDisk {
 
     fn exists(&self, path: &Path) -> io::Result<bool> {
         self.reading();
+        self.before_lookup.as_ref().map_or(Ok(()), |before_lookup| before_lookup(path))?;
         self.disk.exists(path)
     }
 

@@ -168,6 +168,31 @@ async fn a_change_whose_rename_failed_is_complete_after_the_next_one() {
 }
 
 #[tokio::test]
+async fn a_change_whose_place_the_disk_could_not_tell_is_complete_after_the_next_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let fails = Arc::new(AtomicBool::new(false));
+    let error = |fails: &AtomicBool| match fails.load(Ordering::Relaxed) {
+        true => Err(io::Error::from(rustix::io::Errno::IO)),
+        false => Ok(()),
+    };
+    let (renaming, looking) = (fails.clone(), fails.clone());
+    let disk = UnsyncedDisk::with_before_rename(move |to| if to.ends_with(FILE) { error(&renaming) } else { Ok(()) });
+    let disk = disk.with_before_lookup(move |_| error(&looking));
+    let data = Arc::new(DataFolder::open(Arc::new(disk), folder.path()).unwrap());
+    let catalogue = FileCatalogue::open(data).unwrap();
+    let first = catalogue.put("k", b"1".to_vec(), None).await.unwrap();
+    fails.store(true, Ordering::Relaxed);
+    let unknown = catalogue.put("k", b"2".to_vec(), Some(first)).await;
+    assert!(matches!(unknown, Err(CatalogueError::OutcomeUnknown(_))), "{unknown:?}");
+    fails.store(false, Ordering::Relaxed);
+    catalogue.put("l", b"3".to_vec(), None).await.unwrap();
+    drop(catalogue);
+    let catalogue = open(&folder).unwrap();
+    assert_eq!((catalogue.finding(), entries(&catalogue).await.len()), (None, 2));
+    assert_eq!(catalogue.get("k").await.unwrap().unwrap().value, b"2");
+}
+
+#[tokio::test]
 async fn a_file_that_the_disk_cannot_read_for_a_moment_keeps_its_last_change() {
     let folder = tempfile::tempdir().unwrap();
     let catalogue = open(&folder).unwrap();
