@@ -3,7 +3,7 @@
 //! The log and the stores open files all the time. If connections took every descriptor, a checkpoint could not be written. So new
 //! connections wait while fewer than the reserve are free; those that are open go on.
 
-use std::os::fd::{AsFd, AsRawFd as _};
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -63,13 +63,17 @@ impl Descriptors {
         Self { limit: self.limit, reserved: self.reserved / 2, events, told: Mutex::default() }
     }
 
-    /// Returns when another connection leaves the reserve free.
-    pub async fn wait_for_room(&self, connection: &impl AsFd) {
-        if self.leaves_reserve(connection) {
-            return;
+    /// Waits until the connection leaves the reserve free. The result is the same connection under a descriptor below the reserve: the
+    /// one under which it waited is in the reserve, and becomes free.
+    pub async fn wait_for_room<C: AsFd + From<OwnedFd>>(&self, connection: C) -> C {
+        if self.leaves_reserve(&connection) {
+            return connection;
         }
         self.tell();
-        while !self.has_room(connection) {
+        loop {
+            if let Some(moved) = self.move_below_reserve(&connection) {
+                return moved.into();
+            }
             tokio::time::sleep(ROOM_PAUSE).await;
         }
     }
@@ -80,8 +84,9 @@ impl Descriptors {
         number < self.limit - self.reserved
     }
 
-    fn has_room(&self, connection: &impl AsFd) -> bool {
-        rustix::io::fcntl_dupfd_cloexec(connection, 0).is_ok_and(|probe| self.leaves_reserve(&probe))
+    fn move_below_reserve(&self, connection: &impl AsFd) -> Option<OwnedFd> {
+        let moved = rustix::io::fcntl_dupfd_cloexec(connection, 0).ok()?;
+        self.leaves_reserve(&moved).then_some(moved)
     }
 
     fn tell(&self) {
@@ -121,11 +126,12 @@ mod tests {
         let number = u64::try_from(file.as_raw_fd()).unwrap();
         let sink: EventSink = Arc::new(move |event| drop(told.send(event)));
         let open = Descriptors { limit: number + 1000, reserved: 100, events: sink.clone(), told: Mutex::default() };
-        open.wait_for_room(&file).await;
+        let copy = |file: &File| file.try_clone().unwrap();
+        open.wait_for_room(copy(&file)).await;
         assert_eq!(events.try_iter().count(), 0);
         let short = Descriptors { limit: number, reserved: number, events: sink, told: Mutex::default() };
         for _ in 0..2 {
-            let waited = tokio::time::timeout(3 * ROOM_PAUSE, short.wait_for_room(&file)).await;
+            let waited = tokio::time::timeout(3 * ROOM_PAUSE, short.wait_for_room(copy(&file))).await;
             assert!(waited.is_err(), "there is no room");
         }
         assert_eq!(events.try_iter().map(|event| event.kind).collect::<Vec<_>>(), ["descriptors_short"]);

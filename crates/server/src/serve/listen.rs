@@ -146,8 +146,7 @@ struct Places {
 async fn accept(listener: &TcpListener, places: &Places) -> io::Result<Dealt> {
     let place = Arc::clone(&places.connections).acquire_owned().await.map_err(io::Error::other)?;
     let (stream, _) = listener.accept().await?;
-    let stream = stream.into_std()?;
-    places.descriptors.wait_for_room(&stream).await;
+    let stream = places.descriptors.wait_for_room(stream.into_std()?).await;
     Ok((stream, place))
 }
 

@@ -1,5 +1,6 @@
 //! The real binary with few file descriptors: connections wait, and the log keeps what it needs.
 
+use std::collections::VecDeque;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -11,6 +12,8 @@ use super::server::{PATIENCE, Server, converse, eventually, read_all};
 /// More than the server may have open.
 const CONNECTIONS: usize = 700;
 const DESCRIPTORS: u64 = 500;
+/// Connections that are closed and replaced while others wait.
+const REPLACED: usize = 50;
 /// Long enough for many checkpoints.
 const PUBLISHING: Duration = Duration::from_secs(3);
 
@@ -78,6 +81,26 @@ fn a_server_with_few_descriptors_keeps_accepting_publishes_while_many_connection
         let texts = events.iter().map(|event| String::from_utf8(event.bytes().unwrap()).unwrap());
         texts.into_iter().any(|text| text.contains("\"descriptors_short\"") && text.contains(&DESCRIPTORS.to_string()))
     });
+}
+
+#[test]
+fn connections_that_replace_closed_ones_leave_the_reserve_free() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start_limited(folder.path(), &[], DESCRIPTORS, DESCRIPTORS);
+    let connect = || TcpStream::connect(server.address()).unwrap();
+    let mut idle: VecDeque<TcpStream> = (0..CONNECTIONS).map(|_| connect()).collect();
+    let count = || std::fs::read_dir(format!("/proc/{}/fd", server.process_id())).unwrap().count();
+    // Half of a small limit is reserved.
+    let unreserved = usize::try_from(DESCRIPTORS / 2).unwrap();
+    eventually("the connections have all descriptors but the reserve", || count() >= unreserved);
+    for _ in 0..REPLACED {
+        drop(idle.pop_front());
+        idle.push_back(connect());
+        // The server looks for room every 50 ms.
+        std::thread::sleep(Duration::from_millis(60));
+    }
+    // One connection waits, and the server opens files of its own.
+    assert!(count() <= unreserved + REPLACED / 2, "{} descriptors are in use", count());
 }
 
 #[test]
