@@ -19,6 +19,8 @@ use super::window::Window;
 
 /// Bytes that one fetch asks for: what the reader wants, within these bounds. The rest of the last batch is kept for the next read.
 const FETCH_BYTES: std::ops::RangeInclusive<usize> = 64 << 10..=2 << 20;
+/// How often a reader beyond the visible end of a partition looks for records.
+const BEYOND_END_PAUSE: Duration = Duration::from_millis(50);
 /// Fetched records that wait for the next read of their reader: pieces, and bytes of the answers that they are parts of, of all readers
 /// together.
 const AHEAD_PIECES_MAX: usize = 64;
@@ -67,10 +69,14 @@ impl Reader {
             if fetched.next > from {
                 return Ok(self.ahead.take(partition, from, fetched, &limits));
             }
+            self.hanging.observe(topic.name(), partition, fetched.visible_end, fetched.written_end);
             if Instant::now() >= wait_until {
-                let visible_end = fetched.visible_end.max(from);
-                self.hanging.observe(topic.name(), partition, visible_end, fetched.written_end);
                 return Ok(ReadBatch { records: Vec::new(), next: from });
+            }
+            if from > fetched.visible_end {
+                // A transaction is open before `from`. The tail is for readers at the visible end.
+                tokio::time::sleep(BEYOND_END_PAUSE.min(wait_until.saturating_duration_since(Instant::now()))).await;
+                continue;
             }
             self.tails.follow(&topic, partition, from);
         }
@@ -207,28 +213,4 @@ impl ReadAhead {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use whimbrel_model::{Headers, Record, Timestamp};
-
-    #[test]
-    fn what_is_kept_ahead_counts_the_answers_that_it_keeps_in_memory() {
-        let ahead = ReadAhead::default();
-        let one = ReadLimits { max_records: 1, max_bytes: 1000, wait: Duration::ZERO };
-        let partition = |index| PartitionId::new(TopicNumber(1), index);
-        let take = |index, bytes| {
-            let timestamp = Timestamp::from_millis(1);
-            let record = Record { key: None, value: "x".into(), headers: Headers::EMPTY, timestamp };
-            let records = (0..3).map(|offset| StoredRecord { offset, record: record.clone() }).collect();
-            let fetched = Fetched { records, next: 3, visible_end: 3, written_end: 3, bytes };
-            ahead.take(partition(index), 0, fetched, &one)
-        };
-        let is_kept = |index| ahead.read(partition(index), 1, &one).is_some();
-        take(0, AHEAD_BYTES_MAX / 2);
-        take(1, AHEAD_BYTES_MAX / 2);
-        assert_eq!(take(2, AHEAD_BYTES_MAX / 2).next, 1);
-        assert_eq!([0, 1, 2].map(is_kept), [false, true, true]);
-        take(3, AHEAD_BYTES_MAX * 2);
-        assert_eq!([1, 2, 3].map(is_kept), [false, false, true], "the newest is kept whatever its size");
-    }
-}
+mod tests;

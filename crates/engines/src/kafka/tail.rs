@@ -365,8 +365,7 @@ impl Follower {
             match fetched {
                 Ok(fetched) => {
                     bytes_left = bytes_left.saturating_sub(fetched.bytes);
-                    let visible_end = fetched.visible_end.max(fetched.next);
-                    let written_end = fetched.written_end;
+                    let (visible_end, written_end) = (fetched.visible_end, fetched.written_end);
                     let has_more = state.take_in(&query, fetched, self.answers);
                     drop(state);
                     self.hanging.observe(tail.topic.name(), tail.partition, visible_end, written_end);

@@ -146,6 +146,8 @@ struct Transactions {
     produced: usize,
     /// How often the coordinator answers a commit with an order to abort.
     abortable_commits: usize,
+    /// Whether the coordinator answers commits with the report that it loads its log.
+    is_loading: bool,
 }
 
 impl Transactions {
@@ -237,6 +239,9 @@ impl Respond for LateMarker {
 
     fn end_txn(&self, request: EndTxnRequest) -> Option<EndTxnResponse> {
         let code = self.get(|transactions| {
+            if request.committed && transactions.is_loading {
+                return Code::CoordinatorLoadInProgress.code();
+            }
             if request.committed && transactions.abortable_commits > 0 {
                 transactions.abortable_commits -= 1;
                 return Code::TransactionAbortable.code();
@@ -473,6 +478,19 @@ async fn a_transaction_after_an_aborted_one_has_a_new_epoch() {
     assert!(matches!(fence.commit(vec![entry(0)]).await, CommitOutcome::Done(_)));
     // Kafka can repeat the marker of the abort, which arrives while the second transaction is open.
     assert_eq!(brokers.get(|transactions| transactions.begun_epochs.clone()), [0, 1]);
+}
+
+#[tokio::test]
+async fn a_commit_that_meets_a_loading_coordinator_until_its_deadline_has_an_unknown_outcome() {
+    let brokers = LateMarker::after_reports(0);
+    brokers.get(|transactions| transactions.is_loading = true);
+    let stub = StubCluster::start_with(1, brokers.clone()).await;
+    let context = context(&stub, 4);
+    context.cluster.refresh(TOPIC).await;
+    let fence = FenceHandle::open(context).await.unwrap();
+    // The coordinator may have written the decision before it began to load.
+    let outcome = fence.commit(vec![entry(0)]).await;
+    assert!(matches!(outcome, CommitOutcome::Unknown(_)), "{outcome:?}");
 }
 
 #[tokio::test]

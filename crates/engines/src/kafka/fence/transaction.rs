@@ -456,8 +456,8 @@ impl FencedProducer {
         };
         match self.end_as(ends_as, deadline.min(Instant::now() + ENDING_MAX)).await {
             Ok(()) => Ok(()),
-            // No transaction was open.
-            Err(Refusal::Code { code: Code::InvalidTxnState, .. }) => {
+            // No transaction was open. One with records was: it is committed, or another process has ended it.
+            Err(Refusal::Code { code: Code::InvalidTxnState, .. }) if self.open != Some(Open::WithRecords) => {
                 self.open = None;
                 self.needs_new_epoch = true;
                 Ok(())

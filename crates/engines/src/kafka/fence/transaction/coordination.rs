@@ -83,11 +83,10 @@ impl FencedProducer {
                         (Code::ConcurrentTransactions.to_string(), pause_after(began.elapsed()))
                     }
                     Some(code) if outcome::is_passing(code) => {
-                        // A coordinator that could not replicate its decision in time answers so too: the decision may take effect.
-                        if code != Code::CoordinatorLoadInProgress {
-                            is_certain = false;
-                            self.needs_new_epoch = true;
-                        }
+                        // A coordinator also answers so if it could not replicate its decision in time, or if it loads its log again
+                        // after it wrote the decision: the decision may take effect.
+                        is_certain = false;
+                        self.needs_new_epoch = true;
                         self.coordinator = None;
                         (code.to_string(), MOVING_PAUSE)
                     }
