@@ -31,17 +31,18 @@ pub mod sessions;
 mod tests_from_properties;
 pub mod timers;
 
+use std::collections::BTreeSet;
 use std::io::Write;
-use std::sync::Once;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// How long one property may take. An engine that hangs fails by name, not by the patience of whoever waits.
 pub const PROPERTY_TIME_MAX: Duration = Duration::from_secs(120);
 
-/// Says once per test binary that a suite did not run. It goes past the test runner's capture: a skipped suite must be seen.
+/// Reports that tests did not run, once per reason and test binary. The report bypasses the test runner's capture, so that it is visible.
 pub fn say_skipped(why: &str) {
-    static SAID: Once = Once::new();
-    SAID.call_once(|| {
+    static REPORTED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    if REPORTED.lock().unwrap_or_else(PoisonError::into_inner).insert(why.to_owned()) {
         let _ = writeln!(std::io::stderr(), "\nSKIPPED: {why}");
-    });
+    }
 }

@@ -12,10 +12,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use whimbrel_client::{NewMessage, SubscriptionSettings};
+use whimbrel_engines::conformance::say_skipped;
 
 use super::receiver::{Receiver, reply};
 use super::server::{Server, converse, eventually, read_all};
 
+const NEEDS_MOUNT: &str = "tests of full disks need the right to mount a file system";
 const DISK_BYTES: &str = "size=900m";
 const MESSAGES: usize = 20;
 const SETTINGS: [&str; 8] = [
@@ -89,8 +91,7 @@ impl Drop for SmallDisk {
 fn a_server_killed_on_a_disk_without_a_free_byte_starts_for_reading() {
     let folder = tempfile::tempdir().unwrap();
     let Some(disk) = SmallDisk::mount(&folder.path().join("disk")) else {
-        println!("SKIPPED: no file system can be mounted here");
-        return;
+        return say_skipped(NEEDS_MOUNT);
     };
     let server = Server::start(&disk.0, &SETTINGS);
     converse(server.client().publish("orders", &NewMessage::text("before"))).unwrap();
@@ -113,8 +114,7 @@ fn a_server_killed_on_a_disk_without_a_free_byte_starts_for_reading() {
 fn a_server_that_delivers_on_a_full_disk_and_is_killed_starts_again() {
     let folder = tempfile::tempdir().unwrap();
     let Some(disk) = SmallDisk::mount(&folder.path().join("disk")) else {
-        println!("SKIPPED: no file system can be mounted here");
-        return;
+        return say_skipped(NEEDS_MOUNT);
     };
     let server = Server::start(&disk.0, &SETTINGS);
     let (client, is_full) = (server.client(), Arc::new(AtomicBool::new(false)));

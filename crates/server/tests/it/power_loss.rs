@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use rustix::ioctl::{Setter, opcode};
 use whimbrel_client::{Accepted, Client, ClientError, DeviceInfo, NewMessage};
+use whimbrel_engines::conformance::say_skipped;
 
 use super::random::Random;
 use super::server::{Server, converse, eventually, read_all};
@@ -187,8 +188,7 @@ fn everything_acknowledged_survives_power_cuts_once() {
     let disk = match LoopDisk::make(folder.path()) {
         Ok(disk) => disk,
         Err(why) => {
-            println!("SKIPPED: no ext4 on a loop device here: {why}");
-            return;
+            return say_skipped(&format!("the power-loss test needs ext4 on a loop device: {why}"));
         }
     };
     let (acknowledged, mut random) = (Acknowledged::default(), Random(7));
