@@ -8,6 +8,7 @@ use std::time::Duration;
 use fjall::compaction::Leveled;
 use fjall::config::{BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry, PartitioningPolicy, PinningPolicy};
 use fjall::{Database, DatabaseBuilder, Keyspace, KeyspaceCreateOptions};
+use rustix::process::{Resource, getrlimit};
 use whimbrel_model::Timestamp;
 
 /// A window is covered by this many slices, and one more that it is leaving.
@@ -40,13 +41,17 @@ pub(super) fn small_keyspace() -> KeyspaceCreateOptions {
 /// The threads of an LSM that write tables and merge them. Of two, one would spin while the other merges.
 const WORKERS: usize = 1;
 
-/// The number of table files that an LSM keeps open. There are seven LSMs, and a process may have no more than 1 024 descriptors; the
-/// library would keep 900 open for each. Another table is opened for each read.
-const OPEN_TABLES_MAX: usize = 100;
+/// The number of table files that an LSM keeps open for reads; the library would keep 900. A read of another table opens it in place of one of
+/// these. Merges open their tables besides.
+const OPEN_TABLES_MAX: u64 = 100;
+/// There are seven LSMs: of few file descriptors, their tables take at most this part each.
+const OPEN_TABLES_PART: u64 = 32;
 
 /// The options of an LSM that all stores share.
 pub(super) fn small_database(path: &Path, cache_bytes: u64) -> DatabaseBuilder<Database> {
-    Database::builder(path).cache_size(cache_bytes).worker_threads(WORKERS).max_cached_files(Some(OPEN_TABLES_MAX))
+    let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let open_tables = (descriptors / OPEN_TABLES_PART).clamp(1, OPEN_TABLES_MAX) as usize;
+    Database::builder(path).cache_size(cache_bytes).worker_threads(WORKERS).max_cached_files(Some(open_tables))
 }
 
 pub(super) struct Slices {

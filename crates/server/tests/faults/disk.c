@@ -4,7 +4,7 @@
  *
  *   <call> <part of a path> <effect>
  *
- * The call is `read`, `write`, `sync` or `make` (a folder). The effect is `ENOSPC`, `EIO`, `short` (a write takes half of its bytes, the next one fails with
+ * The call is `read`, `write`, `sync`, `make` (a folder) or `rename` (from that path). The effect is `ENOSPC`, `EIO`, `short` (a write takes half of its bytes, the next one fails with
  * ENOSPC) or `delay=<milliseconds>`; with `once:` in front it happens to the first call only. A test changes the rules by replacing the
  * file, which is read again when its time or size has changed.
  *
@@ -29,7 +29,7 @@
 #define RULES_MAX 32
 #define TEXT_MAX 256
 
-enum call { CALL_READ, CALL_WRITE, CALL_SYNC, CALL_MAKE };
+enum call { CALL_READ, CALL_WRITE, CALL_SYNC, CALL_MAKE, CALL_RENAME, CALLS };
 enum effect { EFFECT_NONE, EFFECT_ERROR, EFFECT_SHORT, EFFECT_DELAY };
 
 struct rule {
@@ -60,6 +60,7 @@ static int (*real_fsync)(int);
 static int (*real_fdatasync)(int);
 static int (*real_syncfs)(int);
 static int (*real_mkdir)(const char *, mode_t);
+static int (*real_rename)(const char *, const char *);
 
 static void find(void) {
     *(void **)&real_read = dlsym(RTLD_NEXT, "read");
@@ -72,6 +73,7 @@ static void find(void) {
     *(void **)&real_fdatasync = dlsym(RTLD_NEXT, "fdatasync");
     *(void **)&real_syncfs = dlsym(RTLD_NEXT, "syncfs");
     *(void **)&real_mkdir = dlsym(RTLD_NEXT, "mkdir");
+    *(void **)&real_rename = dlsym(RTLD_NEXT, "rename");
 }
 
 __attribute__((constructor)) static void begin(void) {
@@ -94,12 +96,20 @@ static int path_of(int file, char *path) {
     return 1;
 }
 
+static const char *const call_names[CALLS] = {"read", "write", "sync", "make", "rename"};
+
 static int parse(char *line, struct rule *rule) {
     char call[16], effect[64];
     memset(rule, 0, sizeof *rule);
     if (sscanf(line, "%15s %255s %63s", call, rule->path, effect) != 3)
         return 0;
-    rule->call = call[0] == 'r' ? CALL_READ : call[0] == 'w' ? CALL_WRITE : call[0] == 'm' ? CALL_MAKE : CALL_SYNC;
+    int known = 0;
+    while (known < CALLS && strcmp(call, call_names[known]) != 0)
+        known++;
+    /* A test with a misspelt rule would inject nothing, and pass. */
+    if (known == CALLS)
+        abort();
+    rule->call = (enum call)known;
     char *word = effect;
     if (strncmp(word, "once:", 5) == 0) {
         rule->once = 1;
@@ -335,4 +345,12 @@ int mkdir(const char *path, mode_t mode) {
     struct rule rule = effect_of(CALL_MAKE, -1, path);
     FAIL(rule);
     return real_mkdir(path, mode);
+}
+
+int rename(const char *from, const char *to) {
+    if (!real_rename)
+        find();
+    struct rule rule = effect_of(CALL_RENAME, -1, from);
+    FAIL(rule);
+    return real_rename(from, to);
 }

@@ -247,6 +247,71 @@ fn holds_fire_although_the_disk_cannot_read_their_store_at_the_start() {
     eventually("the server is ready", || readyz(&server).0);
 }
 
+/// Waits until the store has failed that many times.
+fn wait_for_failures(client: &Client, store: &str, count: usize) {
+    let store_field = format!("\"store\":\"{store}\"");
+    eventually(&format!("`{store}` has failed {count} times"), || {
+        let failed = |(kind, text): &(String, String)| kind == "store_failed" && text.contains(&store_field);
+        events(client).iter().filter(|event| failed(event)).count() >= count
+    });
+}
+
+#[test]
+fn holds_are_found_although_the_disk_cannot_read_the_tables_of_their_store() {
+    let disk = FaultyDisk::new();
+    let server = disk.start(&QUICK);
+    let held = hold_many(&server.client(), "later", "1h", (0..MANY).map(|number| format!("h-{number}")));
+    // A clean shutdown flushes everything into tables.
+    assert!(server.end().success());
+    let server = disk.start(&QUICK);
+    let client = server.client();
+    let name_in_store = |table: PathBuf| table.strip_prefix(disk.data()).unwrap().display().to_string();
+    let tables = tables(&disk.data().join("holds")).into_iter().map(name_in_store);
+    disk.inject(&tables.map(|table| format!("read /{table} EIO")).collect::<Vec<_>>());
+    let fire = |id: &String| converse(client.fire(id)).is_ok();
+    eventually("the store is rebuilt", || {
+        let _ = held.iter().take(3).all(fire);
+        has_event(&client, "store_rebuilt", "holds")
+    });
+    disk.heal();
+    eventually("every hold fires", || {
+        let fired: HashSet<String> = converse(read_all(&client, "later", 0, 0)).0.into_iter().map(|it| it.id).collect();
+        let _ = held.difference(&fired).all(fire);
+        fired.len() == held.len()
+    });
+    assert_each_once(&wait_for_all(&client, "later", &held));
+}
+
+#[test]
+fn a_disk_that_fails_again_soon_costs_no_rebuild() {
+    let disk = FaultyDisk::new();
+    let (server, held) = start_with_an_unreadable_holds_journal(&disk);
+    let client = server.client();
+    // Enough for several attempts to open the store.
+    std::thread::sleep(Duration::from_secs(2));
+    disk.heal();
+    eventually("the server is ready", || readyz(&server).0);
+    disk.inject(&["write /holds/ once:EIO".to_owned()]);
+    let more = hold_many(&client, "later", "1s", (0..MANY).map(|number| format!("more-{number}")));
+    wait_for_failures(&client, "holds", 2);
+    eventually("the server is ready", || readyz(&server).0);
+    assert_each_once(&wait_for_all(&client, "later", &held.union(&more).cloned().collect()));
+    assert!(!has_event(&client, "store_rebuilt", "holds"), "{:?}", events(&client));
+}
+
+#[test]
+fn a_disk_that_is_away_for_more_than_ten_seconds_costs_no_rebuild_when_it_returns() {
+    let disk = FaultyDisk::new();
+    let (server, held) = start_with_an_unreadable_holds_journal(&disk);
+    let client = server.client();
+    disk.inject(&["read /holds/0.jnl EIO".to_owned(), "rename /holds EIO".to_owned()]);
+    std::thread::sleep(Duration::from_secs(13));
+    disk.heal();
+    assert_each_once(&wait_for_all(&client, "later", &held));
+    eventually("the server is ready", || readyz(&server).0);
+    assert!(!has_event(&client, "store_rebuilt", "holds"), "{:?}", events(&client));
+}
+
 #[test]
 fn a_disk_that_cannot_read_for_three_seconds_costs_no_rebuild() {
     let disk = FaultyDisk::new();

@@ -26,8 +26,8 @@ use opening::{OpenFailure, open_checked, probe};
 /// The pause before the store is opened again: it doubles with each attempt that fails.
 const REOPEN_PAUSE_MIN: Duration = Duration::from_millis(100);
 const REOPEN_PAUSE_MAX: Duration = Duration::from_secs(5);
-/// Consecutive device errors after which a store is set aside.
-const DEVICE_FAILURES_MAX: u32 = 3;
+/// Consecutive attempts to open a store that fail with a device error, after which it is set aside.
+const UNREADABLE_ATTEMPTS_MAX: u32 = 3;
 /// How long a store must have been unreadable before it is set aside: a disk that is away for a moment still has the store.
 const UNREADABLE_FOR: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_secs(10) };
 /// Consecutive failures after which the guard reads all tables before it uses the store again: the LSM stops without a reason when its
@@ -101,11 +101,10 @@ struct State<T> {
     opened_at: Instant,
     /// Why the store is not open.
     reason: String,
-    /// Consecutive failures, and how many of them were device errors.
+    /// Consecutive failures of the open store.
     failures: u32,
-    device_failures: u32,
-    /// When the disk first failed to read the store, since it was open.
-    unreadable_since: Option<Instant>,
+    /// Since the disk failed to read the store at an attempt to open it.
+    unreadable: Option<Unreadable>,
     /// Whether the store was set aside since it was open: its files are new.
     is_new: bool,
     /// The pause before the next attempt to open the store. It grows until the store is healthy.
@@ -113,6 +112,12 @@ struct State<T> {
     /// Whether a thread is opening the store.
     is_reopening: bool,
     is_closed: bool,
+}
+
+/// Consecutive attempts to open a store that failed with a device error.
+struct Unreadable {
+    since: Instant,
+    attempts: u32,
 }
 
 /// Why a store is opened again.
@@ -140,8 +145,7 @@ impl<T: LsmStore> StoreGuard<T> {
             opened_at: Instant::now(),
             reason: String::new(),
             failures: 0,
-            device_failures: 0,
-            unreadable_since: None,
+            unreadable: None,
             is_new: false,
             pause: REOPEN_PAUSE_MIN,
             is_reopening: false,
@@ -225,7 +229,7 @@ impl<T: LsmStore> Shared<T> {
         (self.after_open)(&store);
         let mut state = self.state();
         state.is_reopening = false;
-        state.unreadable_since = None;
+        state.unreadable = None;
         if !state.is_closed {
             state.opened_at = Instant::now();
             state.is_new = false;
@@ -240,9 +244,9 @@ impl<T: LsmStore> Shared<T> {
         if problem.kind != FaultKind::Device || state.is_new {
             return None;
         }
-        state.device_failures += 1;
-        let since = *state.unreadable_since.get_or_insert_with(Instant::now);
-        let is_lasting = state.device_failures >= DEVICE_FAILURES_MAX && since.elapsed() >= UNREADABLE_FOR;
+        let unreadable = state.unreadable.get_or_insert_with(|| Unreadable { since: Instant::now(), attempts: 0 });
+        unreadable.attempts += 1;
+        let is_lasting = unreadable.attempts >= UNREADABLE_ATTEMPTS_MAX && unreadable.since.elapsed() >= UNREADABLE_FOR;
         is_lasting.then(|| problem.clone())
     }
 
@@ -257,11 +261,11 @@ impl<T: LsmStore> Shared<T> {
             let current = state.store.take();
             state.reason.clone_from(&reason);
             if state.opened_at.elapsed() >= HEALTHY_AFTER {
-                (state.failures, state.device_failures, state.pause) = (0, 0, REOPEN_PAUSE_MIN);
+                (state.failures, state.pause) = (0, REOPEN_PAUSE_MIN);
             }
             state.failures += 1;
-            state.device_failures += u32::from(kind == FaultKind::Device);
-            let is_damaged = kind == FaultKind::Damage || state.device_failures >= DEVICE_FAILURES_MAX;
+            // Device errors are not damage: after repeated failures, an attempt to open the store finds tables that cannot be read.
+            let is_damaged = kind == FaultKind::Damage;
             Incident {
                 failed: current,
                 damage: is_damaged.then(|| Damage::of_folder(&self.path, reason.clone())),
@@ -305,7 +309,7 @@ impl<T: LsmStore> Shared<T> {
             // The error of the LSM does not name the damaged file.
             if damage.is_some() {
                 let table = caught(|| damaged_table(&failed.keyspaces())).ok().flatten();
-                damage = table.or(damage);
+                damage = table.map(|table| table.of_kind(FaultKind::Damage)).or(damage);
             }
             close(failed);
         }
@@ -325,15 +329,15 @@ impl<T: LsmStore> Shared<T> {
                     if set_aside.is_ok() || is_unreadable {
                         damage = None;
                     }
-                    set_aside?;
+                    // The next attempt opens the store again after a pause: a disk on which no folder can be renamed is away.
+                    set_aside
+                        .map_err(|problem| if is_unreadable { problem.of_kind(FaultKind::Passing) } else { problem })?;
                 }
-                let store =
-                    self.open_or_set_aside(std::mem::take(&mut is_verified)).map_err(|failure| match failure {
-                        OpenFailure::Passing(problem) | OpenFailure::Damaged(problem) => problem,
-                        OpenFailure::Refused(reason) => {
-                            Damage::of_folder(&self.path, reason).of_kind(FaultKind::Passing)
-                        }
-                    })?;
+                let store = self.open_or_set_aside(is_verified).map_err(|failure| match failure {
+                    OpenFailure::Passing(problem) | OpenFailure::Damaged(problem) => problem,
+                    OpenFailure::Refused(reason) => Damage::of_folder(&self.path, reason).of_kind(FaultKind::Passing),
+                })?;
+                is_verified = false;
                 probe(&self.path, &store)?;
                 self.install(store);
                 Ok(())
@@ -386,7 +390,7 @@ impl<T: LsmStore> Shared<T> {
         }
         {
             let mut state = self.state();
-            (state.is_new, state.device_failures) = (true, 0);
+            (state.is_new, state.unreadable) = (true, None);
         }
         self.report.set_aside(damage, &kept_as);
         let needed = verify::bytes_in(&kept_as) + KEPT_FREE_BYTES;

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use fjall::Slice;
 
+use super::fault::FaultKind;
 use super::folder::{self, FolderError};
 use super::guard::close;
 use super::report::{Damage, StoreReport, StoreReports};
@@ -28,6 +29,9 @@ pub(crate) use thread::{MirrorThread, SyncRule};
 /// The pause before a copy is opened or rebuilt again: it doubles with each attempt that fails.
 const HEAL_PAUSE_MIN: Duration = Duration::from_millis(100);
 const HEAL_PAUSE_MAX: Duration = Duration::from_secs(5);
+/// How long the mirror waits for a copy that cannot be opened, although its files are not damaged, before it uses the other one: either
+/// may have batches that the other one lacks.
+const UNREADABLE_FOR: Duration = if cfg!(test) { Duration::from_millis(500) } else { Duration::from_secs(10) };
 /// The suffixes of the folders of the second copy, and of a copy that is being rebuilt.
 const SECOND: &str = "mirror";
 const REBUILD: &str = "rebuild";
@@ -73,6 +77,8 @@ pub(crate) struct Mirror {
     reported: Reported,
     heal_at: Option<Instant>,
     heal_pause: Duration,
+    /// Since one of the copies can be opened and the other one cannot, although its files are not damaged.
+    undecided_since: Option<Instant>,
 }
 
 /// How much of the store has failed in this incident.
@@ -88,12 +94,25 @@ struct Side {
     db: Option<CopyDb>,
     /// Why the copy is not open, reported when it has been rebuilt.
     problem: Option<Damage>,
+    /// Whether its files are sound and may have batches that the other copy lacks. A rebuild keeps them under another name.
+    is_unread: bool,
+}
+
+impl Side {
+    /// Whether the copy has files. A disk that cannot tell may have them.
+    fn exists(&self) -> bool {
+        self.path.try_exists().unwrap_or(true)
+    }
+
+    fn is_damaged(&self) -> bool {
+        self.problem.as_ref().is_some_and(Damage::is_damage)
+    }
 }
 
 impl Mirror {
     /// Opens both copies, or creates them. If neither can be opened now, [`Self::heal`] tries again later.
     pub fn open(path: &Path, settings: MirrorSettings, reports: StoreReports) -> Result<Self, MirrorFault> {
-        let side = |path: PathBuf| Side { path, db: None, problem: None };
+        let side = |path: PathBuf| Side { path, db: None, problem: None, is_unread: false };
         let mut mirror = Self {
             report: StoreReport::new(reports, settings.store),
             copies: [side(path.to_owned()), side(path.with_extension(SECOND))],
@@ -104,11 +123,12 @@ impl Mirror {
             reported: Reported::Nothing,
             heal_at: None,
             heal_pause: HEAL_PAUSE_MIN,
+            undecided_since: None,
         };
         mirror.refuse_newer()?;
         mirror.copies.iter().for_each(|side| verify::remove_copy(&side.path));
         mirror.open_copies();
-        let may_open_later = |side: &Side| side.path.is_dir() || side.problem.as_ref().is_some_and(Damage::is_of_disk);
+        let may_open_later = |side: &Side| side.exists() || side.problem.as_ref().is_some_and(Damage::is_of_disk);
         if mirror.is_closed() && !mirror.copies.iter().any(may_open_later) {
             return Err(MirrorFault(format!("cannot open the store `{}`: {}", settings.store, mirror.reason())));
         }
@@ -214,7 +234,7 @@ impl Mirror {
         if damage.is_damage()
             && let Some(table) = closed.db.as_ref().and_then(CopyDb::damaged_table)
         {
-            damage = table;
+            damage = table.of_kind(FaultKind::Damage);
         }
         close(closed.db.take());
         closed.problem = Some(damage.clone());
@@ -256,18 +276,16 @@ impl Mirror {
 
     /// Opens the copies that can be opened, and rebuilds the others.
     fn open_copies(&mut self) {
-        let is_new = self.copies.iter().all(|side| !side.path.is_dir());
+        let is_new = self.copies.iter().all(|side| !side.exists());
         for side in 0..self.copies.len() {
             // Only the first copy of a new store is created; the second one is rebuilt from it.
-            if side > 0 && !self.copies[side].path.is_dir() {
-                continue;
+            if self.copies[side].exists() || (side == 0 && is_new) {
+                self.open_copy(side);
             }
-            if side == 0 && !is_new && !self.copies[0].path.is_dir() {
-                continue;
-            }
-            self.open_copy(side);
         }
-        if self.is_closed() {
+        if self.is_undecided() {
+            self.copies.iter_mut().for_each(|side| close(side.db.take()));
+        } else if self.is_closed() {
             self.salvage();
         } else {
             self.prefer_newer();
@@ -282,21 +300,31 @@ impl Mirror {
         self.plan();
     }
 
-    fn open_copy(&mut self, side: usize) {
-        let path = self.copies[side].path.clone();
-        match CopyDb::open_checked(&path, &self.settings) {
-            Ok(db) => (self.copies[side].db, self.copies[side].problem) = (Some(db), None),
-            Err(failure) => self.copies[side].problem = Some(failure.damage(&path)),
+    fn open_copy(&mut self, at: usize) {
+        let side = &mut self.copies[at];
+        match CopyDb::open_checked(&side.path, &self.settings) {
+            Ok(db) => (side.db, side.problem) = (Some(db), None),
+            Err(failure) => side.problem = Some(failure.damage(&side.path)),
         }
+        side.is_unread = side.db.is_none() && !side.is_damaged();
+    }
+
+    /// Whether the mirror waits for a copy that cannot be opened now. The other one may lack acknowledged batches, and a batch that it
+    /// gets now may be discarded later.
+    fn is_undecided(&mut self) -> bool {
+        let is_one_unread = !self.is_closed() && self.copies.iter().any(|side| side.is_unread);
+        let since = self.undecided_since.unwrap_or_else(Instant::now);
+        let is_undecided = is_one_unread && since.elapsed() < UNREADABLE_FOR;
+        self.undecided_since = is_undecided.then_some(since);
+        is_undecided
     }
 
     /// Prefers a damaged copy if it has synced batches that the sound one lacks: the sound one had failed before the process ended.
     fn prefer_newer(&mut self) {
         let Some(sound) = self.copies.iter().position(|side| side.db.is_some()) else { return };
         let other = 1 - sound;
-        let is_damaged = self.copies[other].problem.as_ref().is_some_and(|problem| problem.is_damage());
         let has = self.copies[sound].db.as_ref().map_or(0, |db| db.state().seq);
-        if !is_damaged || self.copies[other].db.is_some() {
+        if !self.copies[other].is_damaged() || self.copies[other].db.is_some() {
             return;
         }
         let Ok(newer) = CopyDb::salvage(&self.copies[other].path, &self.settings) else { return };
@@ -331,15 +359,11 @@ impl Mirror {
 
     /// Opens copies whose journals are damaged, without the batches behind the damage.
     fn salvage(&mut self) {
-        let is_damaged = |side: &Side| side.problem.as_ref().is_some_and(|problem| problem.is_damage());
-        if !self.copies.iter().all(|side| is_damaged(side) || !side.path.is_dir()) {
+        if !self.copies.iter().all(|side| side.is_damaged() || !side.exists()) {
             return;
         }
-        for side in 0..self.copies.len() {
-            let path = self.copies[side].path.clone();
-            if path.is_dir() {
-                self.copies[side].db = CopyDb::salvage(&path, &self.settings).ok();
-            }
+        for side in self.copies.iter_mut().filter(|side| side.exists()) {
+            side.db = CopyDb::salvage(&side.path, &self.settings).ok();
         }
         if let Some(problem) = self.copies.iter_mut().find_map(|side| side.problem.take()) {
             self.report.data_lost(&problem);
@@ -375,11 +399,12 @@ impl Mirror {
     /// Whether the copy is whole and open now.
     fn rebuild(&mut self, source: usize, target: usize) -> bool {
         let Some(db) = &self.copies[source].db else { return false };
-        let path = self.copies[target].path.clone();
-        let rebuilt = copy::guarded(|| db.copy_to(&path.with_extension(REBUILD), &path, &self.settings));
+        let (path, is_unread) = (self.copies[target].path.clone(), self.copies[target].is_unread);
+        let rebuilt = copy::guarded(|| db.copy_to(&path.with_extension(REBUILD), &path, is_unread, &self.settings));
         match rebuilt {
             Ok(Copied { db: copy, lost }) => {
                 self.copies[target].db = Some(copy);
+                self.copies[target].is_unread = false;
                 if let Some(problem) = self.copies[target].problem.take() {
                     self.report.copy_rebuilt(&problem);
                 }

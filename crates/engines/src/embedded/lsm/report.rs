@@ -181,10 +181,10 @@ impl StoreReport {
         let store = self.store;
         tracing::info!(store, "store is open again");
         metrics::gauge!("whimbrel_store_up", "store" => store).set(1.0);
-        self.reports.health.set_working(store);
         (self.reports.events)(
             Event::new("store_recovered", format!("the store `{store}` is open again")).with("store", store),
         );
+        self.reports.health.set_working(store);
     }
 
     /// Reports that readers skip a damaged part of the store, which has no other copy.

@@ -12,6 +12,7 @@ use std::time::Duration;
 use fjall::{AbstractTree as _, Keyspace, KeyspaceCreateOptions};
 use xxhash_rust::xxh3::Xxh3;
 
+use super::fault::FaultKind;
 use super::folder::{self, FolderError, FolderState};
 use super::guard::caught;
 use super::journal::{self, JournalError};
@@ -101,9 +102,9 @@ fn verify_once(folder: &Path, on_read: OnRead<'_>) -> StoreCheck {
         Err(error) => return StoreCheck::NotChecked { reason: format!("cannot copy it: {error}") },
     };
     let read = caught(|| read_all(&copy.0, on_read));
-    match read.unwrap_or_else(|panic| Err(TableDamage { file: copy.0.clone(), reason: panic })) {
+    match read.unwrap_or_else(|panic| Err(TableDamage::of(copy.0.clone(), panic))) {
         Ok(()) => StoreCheck::Sound { files },
-        Err(TableDamage { file, reason }) => {
+        Err(TableDamage { file, reason, .. }) => {
             let file = original(&file, &copy.0, folder).unwrap_or_else(|| folder.to_owned());
             StoreCheck::Damaged { file, position: 0, reason }
         }
@@ -122,14 +123,22 @@ fn original(file: &Path, copy: &Path, folder: &Path) -> Option<PathBuf> {
 pub(super) struct TableDamage {
     pub file: PathBuf,
     pub reason: String,
+    /// Wrong bytes, or bytes that the device cannot read.
+    pub kind: FaultKind,
+}
+
+impl TableDamage {
+    fn of(file: PathBuf, reason: String) -> Self {
+        Self { file, reason, kind: FaultKind::Damage }
+    }
 }
 
 fn read_all(copy: &Path, on_read: OnRead<'_>) -> Result<(), TableDamage> {
-    let failed = |error: &dyn std::fmt::Display| TableDamage { file: copy.to_owned(), reason: error.to_string() };
+    let failed = |error: &dyn std::fmt::Display| TableDamage::of(copy.to_owned(), error.to_string());
     let checked = journal::repair(copy).map_err(|error| failed(&error))?;
     let checked = std::path::absolute(copy).map(|copy| manifest::check(&copy, checked.last_seqno.is_some()));
     checked.map_err(|error| failed(&error))?.map_err(|error| match error {
-        FolderError::Damaged { file, reason } => TableDamage { file, reason },
+        FolderError::Damaged { file, reason } => TableDamage::of(file, reason),
         error => failed(&error),
     })?;
     let database = small_database(copy, CACHE_BYTES).open().map_err(|error| failed(&error))?;
@@ -143,25 +152,19 @@ fn read_all(copy: &Path, on_read: OnRead<'_>) -> Result<(), TableDamage> {
 /// Reads every table file of a keyspace and compares its checksum with the one that the LSM recorded.
 pub(super) fn check_tables(keyspace: &Keyspace, on_read: OnRead<'_>) -> Result<(), TableDamage> {
     for table in keyspace.tree.current_version().iter_tables() {
-        let reason = match checksum_of(&table.path, on_read) {
+        let (kind, reason) = match checksum_of(&table.path, on_read) {
             Ok(checksum) if checksum == table.checksum().into_u128() => continue,
-            Ok(_) => "the checksum of the table is wrong".to_owned(),
-            Err(error) if is_damage(&error) => error.to_string(),
-            Err(error) => {
-                // For want of file descriptors or memory, for example: that is no reason to set a sound store aside.
-                tracing::warn!(table = %table.path.display(), %error, "cannot check a table; its checksum is not compared");
-                continue;
-            }
+            Ok(_) => (FaultKind::Damage, "the checksum of the table is wrong".to_owned()),
+            Err(error) => (FaultKind::of_io(&error), error.to_string()),
         };
-        return Err(TableDamage { file: table.path.to_path_buf(), reason });
+        if !matches!(kind, FaultKind::Damage | FaultKind::Device) {
+            // For want of file descriptors or memory, for example: that is no reason to set a sound store aside.
+            tracing::warn!(table = %table.path.display(), reason, "cannot check a table; its checksum is not compared");
+            continue;
+        }
+        return Err(TableDamage { file: table.path.to_path_buf(), reason, kind });
     }
     Ok(())
-}
-
-/// A table that is gone, or that the disk cannot read.
-fn is_damage(error: &io::Error) -> bool {
-    let is_unreadable = error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error());
-    is_unreadable || error.kind() == io::ErrorKind::NotFound
 }
 
 fn checksum_of(table: &Path, on_read: OnRead<'_>) -> io::Result<u128> {

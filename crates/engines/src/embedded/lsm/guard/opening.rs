@@ -66,7 +66,7 @@ pub(super) fn open_checked<T: LsmStore>(
     let (store, in_tables, damaged_table) = opened.map_err(|error| Damage::of_lsm(path, &error))?;
     if let Some(damage) = damaged_table {
         close(store);
-        return Err(OpenFailure::Damaged(damage));
+        return Err(damage.into());
     }
     if in_tables.is_some_and(|seqno| checked.misses(seqno)) {
         close(store);
@@ -75,10 +75,10 @@ pub(super) fn open_checked<T: LsmStore>(
     Ok(store)
 }
 
-/// The first damaged table of these keyspaces.
+/// The first table of these keyspaces that is damaged, or that the disk cannot read.
 pub(in super::super) fn damaged_table(keyspaces: &[Keyspace]) -> Option<Damage> {
     let damage = keyspaces.iter().find_map(|keyspace| verify::check_tables(keyspace, &|_| {}).err())?;
-    Some(Damage::of_file(&damage.file, damage.reason))
+    Some(Damage::of_file(&damage.file, damage.reason).of_kind(damage.kind))
 }
 
 /// Writes and syncs a test value. A disk that does not take it is no reason to discard files that can be read.

@@ -188,8 +188,14 @@ impl CopyDb {
     /// Makes a synced copy in `folder`, moves it to `path` in place of the existing copy, and opens it.
     ///
     /// If a table cannot be read, takes the missing entries from the existing copy at `path`, as far as it has them, and keeps that copy
-    /// under another name.
-    pub fn copy_to(&self, folder: &Path, path: &Path, settings: &MirrorSettings) -> Result<Copied, CopyFailure> {
+    /// under another name. Also keeps an existing copy that `is_unread`.
+    pub fn copy_to(
+        &self,
+        folder: &Path,
+        path: &Path,
+        is_unread: bool,
+        settings: &MirrorSettings,
+    ) -> Result<Copied, CopyFailure> {
         remove_folder(folder)?;
         let copy = Self::open_unchecked(folder, settings)?;
         let state = self.state_keyspace.get(STATE_KEY)?.as_deref().and_then(CopyState::decode).unwrap_or_default();
@@ -201,8 +207,11 @@ impl CopyDb {
                 lost = Some(format!("a table of `{name}` cannot be read; entries may be missing or outdated"));
             }
         }
-        let keeps_old = lost.is_some() && path.is_dir();
-        if keeps_old && let Ok(old) = Self::salvage(path, settings) {
+        let keeps_old = (lost.is_some() || is_unread) && path.is_dir();
+        if keeps_old
+            && lost.is_some()
+            && let Ok(old) = Self::salvage(path, settings)
+        {
             copy.fill_from(&old, state)?;
             close(old);
         }

@@ -98,6 +98,49 @@ fn a_copy_that_lost_its_synced_end_is_rebuilt_and_reported() {
     }
 }
 
+/// Copies of which the side has the last, acknowledged rows alone, and cannot be opened until the returned file is removed.
+fn with_an_unreadable_newer_copy(scene: &Scene, side: usize) -> PathBuf {
+    let kept = scene.folder.path().join("kept");
+    copy_folder(&scene.copies()[1 - side], &kept);
+    let mut mirror = scene.open();
+    put(&mut mirror, COUNT);
+    put(&mut mirror, COUNT + 1);
+    drop(mirror);
+    std::fs::remove_dir_all(&scene.copies()[1 - side]).unwrap();
+    std::fs::rename(&kept, &scene.copies()[1 - side]).unwrap();
+    // A link to itself: every access fails, as it would on a failing disk.
+    let journal = scene.copies()[side].join("1.jnl");
+    std::os::unix::fs::symlink(&journal, &journal).unwrap();
+    journal
+}
+
+#[test]
+fn a_newer_copy_that_cannot_be_opened_for_a_moment_is_used_afterwards() {
+    for side in 0..2 {
+        let scene = Scene::new();
+        let obstacle = with_an_unreadable_newer_copy(&scene, side);
+        let mut mirror = scene.open();
+        assert!(mirror.get(ROWS, b"key 0000").is_err(), "the mirror does not know yet which copy is newer");
+        assert_eq!(scene.seen.kinds(), ["store_failed"]);
+        std::fs::remove_file(obstacle).unwrap();
+        mirror.heal();
+        assert_eq!(count(&mut mirror), COUNT + 2);
+        assert_eq!(scene.seen.kinds(), ["store_failed", "store_copy_rebuilt", "store_recovered"]);
+    }
+}
+
+#[test]
+fn a_copy_that_cannot_be_opened_for_long_is_kept_under_another_name() {
+    let scene = Scene::new();
+    with_an_unreadable_newer_copy(&scene, 0);
+    let mut mirror = scene.open();
+    std::thread::sleep(UNREADABLE_FOR);
+    mirror.heal();
+    assert_eq!(count(&mut mirror), COUNT);
+    assert_eq!(scene.seen.kinds(), ["store_failed", "store_copy_rebuilt", "store_recovered"]);
+    assert!(scene.folder.path().join("devices.damaged/0.jnl").exists());
+}
+
 #[test]
 fn a_copy_that_misses_only_unsynced_batches_is_rebuilt_without_an_event() {
     let scene = Scene::new();
