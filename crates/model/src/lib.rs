@@ -1,14 +1,15 @@
-//! The words of Whimbrel and the ports between its parts.
+//! The domain types of Whimbrel, and the ports between its parts: names, ids, records, times, limits, and the traits that engines
+//! implement and roles use.
 //!
-//! What is here is shared by everybody: names, ids, records, times, limits, and the traits that engines
-//! implement and roles use. It knows no engine, no network and no file; it must never depend on another
-//! room of the house.
+//! This crate knows no engine, no network and no file, and depends on no other crate of the workspace.
 
 pub mod clock;
 pub mod event;
+pub mod header_rules;
 pub mod hold;
 pub mod id;
 pub mod limits;
+pub mod log_walk;
 pub mod name;
 pub mod partitioner;
 pub mod people;

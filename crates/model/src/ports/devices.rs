@@ -17,6 +17,30 @@ pub enum Provider {
     Http,
 }
 
+impl Provider {
+    pub const ALL: [Self; 4] = [Self::Apns, Self::Fcm, Self::Webpush, Self::Http];
+
+    /// Its name in requests, settings and metrics.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Apns => "apns",
+            Self::Fcm => "fcm",
+            Self::Webpush => "webpush",
+            Self::Http => "http",
+        }
+    }
+
+    /// The settings to add so that the horn can call the provider.
+    pub fn missing_settings(self) -> &'static str {
+        match self {
+            Self::Apns => "set horn.apns.key_file, key_id, team_id and topic",
+            Self::Fcm => "set horn.fcm.service_account",
+            Self::Webpush => "set horn.webpush.key_file and subject",
+            Self::Http => "let plain HTTP be called",
+        }
+    }
+}
+
 /// Where notices for one device go. Fields are only ever added, with a default.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {

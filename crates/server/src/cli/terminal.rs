@@ -6,7 +6,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::{Value, json};
-use whimbrel_roles::gateway::websocket::{ClientError, ClientSocket, Message};
+use whimbrel_people::gateway::websocket::{ClientError, ClientSocket, Message};
 
 use super::Failure;
 use super::connect::converse;

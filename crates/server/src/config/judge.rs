@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
+use whimbrel_api::endpoint::AddressGuard;
 use whimbrel_engines::embedded::{LogSettings, record_bytes_max};
 use whimbrel_model::format_duration;
 use whimbrel_model::limits::KEY_MAX_BYTES;
-use whimbrel_roles::worker::AddressGuard;
 
 use super::Settings;
 use super::people::PresenceEngineName;

@@ -3,9 +3,9 @@
 use std::io::Write as _;
 use std::net::SocketAddr;
 
+use whimbrel_catalogue::topics::Registry;
 use whimbrel_engines::resolve::Engines;
 use whimbrel_model::HOLDS_TOPIC;
-use whimbrel_roles::topics::Registry;
 
 use crate::config::Config;
 

@@ -8,18 +8,18 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
-use whimbrel_model::ports::{
-    Ask, Coordination, Dispatch, DispatchAsk, DispatchTold, Holds, Member, Membership, MinuteRow, PortFuture, Told,
-};
-use whimbrel_model::{Clock, EventSink, SubscriptionNumber, Timestamp, TopicNumber};
-use whimbrel_roles::owners::{
+use whimbrel_catalogue::topic_stats::TopicStats;
+use whimbrel_catalogue::topics::Memberships;
+use whimbrel_cluster::{
     Admission, CENTER_ROLE, Desk, DeskError, DispatchDesk, DispatchDeskError, DispatchRouter, Duties, Family,
     HOLDS_FAMILY, JoinError, Keeper, KeeperParts, KeeperSettings, KeyCheck, OWNER_WAIT_DEFAULT, PeerSettings, Peers,
     Resignations, Router, Sight, dispatch_service, service,
 };
-use whimbrel_roles::stats::TopicStats;
-use whimbrel_roles::topics::Memberships;
-use whimbrel_roles::worker::{CallDesks, workers_service};
+use whimbrel_egress::worker::{CallDesks, workers_service};
+use whimbrel_model::ports::{
+    Ask, Coordination, Dispatch, DispatchAsk, DispatchTold, Holds, Member, Membership, MinuteRow, PortFuture, Told,
+};
+use whimbrel_model::{Clock, EventSink, SubscriptionNumber, Timestamp, TopicNumber};
 
 use super::descriptors::Descriptors;
 use super::guard::Guard;

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use whimbrel_catalogue::subscriptions::{SubscriptionPorts, Subscriptions, ensure_notices_subscription};
+use whimbrel_catalogue::topic_stats::TopicStats;
+use whimbrel_catalogue::topics::Registry;
+use whimbrel_dispatch::{DispatchPorts, Dispatcher};
+use whimbrel_egress::worker::{PoolParts, WORKER_ROLE, Worker, WorkerPool};
 use whimbrel_engines::resolve::Engines;
+use whimbrel_ingress::LiveWorkers;
 use whimbrel_model::ports::Callbacks;
 use whimbrel_model::{Clock, EventSink};
-use whimbrel_roles::center::dispatch::{DispatchPorts, Dispatcher};
-use whimbrel_roles::receive::LiveWorkers;
-use whimbrel_roles::stats::TopicStats;
-use whimbrel_roles::subscriptions::{SubscriptionPorts, Subscriptions, ensure_notices_subscription};
-use whimbrel_roles::topics::Registry;
-use whimbrel_roles::worker::{PoolParts, WORKER_ROLE, Worker, WorkerPool};
 
 use super::cluster::Cluster;
 use super::{cannot_start, wiring};

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse as _, Response};
 use http::header::{HOST, TRANSFER_ENCODING};
 use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Version};
-use whimbrel_roles::receive::{Code, Problem};
+use whimbrel_ingress::{Code, Problem};
 
 /// The answer to a request that is not valid; `None` where it is.
 pub fn refusal(version: Version, headers: &HeaderMap, headers_max: usize) -> Option<Response> {

@@ -18,8 +18,8 @@ use http::header::{
     ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_METHOD, VARY,
 };
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
-use whimbrel_roles::gateway;
-use whimbrel_roles::receive::{Code, Problem};
+use whimbrel_ingress::{Code, Problem};
+use whimbrel_people::gateway;
 
 use super::origins::{Judged, Origins, host_of};
 use crate::config::Config;

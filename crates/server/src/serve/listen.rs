@@ -26,7 +26,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
-use whimbrel_roles::lingering::{LingerLimits, LingeringStream, Unread};
+use whimbrel_people::lingering::{LingerLimits, LingeringStream, Unread};
 
 use super::descriptors::Descriptors;
 use super::framing;

@@ -12,7 +12,7 @@
 
 use http::header::{HOST, ORIGIN};
 use http::{HeaderMap, HeaderValue, Uri};
-use whimbrel_roles::gateway::is_public_name;
+use whimbrel_people::gateway::is_public_name;
 
 /// Pages that may.
 #[derive(Debug, Clone, PartialEq, Eq)]

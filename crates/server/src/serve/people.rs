@@ -7,25 +7,25 @@ use std::time::Duration;
 use axum::Router;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use whimbrel_catalogue::platforms::Platforms;
+use whimbrel_catalogue::topics::Registry;
+use whimbrel_cluster::reachability::{ReachParts, Reachability};
+use whimbrel_cluster::{
+    CARRIER_ROLE, Duties, Family, OWNER_WAIT_DEFAULT, PUSH_FAMILY, Resignations, Sight, resignations,
+};
+use whimbrel_egress::horn::{Horn, HornCallbacks, HornParts, HornsElsewhere};
+use whimbrel_egress::worker::{CallDesks, Worker};
 use whimbrel_engines::resolve::Engines;
 use whimbrel_model::ports::{Callbacks, Carriers, PortFuture, Presence};
 use whimbrel_model::push::PUSH_TOPIC;
 use whimbrel_model::{Clock, EventSink, IdMint};
-use whimbrel_roles::carrier::{Carrier, CarrierPorts};
-use whimbrel_roles::gateway::Gateway;
-use whimbrel_roles::gateway::tokens::Tokens;
-use whimbrel_roles::horn::{Horn, HornCallbacks, HornParts, HornsElsewhere};
-use whimbrel_roles::links::{CarrierLinkParts, CarrierLinks, GatewayLinks, carriers_service};
-use whimbrel_roles::owners::{
-    CARRIER_ROLE, Duties, Family, OWNER_WAIT_DEFAULT, PUSH_FAMILY, Resignations, Sight, resignations,
-};
-use whimbrel_roles::platforms::Platforms;
-use whimbrel_roles::presence::{
+use whimbrel_people::carrier::{Carrier, CarrierPorts};
+use whimbrel_people::gateway::Gateway;
+use whimbrel_people::gateway::tokens::Tokens;
+use whimbrel_people::links::{CarrierLinkParts, CarrierLinks, GatewayLinks, carriers_service};
+use whimbrel_people::presence::{
     NoEvents, PresenceEvent, PresenceEvents, PresencePeers, PresenceTopic, Station, StationParts, presence_service,
 };
-use whimbrel_roles::reachability::{ReachParts, Reachability};
-use whimbrel_roles::topics::Registry;
-use whimbrel_roles::worker::{CallDesks, Worker};
 
 use super::cluster::{AddServices, Cluster, Ground, NobodyHere};
 use super::{cannot_start, people_wiring};

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
+use whimbrel_egress::horn::{ApnsSettings, FcmSettings, HornSettings, HttpSettings, WebPushSettings};
 use whimbrel_model::ports::Provider;
 use whimbrel_model::subscription::SigningSecret;
-use whimbrel_roles::carrier::CarrierSettings;
-use whimbrel_roles::gateway::GatewaySettings;
-use whimbrel_roles::gateway::tokens::{ClientKey, TokenSettings, Tokens};
-use whimbrel_roles::horn::{ApnsSettings, FcmSettings, HornSettings, HttpSettings, WebPushSettings};
-use whimbrel_roles::presence::PresenceSettings;
+use whimbrel_people::carrier::CarrierSettings;
+use whimbrel_people::gateway::GatewaySettings;
+use whimbrel_people::gateway::tokens::{ClientKey, TokenSettings, Tokens};
+use whimbrel_people::presence::PresenceSettings;
 
 use super::wiring::device_guard;
 use crate::cli::Failure;
@@ -105,7 +105,7 @@ pub fn key_problems(config: &Config) -> Vec<String> {
 }
 
 fn horn(config: &Config) -> Result<(), Failure> {
-    whimbrel_roles::horn::check(horn_settings(config)?).map_err(|error| Failure::new(error.to_string()))
+    whimbrel_egress::horn::check(horn_settings(config)?).map_err(|error| Failure::new(error.to_string()))
 }
 
 /// What the horn takes.

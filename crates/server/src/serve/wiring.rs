@@ -4,17 +4,18 @@
 use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
+use whimbrel_api::endpoint::AddressGuard;
+use whimbrel_catalogue::topics::TopicDefaults;
+use whimbrel_dispatch::DispatchSettings;
+use whimbrel_dispatch::breaker::BreakerSettings;
+use whimbrel_egress::worker::WorkerSettings;
 use whimbrel_engines::embedded::{LogSettings, NotebookSettings, OpenError, ReceiptSettings, TimerSettings};
 use whimbrel_engines::resolve::{
     CoordinationEngine, EngineError, EngineSettings, Engines, LogEngine, StateEngine, resolve,
 };
+use whimbrel_holds::HoldsSettings;
+use whimbrel_ingress::{ApiKey, PageInfo, ReceiveSettings, Scope, Secret};
 use whimbrel_model::{Clock, EventSink, Retention};
-use whimbrel_roles::center::HoldsSettings;
-use whimbrel_roles::center::dispatch::DispatchSettings;
-use whimbrel_roles::center::dispatch::breaker::BreakerSettings;
-use whimbrel_roles::receive::{ApiKey, PageInfo, ReceiveSettings, Scope, Secret};
-use whimbrel_roles::topics::TopicDefaults;
-use whimbrel_roles::worker::{AddressGuard, WorkerSettings};
 
 use crate::cli::Failure;
 use crate::config::{Config, CoordinationEngineName, KeyEntry, LogEngineName, PresenceEngineName, StateEngineName};

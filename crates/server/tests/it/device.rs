@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
-use whimbrel_roles::gateway::websocket::{ClientSocket, Message};
+use whimbrel_people::gateway::websocket::{ClientSocket, Message};
 
 use super::server::{PATIENCE, Server};
 

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::json;
 use tempfile::TempDir;
+use whimbrel_catalogue::topics::{Registry, RegistryPorts, TopicDefaults};
 use whimbrel_client::{NewPush, PeopleLetters, PlatformInfo};
 use whimbrel_engines::embedded::{LogSettings, NotebookSettings, ReceiptSettings, TimerSettings};
 use whimbrel_engines::resolve::{CoordinationEngine, EngineSettings, LogEngine, StateEngine, resolve};
@@ -19,7 +20,6 @@ use whimbrel_model::ports::Entry;
 use whimbrel_model::push::{HEADER_PUSH, PUSH_DEAD_TOPIC, PushDead, PushMessage, PushTask};
 use whimbrel_model::record::HEADER_ID;
 use whimbrel_model::{Headers, HeadersBuilder, PUSH_TOPIC, Record, SystemClock, Timestamp};
-use whimbrel_roles::topics::{Registry, RegistryPorts, TopicDefaults};
 
 use super::deliver::Site;
 use super::device::{Device, Hello};

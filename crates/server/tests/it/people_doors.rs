@@ -6,9 +6,9 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use whimbrel_api::protocol::gateway_client::GatewayClient;
+use whimbrel_api::protocol::{ClientFrame, client_frame, server_frame};
 use whimbrel_client::NewPush;
-use whimbrel_roles::protocol::gateway_client::GatewayClient;
-use whimbrel_roles::protocol::{ClientFrame, client_frame, server_frame};
 
 use super::deliver::Site;
 use super::device::{Device, Hello};

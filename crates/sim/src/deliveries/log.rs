@@ -3,10 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use whimbrel_catalogue::topics::Growth;
 use whimbrel_model::partitioner::partition_of;
 use whimbrel_model::ports::{LogError, ReadBatch};
 use whimbrel_model::{Hold, HoldId, PartitionId, Record, StoredRecord, Timestamp, TopicNumber};
-use whimbrel_roles::topics::Growth;
 
 pub const TOPIC: TopicNumber = TopicNumber(1);
 pub const RETRIES: PartitionId = PartitionId { topic: TopicNumber(2), index: 0 };

@@ -4,12 +4,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use whimbrel_dispatch::letters::Parcel;
+use whimbrel_dispatch::line::Line;
+use whimbrel_dispatch::saved;
+use whimbrel_dispatch::window::{ReadWanted, Resume, Ticket};
 use whimbrel_model::ports::CallOutcome;
 use whimbrel_model::{Hold, PartitionId, Record, Timestamp};
-use whimbrel_roles::center::dispatch::letters::Parcel;
-use whimbrel_roles::center::dispatch::line::Line;
-use whimbrel_roles::center::dispatch::saved;
-use whimbrel_roles::center::dispatch::window::{ReadWanted, Resume, Ticket};
 
 use super::log::RETRIES;
 use super::store::{Memory, Row, Rows};

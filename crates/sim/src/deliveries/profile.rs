@@ -1,7 +1,7 @@
 //! What kinds of trouble a run of deliveries has, and the settings it runs with. Both follow from the seed.
 
+use whimbrel_dispatch::window::WindowLimits;
 use whimbrel_model::subscription::{OnExhausted, Ordering, RetryPolicy};
-use whimbrel_roles::center::dispatch::window::WindowLimits;
 
 use super::endpoint::Endpoint;
 use super::world::Settings;

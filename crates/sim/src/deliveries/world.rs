@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use whimbrel_dispatch::judge::{Failure, Verdict, judge};
+use whimbrel_dispatch::letters::{BroughtRetry, Parcel, RetryTopic, buried};
+use whimbrel_dispatch::line::{Line, LineRules, Next};
+use whimbrel_dispatch::window::{Arrival, Ticket, WindowLimits};
 use whimbrel_model::ports::{LogError, ProgressError};
 use whimbrel_model::subscription::{Mode, OnExhausted, Ordering, RetryPolicy};
 use whimbrel_model::{Headers, PartitionId, Record, SubscriptionNumber, SubscriptionSpec, Timestamp};
-use whimbrel_roles::center::dispatch::judge::{Failure, Verdict, judge};
-use whimbrel_roles::center::dispatch::letters::{BroughtRetry, Parcel, RetryTopic, buried};
-use whimbrel_roles::center::dispatch::line::{Line, LineRules, Next};
-use whimbrel_roles::center::dispatch::window::{Arrival, Ticket, WindowLimits};
 
 use super::Check;
 use super::endpoint::Endpoint;

@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
+use whimbrel_catalogue::topics::Growth;
+use whimbrel_catalogue::topics::agreement::Growing;
 use whimbrel_model::ports::{Member, Node, Owner, Picture};
-use whimbrel_roles::topics::Growth;
-use whimbrel_roles::topics::agreement::Growing;
 
 /// How long a lease lasts after it was kept alive.
 pub const LEASE_MS: u64 = 5_000;

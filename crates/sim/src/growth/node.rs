@@ -1,6 +1,6 @@
 //! One node: its view of the entry and of the members, its session by its own clock, and its gate.
 
-use whimbrel_roles::topics::agreement::Participant;
+use whimbrel_catalogue::topics::agreement::Participant;
 
 use super::coordination::{LEASE_MS, SimEntry};
 

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use whimbrel_catalogue::topics::Growth;
+use whimbrel_catalogue::topics::agreement::{Growing, Roll, Sight, Step};
 use whimbrel_model::TopicNumber;
 use whimbrel_model::partitioner::partition_of;
-use whimbrel_roles::topics::Growth;
-use whimbrel_roles::topics::agreement::{Growing, Roll, Sight, Step};
 
 use super::Check;
 use super::coordination::{LEASE_MS, SimCoordination, SimEntry};

@@ -8,11 +8,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use whimbrel_cluster::owner_clock::Reading;
+use whimbrel_holds::shard::{AskId, Effect, Input, Shard};
 use whimbrel_model::clock::{ClockSource, Sample, StepLimits};
 use whimbrel_model::ports::{Applied, TimersError, Write};
 use whimbrel_model::{Clock as _, GuardedClock};
-use whimbrel_roles::center::holds::clock::Reading;
-use whimbrel_roles::center::holds::shard::{AskId, Effect, Input, Shard};
 
 /// A call on its way.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use whimbrel_roles::center::HoldsSettings;
+use whimbrel_holds::HoldsSettings;
 
 use crate::Rng;
 

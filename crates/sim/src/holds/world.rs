@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use whimbrel_cluster::owner_clock::Reading;
+use whimbrel_holds::HoldsSettings;
+use whimbrel_holds::shard::{AskId, Committed, Decision, Effect, Input, Shard, Written};
 use whimbrel_model::clock::StepLimits;
 use whimbrel_model::ports::{Ask, HoldsError, LogError, ReadBatch, Told, Write};
 use whimbrel_model::{Ending, Hold, HoldRecord, Record, StoredRecord, Timestamp, TopicNumber};
-use whimbrel_roles::center::HoldsSettings;
-use whimbrel_roles::center::holds::clock::Reading;
-use whimbrel_roles::center::holds::shard::{AskId, Committed, Decision, Effect, Input, Shard, Written};
 
 use super::Check;
 use super::answers::Question;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use whimbrel_model::people::{Platform, Uid};
 use whimbrel_model::ports::{Arrival, Delivery, DeliveryPlace, Resume};
-use whimbrel_roles::carrier::partition::user_epoch;
+use whimbrel_people::carrier::partition::user_epoch;
 
 use super::Check;
 use super::truth::SeatKey;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use whimbrel_model::people::{CloseCode, GatewayId};
 use whimbrel_model::ports::{Arrival, Delivery, DeliveryPlace, ToCarrier, ToGateway};
-use whimbrel_roles::gateway::{Delivered, Format, GatewaySettings, Phase, State, Tick, Who};
+use whimbrel_people::gateway::{Delivered, Format, GatewaySettings, Phase, State, Tick, Who};
 
 use super::Check;
 use super::devices::Frame;

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use whimbrel_model::people::{CloseCode, Uid};
 use whimbrel_model::ports::ToGateway;
 use whimbrel_model::push::{PushKick, PushTask};
-use whimbrel_roles::gateway::{Phase, State};
+use whimbrel_people::gateway::{Phase, State};
 
 use super::Check;
 use super::gateway::SimGateway;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use whimbrel_model::people::GatewayId;
 use whimbrel_model::ports::{Delivery, DeliveryPlace, ToCarrier, ToGateway};
-use whimbrel_roles::carrier::partition::Input;
+use whimbrel_people::carrier::partition::Input;
 
 use super::world::{Event, World};
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use whimbrel_model::people::GatewayId;
 use whimbrel_model::ports::{DeliveryPlace, ReadBatch, ToCarrier, ToGateway};
-use whimbrel_roles::carrier::partition::{Effect, Input, Partition, Trouble};
+use whimbrel_people::carrier::partition::{Effect, Input, Partition, Trouble};
 
 use super::Check;
 use super::profile::PeopleProfile;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use whimbrel_model::people::Uid;
 use whimbrel_model::ports::{Applied, InboxChange, InboxWrite, RowKey};
-use whimbrel_roles::carrier::user_box::UserBox;
+use whimbrel_people::carrier::user_box::UserBox;
 
 use super::Check;
 use super::profile::PeopleProfile;

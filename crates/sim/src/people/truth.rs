@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use whimbrel_model::people::{Platform, Uid};
 use whimbrel_model::push::{PushMessage, seq_of};
-use whimbrel_roles::carrier::user_box::UserBox;
+use whimbrel_people::carrier::user_box::UserBox;
 
 use super::Check;
 

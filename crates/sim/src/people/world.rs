@@ -9,8 +9,8 @@ use whimbrel_model::people::{GatewayId, Platform, PlatformSettings, Uid};
 use whimbrel_model::ports::{Applied, InboxError, InboxWrite, RowKey, ToCarrier, ToGateway};
 use whimbrel_model::push::{PushMessage, PushTask};
 use whimbrel_model::{Record, SessionsRule, StoredRecord, Timestamp};
-use whimbrel_roles::carrier::partition::{Input, Letter};
-use whimbrel_roles::carrier::{CarrierSettings, PlatformRules};
+use whimbrel_people::carrier::partition::{Input, Letter};
+use whimbrel_people::carrier::{CarrierSettings, PlatformRules};
 
 use super::Check;
 use super::devices::{Device, Frame};

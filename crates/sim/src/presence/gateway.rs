@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::{GatewayId, OnlineSession, Platform, SessionId, Uid};
-use whimbrel_roles::presence::book::{Book, BookLimits};
-use whimbrel_roles::presence::packet::{Answer, AskGateway, Packet};
+use whimbrel_people::presence::book::{Book, BookLimits};
+use whimbrel_people::presence::packet::{Answer, AskGateway, Packet};
 
 use super::Check;
 

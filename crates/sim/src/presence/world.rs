@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use whimbrel_model::people::{GatewayId, Uid};
-use whimbrel_roles::presence::ledger::Question;
-use whimbrel_roles::presence::packet::{Answer, AskGateway, Packet};
-use whimbrel_roles::presence::proxy::spread;
-use whimbrel_roles::presence::settings::{Layout, PresenceSettings};
+use whimbrel_people::presence::ledger::Question;
+use whimbrel_people::presence::packet::{Answer, AskGateway, Packet};
+use whimbrel_people::presence::proxy::spread;
+use whimbrel_people::presence::settings::{Layout, PresenceSettings};
 
 use super::Check;
 use super::gateway::{SimGateway, Truth};

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use whimbrel_model::people::{GatewayId, Uid};
-use whimbrel_roles::presence::ledger::{Ledger, LedgerCounts, LedgerTimes, Question, Todo};
-use whimbrel_roles::presence::packet::{News, Packet, shard_of};
+use whimbrel_people::presence::ledger::{Ledger, LedgerCounts, LedgerTimes, Question, Todo};
+use whimbrel_people::presence::packet::{News, Packet, shard_of};
 
 use super::Check;
 use super::gateway::{There, Truth};

@@ -1,8 +1,8 @@
 //! Long times that pass in moments: an hour of a failing key, days of a dead endpoint, a crash at any moment.
 
 use super::scene::{Scene, ordered};
+use whimbrel_dispatch::window::WindowLimits;
 use whimbrel_model::subscription::{OnExhausted, RetryPolicy};
-use whimbrel_roles::center::dispatch::window::WindowLimits;
 use whimbrel_sim::deliveries::world::Settings;
 
 const HOUR: i64 = 3_600_000;

@@ -1,9 +1,9 @@
 //! A world that is played by hand: each step is checked against what really happened.
 
+use whimbrel_dispatch::window::WindowLimits;
 use whimbrel_model::PartitionId;
 use whimbrel_model::partitioner::partition_of;
 use whimbrel_model::subscription::{OnExhausted, Ordering, RetryPolicy};
-use whimbrel_roles::center::dispatch::window::WindowLimits;
 use whimbrel_sim::Rng;
 use whimbrel_sim::deliveries::Check;
 use whimbrel_sim::deliveries::log::TOPIC;

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::scene::{Scene, quiet, withdraw};
+use whimbrel_holds::HoldsSettings;
 use whimbrel_model::ports::{Ask, HoldQuery, HoldsError, NewDue, Told};
 use whimbrel_model::{Ending, Hold, HoldEnd, Timestamp, TopicNumber};
-use whimbrel_roles::center::HoldsSettings;
 use whimbrel_sim::holds::world::CommitFault;
 
 const MINUTE: i64 = 60_000;

@@ -5,9 +5,9 @@
 use std::time::Duration;
 
 use super::scene::{Scene, accept, quiet, withdraw};
+use whimbrel_holds::HoldsSettings;
 use whimbrel_model::ports::{Ask, HoldsError, Known, NewDue, Told};
 use whimbrel_model::{Ending, HoldEnd, HoldId, Timestamp};
-use whimbrel_roles::center::HoldsSettings;
 use whimbrel_sim::holds::world::CommitFault;
 
 const MINUTE: i64 = 60_000;

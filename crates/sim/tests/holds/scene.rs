@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use whimbrel_holds::HoldsSettings;
 use whimbrel_model::ports::{Ask, HoldsError, Told};
 use whimbrel_model::{Headers, HeldMessage, Hold, HoldId, IdMint, Timestamp, TopicNumber};
-use whimbrel_roles::center::HoldsSettings;
 use whimbrel_sim::holds::node::{Call, name_of, name_of_answer};
 use whimbrel_sim::holds::world::{CommitFault, World};
 use whimbrel_sim::trace::Trace;

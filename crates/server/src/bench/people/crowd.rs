@@ -17,8 +17,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::{JoinHandle, LocalSet, spawn_local};
-use whimbrel_roles::gateway::websocket::handshake::key_of;
-use whimbrel_roles::gateway::websocket::{Decoder, Incoming, Limits, Opcode, Role, encode};
+use whimbrel_people::gateway::websocket::handshake::key_of;
+use whimbrel_people::gateway::websocket::{Decoder, Incoming, Limits, Opcode, Role, encode};
 
 use super::super::histogram::Histogram;
 use super::crowd_process::Identity;

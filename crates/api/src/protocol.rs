@@ -1,0 +1,3 @@
+//! The public gRPC protocol `whimbrel.v1`: generated types, services and clients.
+
+tonic::include_proto!("whimbrel.v1");

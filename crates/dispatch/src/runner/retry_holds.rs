@@ -1,0 +1,197 @@
+//! Counts the retries that wait as holds of `_retry.<name>`, and corrects due times that are too late.
+//!
+//! If the clock was ahead when a hold was made, the hold is due too late after the clock is corrected. The owner of the subscription checks
+//! the due times after each takeover and after each backward step of its clock. The latest valid due time follows from the retry schedule
+//! and from the maximum `Retry-After` of an endpoint. A hold with a later due time is rescheduled: it waits the interval of its step from
+//! now. A hold is not rescheduled if its message, and so the message's own retry rule, cannot be read.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use whimbrel_model::ports::{
+    Ask, CountQuery, DueCursor, HoldQuery, HoldView, Holds, HoldsError, Log, LogError, NewDue, ReadLimits, Told,
+};
+use whimbrel_model::subscription::{MadeId, Origin, RETRY_AFTER_MAX, RetryPolicy};
+use whimbrel_model::{Clock, PartitionId, Timestamp, TopicNumber};
+
+use super::Runner;
+use super::calling::later;
+use crate::letters::{BroughtRetry, RETRY_PURPOSE};
+use crate::line::LineRules;
+
+/// The interval between two counts of the retries that wait as holds, and the pause after a failed check.
+const COUNT_EVERY: Duration = Duration::from_secs(15);
+/// The width of a count's buckets: so wide that an answer has one bucket or a few.
+const ONE_BUCKET: Duration = Duration::from_secs(366 * 86_400);
+/// The maximum number of holds that one step checks and reschedules.
+const CHECKED_AT_ONCE: usize = 256;
+/// The limits of one read of the messages of such holds.
+const READ: ReadLimits = ReadLimits { max_records: 256, max_bytes: 256 << 10, wait: Duration::ZERO };
+
+impl Runner {
+    /// Counts the retries that wait as holds every [`COUNT_EVERY`]. The incremental count between them drifts when holds are withdrawn.
+    pub(super) fn count_retry_holds(&mut self) {
+        if self.subscription.stored.spec.retries_in_place()
+            || self.counted_at.is_some_and(|at| at.elapsed() < COUNT_EVERY)
+        {
+            return;
+        }
+        let Some(topic) = self.retry_source() else { return };
+        self.counted_at = Some(Instant::now());
+        let holds = Arc::clone(&self.reach.holds);
+        self.chores.push(Box::pin(async move {
+            let mut counted = Some(0);
+            for shard in 0..holds.shards() {
+                let count = count(&*holds, shard, topic, None).await.ok();
+                counted = counted.zip(count).map(|(total, count)| total + count);
+            }
+            let after: Box<dyn FnOnce(&mut Self) + Send> = Box::new(move |runner| {
+                if let Some(counted) = counted {
+                    runner.retry_holds = counted;
+                }
+            });
+            after
+        }));
+    }
+
+    /// Reschedules retries that are due too late because the clock was ahead when they were made.
+    pub(super) fn check_retry_holds(&mut self) {
+        if self.subscription.stored.spec.retries_in_place() || self.retry_check_at.is_none_or(|at| Instant::now() < at)
+        {
+            return;
+        }
+        let (Some(topic), Some(line)) = (self.retry_source(), self.lines.get(&0)) else { return };
+        self.retry_check_at = None;
+        let (tools, holds) = (Arc::clone(&self.tools), Arc::clone(&self.reach.holds));
+        let rules = line.rules.clone();
+        self.chores.push(Box::pin(async move {
+            let check = Check { holds: &*holds, log: &*tools.log, clock: &*tools.clock, rules: &rules, topic };
+            let outcome = check.run().await;
+            let after: Box<dyn FnOnce(&mut Self) + Send> = Box::new(move |runner| {
+                let name = &runner.subscription.name;
+                match outcome {
+                    Ok(0) => {}
+                    Ok(moved) => tracing::info!(
+                        moved,
+                        subscription = %name,
+                        "rescheduled retries that were due too late because the clock was ahead when they failed"
+                    ),
+                    Err(why) => {
+                        tracing::debug!(why, subscription = %name, "cannot check the due times of retries; trying again");
+                        runner.retry_check_at = Some(Instant::now() + COUNT_EVERY);
+                    }
+                }
+            });
+            after
+        }));
+    }
+}
+
+/// One check of all retries of a subscription.
+struct Check<'a> {
+    holds: &'a dyn Holds,
+    log: &'a dyn Log,
+    clock: &'a dyn Clock,
+    rules: &'a LineRules,
+    /// The retry topic.
+    topic: TopicNumber,
+}
+
+impl Check<'_> {
+    /// Returns the number of holds that were rescheduled.
+    async fn run(&self) -> Result<usize, String> {
+        let mut moved = 0;
+        for shard in 0..self.holds.shards() {
+            moved += self.check_shard(shard).await?;
+        }
+        Ok(moved)
+    }
+
+    async fn check_shard(&self, shard: u32) -> Result<usize, String> {
+        // A hold that is due before this time is valid under every retry rule.
+        let from = later(self.clock.now(), RETRY_AFTER_MAX);
+        // A count is cheap. A list of one topic has to skip the holds of all other topics.
+        if count(self.holds, shard, self.topic, Some(from)).await.map_err(|error| error.to_string())? == 0 {
+            return Ok(0);
+        }
+        let (mut moved, mut after) = (0, None);
+        loop {
+            let query =
+                HoldQuery { topic: Some(self.topic), from: Some(from), to: None, after, limit: CHECKED_AT_ONCE };
+            let views = match self.holds.ask(shard, Ask::List(query)).await {
+                Ok(Told::Listed(views)) => views,
+                Ok(other) => return Err(format!("unexpected reply to a list request: {other:?}")),
+                Err(error) => return Err(error.to_string()),
+            };
+            moved += self.move_late(shard, &views).await?;
+            match views.last() {
+                Some(last) if views.len() == CHECKED_AT_ONCE => {
+                    after = Some(DueCursor { due: last.due, id: last.id.clone() });
+                }
+                _ => return Ok(moved),
+            }
+        }
+    }
+
+    async fn move_late(&self, shard: u32, views: &[HoldView]) -> Result<usize, String> {
+        let now = self.clock.now();
+        let made =
+            views.iter().filter_map(|view| Some((view, Origin::parse_made_id(view.id.as_str(), RETRY_PURPOSE)?)));
+        let is_late = |(view, made): &(&HoldView, MadeId)| self.judged(view, *made, None, now) != view.due;
+        let suspects: Vec<(&HoldView, MadeId)> = made.filter(is_late).collect();
+        let places = suspects.iter().map(|(_, made)| (made.partition, made.offset)).collect();
+        let own = own_policies(self.log, places).await?;
+        let moves = suspects.iter().filter_map(|(view, made)| {
+            let own = own.get(&(made.partition, made.offset))?;
+            let due = self.judged(view, *made, own.as_ref(), now);
+            let to = NewDue::Until(due);
+            let ask = Ask::Extend { id: view.id.clone(), to, if_version: Some(view.version), key: None };
+            (due != view.due).then(|| self.holds.ask(shard, ask))
+        });
+        let told: Result<Vec<Told>, HoldsError> = join_all(moves).await.into_iter().collect();
+        let told = told.map_err(|error| error.to_string())?;
+        Ok(told.iter().filter(|told| matches!(told, Told::Rescheduled { .. })).count())
+    }
+
+    fn judged(&self, view: &HoldView, made: MadeId, own: Option<&RetryPolicy>, now: Timestamp) -> Timestamp {
+        self.rules.ladder(own).resume(made.attempts, view.due, now)
+    }
+}
+
+async fn count(holds: &dyn Holds, shard: u32, topic: TopicNumber, from: Option<Timestamp>) -> Result<u64, HoldsError> {
+    let query = CountQuery { topic: Some(topic), from, to: None, bucket: ONE_BUCKET };
+    match holds.ask(shard, Ask::Count(query)).await? {
+        Told::Counted(buckets) => Ok(buckets.iter().map(|(_, count)| count).sum()),
+        other => Err(HoldsError::Unavailable(format!("unexpected reply to a count: {other:?}"))),
+    }
+}
+
+/// The own retry policies of messages. A message that the log no longer has is left out.
+async fn own_policies(
+    log: &dyn Log,
+    mut wanted: BTreeSet<(PartitionId, u64)>,
+) -> Result<HashMap<(PartitionId, u64), Option<RetryPolicy>>, String> {
+    let mut found = HashMap::new();
+    while let Some((partition, from)) = wanted.pop_first() {
+        match log.read(partition, from, READ).await {
+            Ok(batch) => {
+                for stored in batch.records {
+                    let place = (partition, stored.offset);
+                    if stored.offset == from || wanted.remove(&place) {
+                        found.insert(place, BroughtRetry::of(&stored.record).own);
+                    }
+                }
+            }
+            Err(error @ (LogError::Unavailable(_) | LogError::Poisoned(_) | LogError::Overloaded(_))) => {
+                return Err(error.to_string());
+            }
+            Err(_) => {}
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,98 @@
+//! Barriers: when a topic grew, a key may have moved to another partition. Its messages there wait until those that its old partition
+//! held at that moment are done.
+
+use whimbrel_model::partitioner::partition_of;
+use whimbrel_model::{PartitionId, TopicNumber};
+
+use super::Window;
+use super::partition::{LaneKey, LaneState};
+use whimbrel_catalogue::topics::Growth;
+
+impl<B: Clone> Window<B> {
+    /// How a topic grew. To be called, and all its partitions to be open, before anything is taken in that was read after a growth: one
+    /// that is not open holds nobody up.
+    pub fn set_growths(&mut self, topic: TopicNumber, growths: &[Growth]) {
+        if self.growths.get(&topic).is_none_or(|known| known.len() != growths.len()) {
+            self.growths.insert(topic, growths.to_vec());
+        }
+    }
+
+    /// Whether a message must wait for others of its key in another partition.
+    pub(super) fn is_behind(&self, id: PartitionId, offset: u64, key: &LaneKey) -> bool {
+        let Some(growths) = self.growths.get(&id.topic) else { return false };
+        let after = |growth: &&Growth| {
+            let begins = if id.index < growth.from { growth.ends.get(id.index as usize).copied() } else { Some(0) };
+            begins.is_some_and(|begins| offset >= begins)
+        };
+        growths.iter().filter(after).any(|growth| match key {
+            LaneKey::Single(_) => false,
+            LaneKey::Key(text) => {
+                let old = partition_of(text, growth.from);
+                old != id.index && !self.is_cleared(id.topic, old, growth, key)
+            }
+            // Which keys are in a partition is not known: all of them are waited for.
+            LaneKey::Whole => {
+                (0..growth.from).any(|old| old != id.index && !self.is_cleared(id.topic, old, growth, key))
+            }
+        })
+    }
+
+    /// Whether what an old partition held of a lane when the topic grew is done.
+    fn is_cleared(&self, topic: TopicNumber, old: u32, growth: &Growth, key: &LaneKey) -> bool {
+        let Some(partition) = self.partitions.get(&PartitionId::new(topic, old)) else { return true };
+        let end = growth.ends.get(old as usize).map_or(0, |end| partition.up_to(*end));
+        if partition.read_to < end {
+            // Nothing of the key may be there; but what was not read is not known, unless all of it is done.
+            return partition.watermark() >= end;
+        }
+        match key {
+            LaneKey::Whole => partition.watermark() >= end,
+            _ => partition.lanes.get(key).and_then(|lane| lane.head()).is_none_or(|head| head >= end),
+        }
+    }
+
+    /// Whether reading on from `before` has passed the end of what the partition held when its topic grew.
+    pub(super) fn crossed_barrier(&self, id: PartitionId, before: u64) -> bool {
+        if self.behind.is_empty() {
+            return false;
+        }
+        let Some(partition) = self.partitions.get(&id) else { return false };
+        let growths = self.growths.get(&id.topic).map(Vec::as_slice).unwrap_or_default();
+        let mut ends = growths.iter().filter_map(|growth| growth.ends.get(id.index as usize));
+        ends.any(|end| {
+            let end = partition.up_to(*end);
+            before < end && partition.read_to >= end
+        })
+    }
+
+    /// Lanes of this key that waited may go on now.
+    pub(super) fn look_behind(&mut self, key: &LaneKey) {
+        if self.behind.is_empty() {
+            return;
+        }
+        let Some(waiting) = self.behind.remove(key) else { return };
+        let mut still = Vec::new();
+        for id in waiting {
+            let Some(lane) = self.partitions.get(&id).and_then(|partition| partition.lanes.get(key)) else { continue };
+            if lane.state != LaneState::Behind {
+                continue;
+            }
+            let Some(head) = lane.head() else { continue };
+            if self.is_behind(id, head, key) {
+                still.push(id);
+            } else {
+                self.lane_wants(id, key, head);
+            }
+        }
+        if !still.is_empty() {
+            self.behind.insert(key.clone(), still);
+        }
+    }
+
+    pub(super) fn look_at_all_behind(&mut self) {
+        let keys: Vec<LaneKey> = self.behind.keys().cloned().collect();
+        for key in keys {
+            self.look_behind(&key);
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Calls find a worker among several processes, and another where one is gone. Workers elsewhere are real services on loopback, each on
+//! a runtime of its own that can be ended as a process can.
+//!
+//! Which worker made a call is told by its outcome: those that are marked may not call anybody.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Runtime;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+use whimbrel_api::endpoint::AddressGuard;
+use whimbrel_cluster::{PeerSettings, Peers};
+use whimbrel_egress::worker::{PoolParts, Worker, WorkerPool, WorkerSettings, workers_service};
+use whimbrel_model::ports::{Call, CallFailure, CallOutcome, Callbacks, Member, Node};
+use whimbrel_model::subscription::{AssignWorkers, Strategy, WorkerChoice};
+
+use crate::endpoint::{Heard, answering, call, endpoint, target};
+
+const WITHIN: Duration = Duration::from_secs(20);
+const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+const ME: u16 = 1;
+
+fn worker() -> Worker {
+    Worker::new(WorkerSettings::default()).unwrap()
+}
+
+/// A worker that may not call anybody.
+fn marked() -> Worker {
+    let guard = AddressGuard::new(&[], &["0.0.0.0/0".to_owned()]).unwrap();
+    Worker::new(WorkerSettings { guard, ..WorkerSettings::default() }).unwrap()
+}
+
+/// A process with a worker.
+struct Process {
+    address: String,
+    runtime: Option<Runtime>,
+}
+
+impl Process {
+    fn start(worker: Worker, key: Option<&str>) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let server = Server::builder().add_service(workers_service(worker, key));
+        runtime.spawn(async move {
+            let incoming = TcpIncoming::from(TcpListener::from_std(listener).unwrap());
+            server.serve_with_incoming(incoming).await.unwrap();
+        });
+        Self { address, runtime: Some(runtime) }
+    }
+
+    fn kill(&mut self) {
+        self.runtime.take().unwrap().shutdown_background();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+fn pool(local: Option<Worker>, others: &[(&str, &str)]) -> WorkerPool {
+    let peers = Arc::new(Peers::new(PeerSettings::default()).unwrap());
+    let pool = WorkerPool::new(PoolParts { local, name: "here".to_owned(), peers });
+    let nodes: Vec<Node> = others
+        .iter()
+        .zip(ME + 1..)
+        .map(|((name, address), number)| {
+            let (roles, address) = (vec!["worker".to_owned()], (*address).to_owned());
+            Node { number, member: Member { name: (*name).to_owned(), roles, address, ..Member::default() } }
+        })
+        .collect();
+    pool.see(Some(ME), &nodes);
+    pool
+}
+
+fn named(names: &[&str], strategy: Strategy) -> Option<WorkerChoice> {
+    let pool = names.iter().map(|name| (*name).to_owned()).collect();
+    Some(WorkerChoice { pool, strategy, ..WorkerChoice::default() })
+}
+
+fn call_by(url: String, workers: Option<WorkerChoice>) -> Call {
+    let mut target = target(Some(url), WITHIN);
+    target.workers = workers;
+    call(&Arc::new(target))
+}
+
+/// The status, or the word of the failure.
+fn told(outcome: &CallOutcome) -> String {
+    match outcome {
+        CallOutcome::Answered { status, .. } => status.to_string(),
+        CallOutcome::Failed { why, .. } => why.word().to_owned(),
+        CallOutcome::NotTaken { reason, .. } => reason.clone(),
+    }
+}
+
+#[tokio::test]
+async fn a_process_alone_calls_by_itself_and_only_where_it_may() {
+    let (address, _) = answering(OK).await;
+    let pool = pool(Some(worker()), &[]);
+    for workers in [None, named(&["*"], Strategy::Random), named(&["here"], Strategy::Random)] {
+        assert_eq!(told(&pool.call(call_by(format!("http://{address}/"), workers)).await.outcome), "200");
+    }
+    let elsewhere = named(&["elsewhere"], Strategy::Random);
+    assert_eq!(told(&pool.call(call_by(format!("http://{address}/"), elsewhere)).await.outcome), "no_worker");
+}
+
+#[tokio::test]
+async fn without_a_worker_nothing_is_called() {
+    let (address, heard) = answering(OK).await;
+    let called = pool(None, &[]).call(call_by(format!("http://{address}/"), None)).await;
+    assert_eq!(told(&called.outcome), "no_worker");
+    assert_eq!(heard.connections(), 0);
+}
+
+#[tokio::test]
+async fn workers_take_turns_over_processes() {
+    let (address, _) = answering(OK).await;
+    let other = Process::start(worker(), None);
+    let pool = pool(Some(marked()), &[("other", &other.address)]);
+    let call = call_by(format!("http://{address}/"), named(&["*"], Strategy::RoundRobin));
+    let mut outcomes = Vec::new();
+    for _ in 0..4 {
+        outcomes.push(told(&pool.call(call.clone()).await.outcome));
+    }
+    assert_eq!(outcomes, ["forbidden_address", "200", "forbidden_address", "200"]);
+}
+
+#[tokio::test]
+async fn a_pool_by_name_has_nobody_else() {
+    let (address, _) = answering(OK).await;
+    let (one, two) = (Process::start(marked(), None), Process::start(worker(), None));
+    let pool = pool(Some(marked()), &[("one", &one.address), ("two", &two.address)]);
+    let call = call_by(format!("http://{address}/"), named(&["two"], Strategy::Random));
+    for _ in 0..8 {
+        assert_eq!(told(&pool.call(call.clone()).await.outcome), "200");
+    }
+}
+
+#[tokio::test]
+async fn a_pool_by_number_keeps_its_workers() {
+    let (address, _) = answering(OK).await;
+    let (one, two) = (Process::start(marked(), None), Process::start(worker(), None));
+    let pool = pool(Some(marked()), &[("one", &one.address), ("two", &two.address)]);
+    let choice = WorkerChoice {
+        count: Some(1),
+        assign: Some(AssignWorkers::Random),
+        strategy: Strategy::Random,
+        ..WorkerChoice::default()
+    };
+    let call = call_by(format!("http://{address}/"), Some(choice));
+    let first = told(&pool.call(call.clone()).await.outcome);
+    for _ in 0..8 {
+        assert_eq!(told(&pool.call(call.clone()).await.outcome), first);
+    }
+}
+
+#[tokio::test]
+async fn a_call_whose_worker_cannot_be_reached_goes_to_another() {
+    let (address, heard) = answering(OK).await;
+    let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
+    let there = Process::start(worker(), None);
+    let pool = pool(None, &[("gone", &gone), ("there", &there.address)]);
+    let call = call_by(format!("http://{address}/"), named(&["*"], Strategy::RoundRobin));
+    for _ in 0..4 {
+        assert_eq!(told(&pool.call(call.clone()).await.outcome), "200");
+    }
+    assert_eq!(heard.requests().len(), 4);
+}
+
+#[tokio::test]
+async fn where_no_worker_can_be_reached_nothing_was_called() {
+    let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
+    let pool = pool(None, &[("gone", &gone)]);
+    let called = pool.call(call_by("http://127.0.0.1:9/".to_owned(), None)).await;
+    assert_eq!(told(&called.outcome), CallFailure::NoWorker.word());
+}
+
+/// An endpoint that hangs at its first request and answers all others.
+async fn hanging_once() -> (std::net::SocketAddr, Heard) {
+    endpoint(|mut stream: TcpStream, heard: Heard| async move {
+        while heard.request(&mut stream).await.is_some() {
+            if heard.requests().len() == 1 {
+                std::future::pending::<()>().await;
+            }
+            stream.write_all(OK.as_bytes()).await.unwrap();
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_call_whose_worker_dies_with_it_goes_to_another() {
+    let (address, heard) = hanging_once().await;
+    let (mut dies, lives) = (Process::start(worker(), None), Process::start(worker(), None));
+    let pool = Arc::new(pool(None, &[("dies", &dies.address), ("lives", &lives.address)]));
+    let call = call_by(format!("http://{address}/"), named(&["*"], Strategy::RoundRobin));
+    let began = Instant::now();
+    let calling = tokio::spawn({
+        let pool = Arc::clone(&pool);
+        async move { pool.call(call).await }
+    });
+    while heard.requests().is_empty() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    dies.kill();
+    assert_eq!(told(&calling.await.unwrap().outcome), "200");
+    assert!(began.elapsed() < WITHIN, "it did not wait for the call's own time");
+    assert_eq!(heard.requests().len(), 2, "the subscriber saw it twice");
+}
+
+#[tokio::test]
+async fn a_call_that_died_with_the_only_worker_was_an_attempt() {
+    let (address, heard) = hanging_once().await;
+    let mut dies = Process::start(worker(), None);
+    let pool = Arc::new(pool(None, &[("dies", &dies.address)]));
+    let call = call_by(format!("http://{address}/"), None);
+    let calling = tokio::spawn({
+        let pool = Arc::clone(&pool);
+        async move { pool.call(call).await }
+    });
+    while heard.requests().is_empty() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    dies.kill();
+    assert_eq!(told(&calling.await.unwrap().outcome), "broken");
+}
+
+#[tokio::test]
+async fn a_worker_that_is_busy_gets_less() {
+    let (address, _) = answering(OK).await;
+    let (hanging, heard) = endpoint(|mut stream: TcpStream, heard: Heard| async move {
+        heard.request(&mut stream).await;
+        std::future::pending::<()>().await;
+    })
+    .await;
+    let busy_worker = worker();
+    let busy = Process::start(busy_worker.clone(), None);
+    let free = Process::start(marked(), None);
+    // Somebody else's calls, which only the busy worker itself knows of.
+    for _ in 0..8 {
+        let (worker, call) = (busy_worker.clone(), call_by(format!("http://{hanging}/"), None));
+        tokio::spawn(async move { worker.call(call).await });
+    }
+    while heard.requests().len() < 8 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let pool = pool(None, &[("busy", &busy.address), ("free", &free.address)]);
+    pool.ask_loads().await;
+    let call = call_by(format!("http://{address}/"), None);
+    for _ in 0..8 {
+        assert_eq!(told(&pool.call(call.clone()).await.outcome), "forbidden_address", "the free one made it");
+    }
+}
+
+#[tokio::test]
+async fn whoever_does_not_bring_the_internal_key_calls_nobody() {
+    let (address, heard) = answering(OK).await;
+    let closed = Process::start(worker(), Some("a key"));
+    let called = pool(None, &[("closed", &closed.address)]).call(call_by(format!("http://{address}/"), None)).await;
+    assert_eq!(told(&called.outcome), "no_worker");
+    assert_eq!(heard.connections(), 0);
+}

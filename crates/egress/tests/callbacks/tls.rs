@@ -1,0 +1,87 @@
+//! Endpoints behind TLS: believed by their certificates, and only so.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::ServerConfig;
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+use whimbrel_egress::worker::{Worker, WorkerSettings};
+use whimbrel_model::ports::{CallFailure, CallOutcome, Callbacks};
+
+use crate::endpoint::{answering, call, failure_of, status_of, target};
+
+const WITHIN: Duration = Duration::from_secs(10);
+
+/// An endpoint whose certificate it signed itself, for that name; its port, and the certificate.
+async fn self_signed(name: &str) -> (u16, String) {
+    let certified = rcgen::generate_simple_self_signed([name.to_owned()]).unwrap();
+    let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(certified.signing_key.serialize_der()));
+    let config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()));
+    let config = config.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
+    let config = config.with_single_cert(vec![certified.cert.der().clone()], key).unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let acceptor = acceptor.clone();
+            tokio::spawn(async move {
+                let Ok(mut stream) = acceptor.accept(stream).await else { return };
+                let mut buffer = vec![0; 64 << 10];
+                while stream.read(&mut buffer).await.is_ok_and(|read| read > 0) {
+                    stream.write_all(b"HTTP/1.1 204 Done\r\n\r\n").await.unwrap();
+                }
+            });
+        }
+    });
+    (port, certified.cert.pem())
+}
+
+async fn called(worker: &Worker, url: String) -> CallOutcome {
+    worker.call(call(&Arc::new(target(Some(url), WITHIN)))).await.outcome
+}
+
+#[tokio::test]
+async fn a_certificate_that_nobody_vouches_for_is_refused() {
+    let (port, _) = self_signed("localhost").await;
+    let worker = Worker::new(WorkerSettings::default()).unwrap();
+    assert_eq!(failure_of(&called(&worker, format!("https://localhost:{port}/")).await), CallFailure::Tls);
+}
+
+#[tokio::test]
+async fn a_certificate_that_the_operator_vouches_for_is_believed() {
+    let (port, pem) = self_signed("localhost").await;
+    let settings = WorkerSettings { extra_roots_pem: pem.into_bytes(), ..WorkerSettings::default() };
+    let worker = Worker::new(settings).unwrap();
+    assert_eq!(status_of(&called(&worker, format!("https://localhost:{port}/")).await), 204);
+}
+
+#[tokio::test]
+async fn a_certificate_of_another_name_is_refused() {
+    let (port, pem) = self_signed("hooks.example.com").await;
+    let settings = WorkerSettings { extra_roots_pem: pem.into_bytes(), ..WorkerSettings::default() };
+    let worker = Worker::new(settings).unwrap();
+    assert_eq!(failure_of(&called(&worker, format!("https://localhost:{port}/")).await), CallFailure::Tls);
+}
+
+#[tokio::test]
+async fn one_that_does_not_speak_tls_is_told_so() {
+    let (address, _) = answering("HTTP/1.1 400 Bad\r\ncontent-length: 0\r\n\r\n").await;
+    let worker = Worker::new(WorkerSettings::default()).unwrap();
+    let url = format!("https://localhost:{}/", address.port());
+    let outcome = tokio::time::timeout(WITHIN, called(&worker, url)).await.unwrap();
+    // It waits for a head of HTTP that never comes, or answers with something that is not TLS.
+    assert!([CallFailure::Tls, CallFailure::Timeout].contains(&failure_of(&outcome)), "{outcome:?}");
+}
+
+#[test]
+fn certificates_that_are_none_are_told() {
+    let broken = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".to_vec();
+    let settings = WorkerSettings { extra_roots_pem: broken, ..WorkerSettings::default() };
+    assert!(Worker::new(settings).is_err());
+}

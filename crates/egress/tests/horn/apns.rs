@@ -1,0 +1,326 @@
+//! APNs: HTTP/2, a token of the team's key, Apple's headers, and what its reasons lead to.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use http::Version;
+use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData as _};
+use serde_json::json;
+use whimbrel_egress::horn::{ApnsSettings, Fate, Horn, HornError, HornParts, HornSettings};
+use whimbrel_model::ports::{Device, Provider as By};
+use whimbrel_model::push::Notice;
+
+use crate::bench::{Bench, NOW_MS, device, notice, reason_of, settings, silent_notice};
+use crate::proofs::es256;
+use crate::provider::{Answer, Provider, answer, answer_later};
+
+const TOKEN: &str = "00fc13adff785122b4ad28809a3420982341241421348097878e577c991de8f0";
+
+struct Team {
+    key: KeyPair,
+}
+
+impl Team {
+    fn new() -> Self {
+        Self { key: KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap() }
+    }
+
+    fn settings(&self, provider: &Provider) -> HornSettings {
+        let apns = ApnsSettings {
+            key_pem: self.key.serialize_pem(),
+            key_id: "ABC123DEFG".to_owned(),
+            team_id: "DEF123GHIJ".to_owned(),
+            topic: "com.example.app".to_owned(),
+            base_url: provider.url.clone(),
+        };
+        HornSettings { apns: Some(apns), extra_roots_pem: provider.certificate.clone().into_bytes(), ..settings() }
+    }
+}
+
+/// A horn whose user has one device.
+fn bench(provider: &Provider) -> Bench {
+    let bench = Bench::new(Team::new().settings(provider));
+    bench.devices.add("u1", device("phone", By::Apns, TOKEN));
+    bench
+}
+
+async fn fate_after(answer: impl Fn() -> Answer + Send + Sync + 'static) -> (Fate, Bench, Provider) {
+    let provider = Provider::start(move |_| answer()).await;
+    let bench = bench(&provider);
+    (bench.only_fate(&notice("m1")).await, bench, provider)
+}
+
+fn said(reason: &str) -> String {
+    json!({ "reason": reason }).to_string()
+}
+
+#[tokio::test]
+async fn a_notice_goes_over_http2_and_tls_with_everything_that_apple_asks_for() {
+    let team = Team::new();
+    let provider = Provider::start_with_tls(|_| answer(200, "")).await;
+    let bench = Bench::new(team.settings(&provider));
+    bench.devices.add("u1", device("phone", By::Apns, TOKEN));
+    assert_eq!(bench.only_fate(&notice("m1")).await, Fate::Sent);
+
+    let asked = provider.only();
+    assert_eq!(asked.version, Version::HTTP_2);
+    assert_eq!((&*asked.method, &*asked.path), ("POST", &*format!("/3/device/{TOKEN}")));
+    let token = asked.header("authorization").strip_prefix("bearer ").unwrap();
+    let (header, claims) = es256(token, team.key.der_bytes());
+    assert_eq!(header["kid"], "ABC123DEFG");
+    assert_eq!(claims, json!({ "iss": "DEF123GHIJ", "iat": NOW_MS / 1000 }));
+    assert_eq!(asked.header("apns-topic"), "com.example.app");
+    assert_eq!(asked.header("apns-push-type"), "alert");
+    assert_eq!(asked.header("apns-priority"), "10");
+    assert_eq!(asked.header("apns-expiration"), (NOW_MS / 1000 + 3_600).to_string());
+    let id: Vec<usize> = asked.header("apns-id").split('-').map(str::len).collect();
+    assert_eq!(id, [8, 4, 4, 4, 12], "it is a UUID");
+    assert!((1..=64).contains(&asked.header("apns-collapse-id").len()));
+    let alert = json!({ "title": "Dinner", "body": "It is ready" });
+    let payload = json!({ "aps": { "alert": alert, "sound": "default" }, "id": "m1", "data": { "room": 7 } });
+    assert_eq!(asked.json(), payload);
+}
+
+#[tokio::test]
+async fn what_shows_nothing_wakes_the_app_when_it_suits_the_device() {
+    let provider = Provider::start(|_| answer(200, "")).await;
+    assert_eq!(bench(&provider).only_fate(&silent_notice("m1")).await, Fate::Sent);
+    let asked = provider.only();
+    assert_eq!((asked.header("apns-push-type"), asked.header("apns-priority")), ("background", "5"));
+    assert_eq!(asked.json()["aps"], json!({ "content-available": 1 }));
+}
+
+#[tokio::test]
+async fn a_repeat_after_the_horn_forgot_everything_has_the_same_names_and_another_notice_has_others() {
+    let provider = Provider::start(|_| answer(200, "")).await;
+    for id in ["m1", "m1", "m2"] {
+        assert_eq!(bench(&provider).only_fate(&notice(id)).await, Fate::Sent);
+    }
+    let names: Vec<_> = provider
+        .asked()
+        .iter()
+        .map(|asked| (asked.header("apns-id").to_owned(), asked.header("apns-collapse-id").to_owned()))
+        .collect();
+    assert_eq!(names[0], names[1]);
+    assert!(names[0].0 != names[2].0 && names[0].1 != names[2].1);
+}
+
+#[tokio::test]
+async fn a_collapse_key_and_a_devices_own_topic_are_passed_on() {
+    let provider = Provider::start(|_| answer(200, "")).await;
+    let bench = Bench::new(Team::new().settings(&provider));
+    let own = Device { topic: Some("com.example.other".to_owned()), ..device("phone", By::Apns, TOKEN) };
+    bench.devices.add("u1", own);
+    let notice = Notice { collapse_key: Some("chat-7".to_owned()), ..notice("m1") };
+    assert_eq!(bench.only_fate(&notice).await, Fate::Sent);
+    let asked = provider.only();
+    assert_eq!((asked.header("apns-collapse-id"), asked.header("apns-topic")), ("chat-7", "com.example.other"));
+}
+
+#[tokio::test]
+async fn without_any_topic_nobody_is_asked_and_the_setting_is_named() {
+    let provider = Provider::start(|_| answer(200, "")).await;
+    let mut settings = Team::new().settings(&provider);
+    settings.apns.as_mut().unwrap().topic = String::new();
+    let bench = Bench::new(settings);
+    bench.devices.add("u1", device("phone", By::Apns, TOKEN));
+    let fate = bench.only_fate(&notice("m1")).await;
+    assert!(matches!(&fate, Fate::Misconfigured { reason } if reason.contains("horn.apns.topic")), "{fate:?}");
+    assert!(provider.asked().is_empty());
+}
+
+#[tokio::test]
+async fn a_token_is_used_for_a_while_and_then_made_anew() {
+    let team = Team::new();
+    let provider = Provider::start(|_| answer(200, "")).await;
+    let bench = Bench::new(team.settings(&provider));
+    bench.devices.add("u1", device("phone", By::Apns, TOKEN));
+    for (id, minutes) in [("m1", 0), ("m2", 40), ("m3", 15)] {
+        bench.pass(Duration::from_secs(minutes * 60));
+        assert_eq!(bench.only_fate(&notice(id)).await, Fate::Sent);
+    }
+    let asked = provider.asked();
+    let issued = |index: usize| {
+        let token = asked[index].header("authorization").strip_prefix("bearer ").unwrap();
+        es256(token, team.key.der_bytes()).1["iat"].as_i64().unwrap()
+    };
+    assert_eq!((issued(0), issued(1), issued(2)), (NOW_MS / 1000, NOW_MS / 1000, NOW_MS / 1000 + 55 * 60));
+}
+
+#[tokio::test]
+async fn a_device_that_apple_knows_no_more_is_taken_out_of_the_registry() {
+    for (status, reason) in [(410, "Unregistered"), (410, "ExpiredToken"), (400, "BadDeviceToken")] {
+        let (fate, bench, _provider) = fate_after(move || answer(status, &said(reason))).await;
+        assert!(matches!(&fate, Fate::Gone { reason: told } if told.contains(reason)), "{fate:?}");
+        assert!(!bench.devices.has("u1", "phone"));
+    }
+}
+
+#[tokio::test]
+async fn a_device_with_a_new_token_stays_when_the_old_one_is_gone() {
+    use std::sync::{Arc, OnceLock};
+    let devices: Arc<OnceLock<Arc<crate::registry::MemoryDevices>>> = Arc::default();
+    let seen = Arc::clone(&devices);
+    let provider = Provider::start(move |_| {
+        // The app registers its new token while the notice is on its way.
+        seen.get().unwrap().add("u1", device("phone", By::Apns, "ab12"));
+        answer(410, &said("Unregistered"))
+    })
+    .await;
+    let bench = bench(&provider);
+    devices.set(Arc::clone(&bench.devices)).ok().unwrap();
+    assert!(matches!(bench.only_fate(&notice("m1")).await, Fate::Gone { .. }));
+    assert!(bench.devices.has("u1", "phone"));
+}
+
+#[tokio::test]
+async fn a_token_that_is_none_is_not_sent_anywhere() {
+    let provider = Provider::start(|_| answer(200, "")).await;
+    let bench = Bench::new(Team::new().settings(&provider));
+    bench.devices.add("u1", device("phone", By::Apns, "../../admin"));
+    assert!(matches!(bench.only_fate(&notice("m1")).await, Fate::Gone { .. }));
+    assert!(provider.asked().is_empty() && !bench.devices.has("u1", "phone"));
+}
+
+#[tokio::test]
+async fn an_expired_provider_token_is_made_anew_and_tried_once_again() {
+    let count = AtomicUsize::new(0);
+    let provider = Provider::start(move |_| match count.fetch_add(1, Ordering::SeqCst) {
+        1 => answer(403, &said("ExpiredProviderToken")),
+        _ => answer(200, ""),
+    })
+    .await;
+    let bench = bench(&provider);
+    assert_eq!(bench.only_fate(&notice("m1")).await, Fate::Sent);
+    bench.pass(Duration::from_secs(120));
+    assert_eq!(bench.only_fate(&notice("m2")).await, Fate::Sent);
+    let tokens: Vec<_> = provider.asked().iter().map(|asked| asked.header("authorization").to_owned()).collect();
+    assert_eq!(tokens.len(), 3);
+    assert!(tokens[0] == tokens[1] && tokens[1] != tokens[2]);
+}
+
+#[tokio::test]
+async fn a_token_that_is_expired_for_ever_is_tried_twice_and_left_for_later() {
+    let (fate, bench, provider) = fate_after(|| answer(403, &said("ExpiredProviderToken"))).await;
+    assert!(matches!(fate, Fate::Later { .. }), "{fate:?}");
+    assert_eq!(provider.asked().len(), 2);
+    assert!(bench.devices.has("u1", "phone"));
+}
+
+#[tokio::test]
+async fn too_many_for_one_device_are_later_for_that_device_alone() {
+    let provider = Provider::start(|asked| {
+        if asked.path.contains(TOKEN) { answer_later(429, &said("TooManyRequests"), 30) } else { answer(200, "") }
+    })
+    .await;
+    let bench = bench(&provider);
+    let fate = bench.only_fate(&notice("m1")).await;
+    assert!(matches!(&fate, Fate::Later { retry_after: Some(wait), .. } if wait.as_secs() == 30), "{fate:?}");
+    bench.devices.add("u2", device("tablet", By::Apns, "ab12"));
+    let other = Notice { uid: "u2".to_owned(), ..notice("m2") };
+    assert_eq!(bench.only_fate(&other).await, Fate::Sent);
+}
+
+#[tokio::test]
+async fn a_service_that_asks_to_be_left_alone_is_left_alone_until_then() {
+    let count = AtomicUsize::new(0);
+    let provider = Provider::start(move |_| match count.fetch_add(1, Ordering::SeqCst) {
+        0 => answer_later(503, &said("ServiceUnavailable"), 20),
+        _ => answer(200, ""),
+    })
+    .await;
+    let bench = bench(&provider);
+    assert!(matches!(bench.only_fate(&notice("m1")).await, Fate::Later { .. }));
+    bench.pass(Duration::from_secs(5));
+    let fate = bench.only_fate(&notice("m2")).await;
+    assert!(matches!(&fate, Fate::Later { retry_after: Some(wait), .. } if wait.as_secs() == 15), "{fate:?}");
+    assert_eq!(provider.asked().len(), 1, "it was not asked again");
+    bench.pass(Duration::from_secs(16));
+    assert_eq!(bench.only_fate(&notice("m1")).await, Fate::Sent);
+}
+
+#[tokio::test]
+async fn trouble_on_apples_side_is_later() {
+    for (status, reason) in [(500, "InternalServerError"), (503, "Shutdown"), (429, "TooManyProviderTokenUpdates")] {
+        let (fate, ..) = fate_after(move || answer(status, &said(reason))).await;
+        assert!(matches!(&fate, Fate::Later { retry_after: None, .. }), "{fate:?}");
+        assert!(reason_of(&fate).contains(reason));
+    }
+}
+
+#[tokio::test]
+async fn what_no_repeat_can_mend_is_refused_with_apples_reason() {
+    let kinds = [
+        (400, "DeviceTokenNotForTopic"),
+        (400, "BadExpirationDate"),
+        (400, "BadCollapseId"),
+        (400, "PayloadEmpty"),
+        (400, "SomethingNew"),
+        (413, "PayloadTooLarge"),
+    ];
+    for (status, reason) in kinds {
+        let (fate, bench, _provider) = fate_after(move || answer(status, &said(reason))).await;
+        assert!(matches!(&fate, Fate::Refused { .. }) && reason_of(&fate).contains(reason), "{fate:?}");
+        assert!(bench.devices.has("u1", "phone"), "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn a_setting_that_somebody_may_mend_is_told_apart_with_apples_reason() {
+    let kinds = [
+        (400, "BadTopic"),
+        (400, "TopicDisallowed"),
+        (403, "InvalidProviderToken"),
+        (403, "BadCertificate"),
+        (404, "BadPath"),
+        (405, "MethodNotAllowed"),
+    ];
+    for (status, reason) in kinds {
+        let (fate, bench, _provider) = fate_after(move || answer(status, &said(reason))).await;
+        assert!(matches!(&fate, Fate::Misconfigured { .. }) && reason_of(&fate).contains(reason), "{fate:?}");
+        assert!(bench.devices.has("u1", "phone"), "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_not_apples_forgets_no_device_and_gives_no_notice_up() {
+    for (status, body) in [(410, ""), (410, "<html>gone</html>"), (400, "{"), (302, ""), (404, "nginx")] {
+        let (fate, bench, _provider) = fate_after(move || answer(status, body)).await;
+        assert!(matches!(fate, Fate::Misconfigured { .. } | Fate::Later { .. }), "{status}: {fate:?}");
+        assert!(bench.devices.has("u1", "phone"), "{status}");
+    }
+}
+
+#[tokio::test]
+async fn a_provider_that_is_not_there_is_later() {
+    let provider = Provider::start(|_| answer(200, "")).await;
+    let mut settings = Team::new().settings(&provider);
+    let closed = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    settings.apns.as_mut().unwrap().base_url = format!("http://{closed}");
+    let bench = Bench::new(settings);
+    bench.devices.add("u1", device("phone", By::Apns, TOKEN));
+    assert!(matches!(bench.only_fate(&notice("m1")).await, Fate::Later { retry_after: None, .. }));
+}
+
+#[tokio::test]
+async fn a_certificate_that_nobody_vouches_for_is_not_believed() {
+    let provider = Provider::start_with_tls(|_| answer(200, "")).await;
+    let bench = Bench::new(HornSettings { extra_roots_pem: Vec::new(), ..Team::new().settings(&provider) });
+    bench.devices.add("u1", device("phone", By::Apns, TOKEN));
+    let fate = bench.only_fate(&notice("m1")).await;
+    assert!(matches!(&fate, Fate::Later { reason, .. } if reason.contains("TLS")), "{fate:?}");
+    assert!(provider.asked().is_empty());
+}
+
+#[tokio::test]
+async fn a_key_that_is_none_is_told_at_the_start() {
+    let provider = Provider::start(|_| answer(200, "")).await;
+    let mut settings = Team::new().settings(&provider);
+    settings.apns.as_mut().unwrap().key_pem = "no key".to_owned();
+    let clock = std::sync::Arc::new(whimbrel_model::SystemClock);
+    let devices = std::sync::Arc::new(crate::registry::MemoryDevices::default());
+    let (is_woken, events) = (std::sync::Arc::new(|_: &_| true), std::sync::Arc::new(|_| {}));
+    let parts = HornParts { devices, is_woken, clock, events };
+    let error = Horn::new(settings, parts).err().unwrap();
+    assert!(matches!(error, HornError::Key { provider: "apns", .. }), "{error}");
+}

@@ -1,0 +1,124 @@
+//! A horn with a registry and a clock that the tests hold, and what they give it.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use whimbrel_api::endpoint::AddressGuard;
+use whimbrel_egress::horn::{Fate, Horn, HornParts, HornSettings, Notified};
+use whimbrel_model::people::Platform;
+use whimbrel_model::ports::{Device, Provider};
+use whimbrel_model::push::{Notice, Notify};
+use whimbrel_model::{Clock, Event, Timestamp};
+
+use crate::registry::MemoryDevices;
+
+/// When the tests take place, in milliseconds: 2026-11-15, 20:00.
+pub const NOW_MS: i64 = 1_794_772_800_000;
+
+pub struct HeldClock(AtomicI64);
+
+impl Clock for HeldClock {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_millis(self.0.load(Ordering::SeqCst))
+    }
+}
+
+pub struct Bench {
+    pub horn: Arc<Horn>,
+    pub devices: Arc<MemoryDevices>,
+    pub events: Arc<Mutex<Vec<Event>>>,
+    clock: Arc<HeldClock>,
+}
+
+impl Bench {
+    /// Devices of the platform `quiet` are not woken.
+    pub fn new(settings: HornSettings) -> Self {
+        let (devices, clock) = (Arc::new(MemoryDevices::default()), Arc::new(HeldClock(AtomicI64::new(NOW_MS))));
+        let events: Arc<Mutex<Vec<Event>>> = Arc::default();
+        let sink = Arc::clone(&events);
+        let parts = HornParts {
+            devices: Arc::clone(&devices) as _,
+            is_woken: Arc::new(|platform: &Platform| platform.as_str() != "quiet"),
+            clock: Arc::clone(&clock) as _,
+            events: Arc::new(move |event| sink.lock().unwrap().push(event)),
+        };
+        Self { horn: Arc::new(Horn::new(settings, parts).unwrap()), devices, events, clock }
+    }
+
+    pub fn pass(&self, time: Duration) {
+        self.clock.0.fetch_add(time.as_millis() as i64, Ordering::SeqCst);
+    }
+
+    /// What became of the only device.
+    pub async fn only_fate(&self, notice: &Notice) -> Fate {
+        let mut fates = self.fates(notice).await;
+        assert_eq!(fates.len(), 1, "{fates:?}");
+        fates.remove(0).1
+    }
+
+    /// What became of each device, by its name.
+    pub async fn fates(&self, notice: &Notice) -> Vec<(String, Fate)> {
+        match self.horn.notify(notice).await.unwrap() {
+            Notified::Devices(devices) => devices.into_iter().map(|each| (each.device, each.fate)).collect(),
+            Notified::Expired => panic!("it expired"),
+        }
+    }
+}
+
+/// Without a provider; devices may name places on this machine, where those of the tests are.
+pub fn settings() -> HornSettings {
+    let guard = AddressGuard::for_devices(&["127.0.0.0/8".to_owned(), "::1".to_owned()], &[]).unwrap();
+    HornSettings { http: None, guard, ..HornSettings::default() }
+}
+
+pub fn platform(name: &str) -> Platform {
+    Platform::new(name).unwrap()
+}
+
+pub fn device(name: &str, provider: Provider, token: &str) -> Device {
+    Device {
+        device: name.to_owned(),
+        platform: platform("mobile"),
+        provider,
+        token: token.to_owned(),
+        p256dh: None,
+        auth: None,
+        topic: None,
+    }
+}
+
+/// Something to show, of use for an hour.
+pub fn notice(id: &str) -> Notice {
+    Notice {
+        v: 1,
+        id: id.to_owned(),
+        uid: "u1".to_owned(),
+        platforms: None,
+        except_platforms: Vec::new(),
+        except_devices: Vec::new(),
+        notify: Notify {
+            title: Some("Dinner".to_owned()),
+            body: Some("It is ready".to_owned()),
+            data: Some(r#"{"room":7}"#.to_owned()),
+        },
+        collapse_key: None,
+        expires_at_ms: NOW_MS + 3_600_000,
+    }
+}
+
+/// Something that only wakes the app.
+pub fn silent_notice(id: &str) -> Notice {
+    let notice = notice(id);
+    Notice { notify: Notify { title: None, body: None, data: notice.notify.data.clone() }, ..notice }
+}
+
+pub fn reason_of(fate: &Fate) -> &str {
+    match fate {
+        Fate::Gone { reason }
+        | Fate::Misconfigured { reason }
+        | Fate::Refused { reason }
+        | Fate::Later { reason, .. } => reason,
+        Fate::Sent | Fate::AlreadySent | Fate::NotConfigured => "",
+    }
+}

@@ -1,0 +1,245 @@
+//! A notice as a whole: which devices it is for, what a repeat does, and what the dispatcher is told.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use whimbrel_egress::horn::{Fate, HornCallbacks, HornSettings, Notified, Sum};
+use whimbrel_model::ports::{
+    Again, Call, CallFailure, CallOutcome, CallTarget, Callbacks, Called, Device, PortFuture, Provider as By,
+};
+use whimbrel_model::push::{HORN_URL, Notice, NoticeDevice};
+use whimbrel_model::subscription::{Endpoint, Envelope};
+use whimbrel_model::{Headers, Record, Timestamp};
+
+use crate::bench::{Bench, NOW_MS, device, notice, platform, settings};
+use crate::provider::{Provider, answer, answer_later};
+
+fn plain() -> HornSettings {
+    HornSettings { http: Some(Default::default()), ..settings() }
+}
+
+pub fn call_to(url: &str, value: Vec<u8>) -> Call {
+    let endpoint =
+        Endpoint { url: Some(url.to_owned()), timeout_ms: 30_000, connect_timeout_ms: None, headers: Vec::new() };
+    let target = CallTarget {
+        subscription: "_notices".to_owned(),
+        endpoint,
+        envelope: Envelope::Binary,
+        secrets: Vec::new(),
+        workers: None,
+    };
+    let record = Record {
+        key: Some(Bytes::from_static(b"u1")),
+        value: value.into(),
+        headers: Headers::EMPTY,
+        timestamp: Timestamp::from_millis(NOW_MS),
+    };
+    Call {
+        target: Arc::new(target),
+        topic: "_notices".into(),
+        partition: 0,
+        offset: 0,
+        attempt: 1,
+        id: "n1".into(),
+        published_at: Timestamp::from_millis(NOW_MS),
+        record,
+        rule: None,
+    }
+}
+
+pub fn call_of(notice: &Notice) -> Call {
+    call_to(HORN_URL, serde_json::to_vec(notice).unwrap())
+}
+
+pub fn status_of(called: &Called) -> u16 {
+    match &called.outcome {
+        CallOutcome::Answered { status, .. } => *status,
+        other => panic!("{other:?}"),
+    }
+}
+
+pub fn not_taken(called: &Called) -> (&str, Again) {
+    match &called.outcome {
+        CallOutcome::NotTaken { reason, again } => (reason, *again),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn only_devices_of_the_wanted_platforms_that_are_woken_at_all_get_it() {
+    let provider = Provider::start(|_| answer(200, "")).await;
+    let bench = Bench::new(plain());
+    for name in ["ios", "web", "quiet"] {
+        let on = Device { platform: platform(name), ..device(name, By::Http, &format!("{}/{name}", provider.url)) };
+        bench.devices.add("u1", on);
+    }
+    let names = async |notice: Notice| {
+        let fates = bench.fates(&notice).await;
+        assert!(fates.iter().all(|(_, fate)| *fate == Fate::Sent), "{fates:?}");
+        fates.into_iter().map(|(name, _)| name).collect::<Vec<_>>()
+    };
+    assert_eq!(names(notice("m1")).await, ["ios", "web"]);
+    let wanted = Some(vec![platform("web"), platform("quiet")]);
+    assert_eq!(names(Notice { platforms: wanted, ..notice("m2") }).await, ["web"]);
+    assert_eq!(names(Notice { except_platforms: vec![platform("web")], ..notice("m3") }).await, ["ios"]);
+    let acknowledged = |on: &str, device: &str| NoticeDevice { platform: platform(on), device: device.to_owned() };
+    let except_devices = vec![acknowledged("web", "web"), acknowledged("web", "ios"), acknowledged("ios", "another")];
+    assert_eq!(names(Notice { except_devices, ..notice("m4") }).await, ["ios"]);
+}
+
+#[tokio::test]
+async fn a_notice_that_is_of_no_use_any_more_wakes_nobody() {
+    let provider = Provider::start(|_| answer(200, "")).await;
+    let bench = Bench::new(plain());
+    bench.devices.add("u1", device("pager", By::Http, &provider.url));
+    let over = Notice { expires_at_ms: NOW_MS, ..notice("m1") };
+    assert_eq!(bench.horn.notify(&over).await.unwrap(), Notified::Expired);
+    assert_eq!(status_of(&bench.horn.call(call_of(&over)).await), 204, "it is done with");
+    assert!(provider.asked().is_empty());
+}
+
+#[tokio::test]
+async fn a_user_without_devices_is_no_error() {
+    let bench = Bench::new(plain());
+    assert_eq!(bench.horn.notify(&notice("m1")).await.unwrap().sum(), Sum::Nobody);
+    assert_eq!(status_of(&bench.horn.call(call_of(&notice("m1"))).await), 204);
+}
+
+#[tokio::test]
+async fn a_device_of_a_provider_that_is_not_configured_is_told_and_holds_nothing_up() {
+    let provider = Provider::start(|_| answer(200, "")).await;
+    let bench = Bench::new(plain());
+    bench.devices.add("u1", device("pager", By::Http, &provider.url));
+    bench.devices.add("u1", device("phone", By::Apns, "ab12"));
+    let fates = bench.fates(&notice("m1")).await;
+    assert_eq!(fates, [("pager".to_owned(), Fate::Sent), ("phone".to_owned(), Fate::NotConfigured)]);
+    assert_eq!(status_of(&bench.horn.call(call_of(&notice("m1"))).await), 204);
+    let kinds: Vec<_> = bench.events.lock().unwrap().iter().map(|event| event.kind).collect();
+    assert_eq!(kinds, ["provider_not_configured"], "it is told once for a while");
+}
+
+#[tokio::test]
+async fn where_nobody_else_is_woken_a_provider_that_is_not_configured_says_what_to_set_and_is_not_asked_again() {
+    let bench = Bench::new(plain());
+    for (by, setting) in [(By::Apns, "horn.apns.key_file"), (By::Fcm, "horn.fcm.service_account")] {
+        bench.devices.add("u1", device("phone", by, "ab12"));
+        let called = bench.horn.call(call_of(&notice("m1"))).await;
+        let (reason, again) = not_taken(&called);
+        assert!(reason.contains(setting) && again == Again::Never, "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn a_repeat_wakes_only_those_that_have_not_been_woken() {
+    let is_up = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&is_up);
+    let provider = Provider::start(move |asked| {
+        let works = asked.path == "/a" || seen.load(Ordering::SeqCst);
+        if works { answer(200, "") } else { answer_later(503, "", 9) }
+    })
+    .await;
+    let bench = Bench::new(plain());
+    bench.devices.add("u1", device("a", By::Http, &format!("{}/a", provider.url)));
+    bench.devices.add("u1", device("b", By::Http, &format!("{}/b", provider.url)));
+    let called = bench.horn.call(call_of(&notice("m1"))).await;
+    let later = Again::Later(Some(Duration::from_secs(9)));
+    assert_eq!(not_taken(&called), ("b (http) not now: the device's URL answered 503", later));
+    is_up.store(true, Ordering::SeqCst);
+    assert_eq!(status_of(&bench.horn.call(call_of(&notice("m1"))).await), 204);
+    let paths: Vec<_> = provider.asked().into_iter().map(|asked| asked.path).collect();
+    assert_eq!(paths.iter().filter(|path| *path == "/a").count(), 1, "{paths:?}");
+    assert_eq!(paths.iter().filter(|path| *path == "/b").count(), 2, "{paths:?}");
+}
+
+#[tokio::test]
+async fn the_same_message_wakes_the_devices_of_another_user() {
+    let provider = Provider::start(|_| answer(200, "")).await;
+    let bench = Bench::new(plain());
+    for uid in ["u1", "u2"] {
+        bench.devices.add(uid, device("pager", By::Http, &provider.url));
+        assert_eq!(bench.only_fate(&Notice { uid: uid.to_owned(), ..notice("m1") }).await, Fate::Sent);
+    }
+    assert_eq!(provider.asked().len(), 2);
+}
+
+#[tokio::test]
+async fn a_refusal_with_nobody_woken_says_why_and_whether_to_ask_again() {
+    let kinds = [
+        (400, "pager (http) refused for good: the device's URL answered 400", Again::Never),
+        (403, "pager (http) refused until somebody mends it: the device's URL answered 403", Again::Later(None)),
+    ];
+    for (status, reason, again) in kinds {
+        let provider = Provider::start(move |_| answer(status, "")).await;
+        let bench = Bench::new(plain());
+        bench.devices.add("u1", device("pager", By::Http, &provider.url));
+        assert_eq!(not_taken(&bench.horn.call(call_of(&notice("m1"))).await), (reason, again));
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_notice_is_never_asked_for_again_and_a_registry_that_is_down_stops_everybody() {
+    let bench = Bench::new(plain());
+    for value in [&b""[..], b"{", b"{\"v\":1}"] {
+        let called = bench.horn.call(call_to(HORN_URL, value.to_vec())).await;
+        let (why, again) = not_taken(&called);
+        assert!(again == Again::Never && why.contains("cannot be read"), "{why}");
+    }
+    let nobody = Notice { uid: String::new(), ..notice("m1") };
+    assert_eq!(not_taken(&bench.horn.call(call_of(&nobody)).await).1, Again::Never);
+    bench.devices.is_down.store(true, Ordering::SeqCst);
+    assert_eq!(not_taken(&bench.horn.call(call_of(&notice("m1"))).await).1, Again::LaterForAll);
+}
+
+#[tokio::test]
+async fn a_provider_that_never_answers_takes_its_time_and_no_more() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let bench = Bench::new(HornSettings { timeout: Duration::from_millis(200), ..plain() });
+    bench.devices.add("u1", device("pager", By::Http, &url));
+    let fate = bench.only_fate(&notice("m1")).await;
+    assert_eq!(fate, Fate::Later { reason: "no answer in time".to_owned(), retry_after: None });
+}
+
+/// Counts the calls that are made of it.
+#[derive(Default)]
+pub struct Others {
+    calls: AtomicUsize,
+}
+
+impl Callbacks for Others {
+    fn call(&self, _call: Call) -> PortFuture<'_, Called> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let outcome = CallOutcome::Answered { status: 299, retry_after: None, answer: Bytes::new() };
+        Box::pin(std::future::ready(Called { outcome, took: Duration::ZERO }))
+    }
+}
+
+#[tokio::test]
+async fn notices_go_to_the_horn_and_all_other_calls_past_it() {
+    let bench = Bench::new(plain());
+    let others = Arc::new(Others::default());
+    let callbacks = HornCallbacks { horn: Some(bench.horn), elsewhere: None, others: Arc::clone(&others) as _ };
+    assert_eq!(status_of(&callbacks.call(call_of(&notice("m1"))).await), 204);
+    assert_eq!(others.calls.load(Ordering::SeqCst), 0);
+    assert_eq!(status_of(&callbacks.call(call_to("http://127.0.0.1:1/", Vec::new())).await), 299);
+    assert_eq!(others.calls.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn where_there_is_no_horn_a_notice_waits_and_it_is_no_attempt() {
+    let callbacks = HornCallbacks { horn: None, elsewhere: None, others: Arc::new(Others::default()) };
+    let outcome = callbacks.call(call_of(&notice("m1"))).await.outcome;
+    assert!(matches!(outcome, CallOutcome::Failed { why: CallFailure::NoWorker, .. }), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn answers_that_are_garbage_or_endless_are_judged_by_their_status() {
+    for (status, word) in [(200, "sent"), (500, "later"), (410, "gone")] {
+        let provider = Provider::start(move |_| answer(status, &"\u{fffd}{".repeat(300_000))).await;
+        let bench = Bench::new(plain());
+        bench.devices.add("u1", device("pager", By::Http, &provider.url));
+        assert_eq!(bench.only_fate(&notice("m1")).await.word(), word);
+    }
+}

@@ -1,0 +1,115 @@
+//! Plain HTTP: JSON to the device's URL, signed where there is a secret.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use serde_json::json;
+use sha2::Sha256;
+use whimbrel_egress::horn::{Fate, HornSettings, HttpSettings};
+use whimbrel_model::ports::Provider as By;
+use whimbrel_model::subscription::SigningSecret;
+
+use crate::bench::{Bench, NOW_MS, device, notice, reason_of, settings};
+use crate::provider::{Provider, answer, answer_later};
+
+const KEY: [u8; 32] = [7; 32];
+
+fn plain(secrets: Vec<SigningSecret>) -> HornSettings {
+    HornSettings { http: Some(HttpSettings { secrets }), ..settings() }
+}
+
+fn bench(settings: HornSettings, url: &str) -> Bench {
+    let bench = Bench::new(settings);
+    bench.devices.add("u1", device("pager", By::Http, url));
+    bench
+}
+
+#[tokio::test]
+async fn a_notice_is_json_that_is_signed_as_standard_webhooks_says() {
+    let provider = Provider::start(|_| answer(204, "")).await;
+    let secret = SigningSecret { secret: format!("whsec_{}", STANDARD.encode(KEY)), until_ms: None };
+    let bench = bench(plain(vec![secret]), &format!("{}/notify?x=1#part", provider.url));
+    assert_eq!(bench.only_fate(&notice("m1")).await, Fate::Sent);
+
+    let asked = provider.only();
+    assert_eq!((&*asked.method, &*asked.path), ("POST", "/notify?x=1"));
+    assert_eq!(asked.header("content-type"), "application/json");
+    let wanted = json!({
+        "id": "m1", "uid": "u1", "device": "pager", "platform": "mobile",
+        "title": "Dinner", "body": "It is ready", "data": { "room": 7 }, "expires_at_ms": NOW_MS + 3_600_000,
+    });
+    assert_eq!(asked.json(), wanted);
+    let (id, timestamp) = (asked.header("webhook-id"), asked.header("webhook-timestamp"));
+    assert_eq!(timestamp, (NOW_MS / 1000).to_string());
+    let mut mac = Hmac::<Sha256>::new_from_slice(&KEY).unwrap();
+    mac.update(format!("{id}.{timestamp}.").as_bytes());
+    mac.update(&asked.body);
+    assert_eq!(asked.header("webhook-signature"), format!("v1,{}", STANDARD.encode(mac.finalize().into_bytes())));
+}
+
+#[tokio::test]
+async fn without_a_secret_nothing_is_signed_and_the_id_is_there() {
+    let provider = Provider::start(|_| answer(200, "")).await;
+    assert_eq!(bench(plain(Vec::new()), &provider.url).only_fate(&notice("m1")).await, Fate::Sent);
+    let asked = provider.only();
+    assert!(!asked.headers.contains_key("webhook-signature") && asked.headers.contains_key("webhook-id"));
+}
+
+#[tokio::test]
+async fn answers_are_judged_by_kind() {
+    for (status, word) in [
+        (410, "gone"),
+        (503, "later"),
+        (429, "later"),
+        (408, "later"),
+        (400, "refused"),
+        (413, "refused"),
+        (422, "refused"),
+        (401, "misconfigured"),
+        (404, "misconfigured"),
+        (302, "misconfigured"),
+    ] {
+        let provider = Provider::start(move |_| answer(status, "")).await;
+        let bench = bench(plain(Vec::new()), &provider.url);
+        assert_eq!(bench.only_fate(&notice("m1")).await.word(), word, "{status}");
+        assert_eq!(bench.devices.has("u1", "pager"), status != 410);
+        assert_eq!(provider.asked().len(), 1, "nothing is followed or tried again");
+    }
+}
+
+#[tokio::test]
+async fn one_url_that_asks_to_wait_holds_no_other_device_up() {
+    let provider =
+        Provider::start(|asked| if asked.path == "/a" { answer_later(429, "", 40) } else { answer(200, "") }).await;
+    let bench = bench(plain(Vec::new()), &format!("{}/a", provider.url));
+    let fate = bench.only_fate(&notice("m1")).await;
+    assert!(matches!(&fate, Fate::Later { retry_after: Some(wait), .. } if wait.as_secs() == 40), "{fate:?}");
+    bench.devices.add("u1", device("other", By::Http, &format!("{}/b", provider.url)));
+    let fates = bench.fates(&notice("m2")).await;
+    assert_eq!((&*fates[0].0, &fates[0].1), ("other", &Fate::Sent));
+}
+
+#[tokio::test]
+async fn places_that_devices_may_not_name_are_not_called() {
+    let provider = Provider::start(|_| answer(200, "")).await;
+    let guard = HornSettings::default().guard;
+    let port = provider.url.rsplit(':').next().unwrap().to_owned();
+    // The last ones are names until they are looked up.
+    let own = ["127.0.0.1", "[::ffff:127.0.0.1]", "localhost", "127.1", "2130706433"];
+    let own = own.map(|host| format!("http://{host}:{port}/"));
+    for url in own.into_iter().chain(["http://169.254.169.254/latest".to_owned(), "http://10.0.0.1/".to_owned()]) {
+        let bench = bench(HornSettings { guard: guard.clone(), ..plain(Vec::new()) }, &url);
+        let fate = bench.only_fate(&notice("m1")).await;
+        let is_refused = matches!(&fate, Fate::Refused { .. }) && reason_of(&fate).contains("horn.allow");
+        assert!(is_refused, "{url}: {fate:?}");
+    }
+    assert!(provider.asked().is_empty());
+}
+
+#[tokio::test]
+async fn what_is_no_url_is_refused() {
+    for url in ["", "pager", "ftp://a/", "http://user:secret@127.0.0.1/"] {
+        let fate = bench(plain(Vec::new()), url).only_fate(&notice("m1")).await;
+        assert!(matches!(fate, Fate::Refused { .. }), "{url}: {fate:?}");
+    }
+}

@@ -1,0 +1,236 @@
+//! Messages on their way out, as JSON: written straight into the answer's buffer.
+
+use std::io::Write;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use whimbrel_model::hold::{HEADER_DUE, HEADER_PUBLISHED_AT};
+use whimbrel_model::id::id_from_place;
+use whimbrel_model::record::{HEADER_CONTENT_TYPE, HEADER_ID};
+use whimbrel_model::subscription::HEADER_ORIGIN;
+use whimbrel_model::{Record, StoredRecord, Timestamp};
+
+use whimbrel_catalogue::topics::Topic;
+
+/// What a message takes beside its payload and headers, about.
+pub(super) const MESSAGE_BYTES_TYPICAL: usize = 256;
+
+/// The id that a message goes by: its own, or one made from its place where others wrote it.
+pub(crate) fn id_of(topic: &Topic, partition: u32, stored: &StoredRecord) -> String {
+    match stored.record.headers.get_str(HEADER_ID) {
+        Some(id) => id.to_owned(),
+        None => id_from_place(topic.partition(partition), stored.offset),
+    }
+}
+
+/// Whether a header is the publisher's own, and not what Whimbrel knows of the message. Where a dead letter comes from is shown as well: it
+/// is what is asked about one.
+pub(crate) fn is_own_header(name: &str) -> bool {
+    name != HEADER_CONTENT_TYPE && (!name.starts_with("whimbrel-") || name == HEADER_ORIGIN)
+}
+
+/// The times of a message that was held before it came into its topic.
+pub(crate) struct Held {
+    pub(crate) published_at: Timestamp,
+    pub(crate) due: Timestamp,
+    pub(crate) fired_at: Timestamp,
+}
+
+impl Held {
+    pub(crate) fn of(record: &Record) -> Option<Self> {
+        let time = |name| record.headers.get_str(name)?.parse().ok().map(Timestamp::from_millis);
+        let (published_at, due) = (time(HEADER_PUBLISHED_AT)?, time(HEADER_DUE)?);
+        Some(Self { published_at, due, fired_at: record.timestamp })
+    }
+}
+
+/// Writes `{"id","topic","partition","offset","key","headers","content_type","published_at","payload"|"payload_base64"}`, and `due`
+/// and `fired_at` where the message was held.
+pub(super) fn write_message(out: &mut Vec<u8>, topic: &Topic, partition: u32, stored: &StoredRecord) {
+    out.push(b'{');
+    write_members(out, topic, partition, stored);
+    out.push(b'}');
+}
+
+/// The same without its braces, for answers that say more.
+pub(super) fn write_members(out: &mut Vec<u8>, topic: &Topic, partition: u32, stored: &StoredRecord) {
+    let record = &stored.record;
+    let mut digits = itoa::Buffer::new();
+    out.extend_from_slice(b"\"id\":");
+    match record.headers.get_str(HEADER_ID) {
+        Some(id) => write_text(out, id),
+        None => write_text(out, &id_from_place(topic.partition(partition), stored.offset)),
+    }
+    out.extend_from_slice(b",\"topic\":");
+    write_text(out, &topic.name);
+    out.extend_from_slice(b",\"partition\":");
+    out.extend_from_slice(digits.format(partition).as_bytes());
+    out.extend_from_slice(b",\"offset\":");
+    out.extend_from_slice(digits.format(stored.offset).as_bytes());
+    if let Some(key) = &record.key {
+        match std::str::from_utf8(key) {
+            Ok(text) => {
+                out.extend_from_slice(b",\"key\":");
+                write_text(out, text);
+            }
+            Err(_) => {
+                out.extend_from_slice(b",\"key_base64\":");
+                write_base64(out, key);
+            }
+        }
+    }
+    out.extend_from_slice(b",\"headers\":{");
+    write_own_headers(out, stored);
+    out.push(b'}');
+    let content_type = record.headers.get(HEADER_CONTENT_TYPE);
+    if let Some(content_type) = content_type {
+        out.extend_from_slice(b",\"content_type\":");
+        write_text(out, &String::from_utf8_lossy(content_type));
+    }
+    let held = Held::of(record);
+    let published_at = held.as_ref().map_or(record.timestamp, |held| held.published_at);
+    write!(out, ",\"published_at\":\"{published_at}\"").expect("a buffer takes all");
+    if let Some(Held { due, fired_at, .. }) = held {
+        write!(out, ",\"due\":\"{due}\",\"fired_at\":\"{fired_at}\"").expect("a buffer takes all");
+    }
+    match std::str::from_utf8(&record.value) {
+        Ok(text) if may_be_text(content_type) => {
+            out.extend_from_slice(b",\"payload\":");
+            write_text(out, text);
+        }
+        _ => {
+            out.extend_from_slice(b",\"payload_base64\":");
+            write_base64(out, &record.value);
+        }
+    }
+}
+
+/// The publisher's own headers. Values of a repeated name are joined by commas, as HTTP does; what is not UTF-8 is shown with
+/// replacement characters.
+fn write_own_headers(out: &mut Vec<u8>, stored: &StoredRecord) {
+    let headers = &stored.record.headers;
+    let mut first = true;
+    for (index, (name, value)) in headers.iter().enumerate().filter(|(_, (name, _))| is_own_header(name)) {
+        if headers.iter().take(index).any(|(earlier, _)| earlier == name) {
+            continue;
+        }
+        if !std::mem::take(&mut first) {
+            out.push(b',');
+        }
+        write_text(out, name);
+        out.push(b':');
+        let mut joined = String::from_utf8_lossy(value);
+        for (_, more) in headers.iter().skip(index + 1).filter(|(other, _)| *other == name) {
+            let joined = joined.to_mut();
+            joined.push_str(", ");
+            joined.push_str(&String::from_utf8_lossy(more));
+        }
+        write_text(out, &joined);
+    }
+}
+
+fn write_text(out: &mut Vec<u8>, text: &str) {
+    serde_json::to_writer(out, text).expect("a buffer takes all");
+}
+
+fn write_base64(out: &mut Vec<u8>, bytes: &[u8]) {
+    let from = out.len() + 1;
+    out.push(b'"');
+    let length = base64::encoded_len(bytes.len(), true).expect("payloads are bounded");
+    out.resize(from + length, 0);
+    STANDARD.encode_slice(bytes, &mut out[from..]).expect("the room was measured");
+    out.push(b'"');
+}
+
+/// Whether a payload of this media type is shown as text where it is UTF-8. What says nothing of itself may be.
+pub(super) fn may_be_text(content_type: Option<&[u8]>) -> bool {
+    let Some(content_type) = content_type else { return true };
+    let media_type = content_type.split(|b| *b == b';').next().unwrap_or_default().trim_ascii().to_ascii_lowercase();
+    let Ok(media_type) = std::str::from_utf8(&media_type) else { return false };
+    const TEXTUAL: &[&str] = &[
+        "application/json",
+        "application/xml",
+        "application/javascript",
+        "application/yaml",
+        "application/toml",
+        "application/x-ndjson",
+        "application/x-www-form-urlencoded",
+    ];
+    media_type.starts_with("text/")
+        || media_type.ends_with("+json")
+        || media_type.ends_with("+xml")
+        || TEXTUAL.contains(&media_type)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::documents::MessageDocument;
+    use super::*;
+    use bytes::Bytes;
+    use proptest::prelude::*;
+    use whimbrel_model::Headers;
+
+    fn written(key: Option<&[u8]>, value: &[u8], headers: Headers) -> MessageDocument {
+        let record = Record {
+            key: key.map(Bytes::copy_from_slice),
+            value: Bytes::copy_from_slice(value),
+            headers,
+            timestamp: Timestamp::from_millis(0),
+        };
+        let mut out = Vec::new();
+        write_message(&mut out, &Topic::for_tests("orders", 4), 2, &StoredRecord { offset: 7, record });
+        serde_json::from_slice(&out).unwrap()
+    }
+
+    #[test]
+    fn a_record_that_others_wrote_has_an_id_from_its_place() {
+        let message = written(Some(b"\xff"), b"hi", Headers::EMPTY);
+        assert_eq!(message.id, "at-1-2-7");
+        assert_eq!(message.key_base64.as_deref(), Some("/w=="));
+        assert_eq!(message.payload.as_deref(), Some("hi"));
+        assert_eq!(message.published_at, "1970-01-01T00:00:00.000Z");
+    }
+
+    #[test]
+    fn where_a_dead_letter_comes_from_is_shown() {
+        let mut headers = Headers::builder();
+        headers.push(HEADER_ORIGIN, b"{}").push(HEADER_ID, b"a");
+        let message = written(None, b"hi", headers.take());
+        assert_eq!(message.headers.into_iter().collect::<Vec<_>>(), [(HEADER_ORIGIN.to_owned(), "{}".to_owned())]);
+    }
+
+    #[test]
+    fn our_own_headers_are_not_shown_as_the_publishers() {
+        let mut headers = Headers::builder();
+        headers.push(HEADER_ID, b"a").push("x", b"1").push(HEADER_CONTENT_TYPE, b"image/png").push("x", b"2");
+        let message = written(None, b"hi", headers.take());
+        assert_eq!(message.headers.into_iter().collect::<Vec<_>>(), [("x".to_owned(), "1, 2".to_owned())]);
+        assert_eq!(message.content_type.as_deref(), Some("image/png"));
+        assert_eq!(message.payload, None);
+        assert_eq!(message.payload_base64.as_deref(), Some("aGk="));
+    }
+
+    #[test]
+    fn a_message_that_was_held_says_when_it_was_published_due_and_fired() {
+        let mut headers = Headers::builder();
+        headers.push(HEADER_ID, b"a").push(HEADER_DUE, b"-2000").push(HEADER_PUBLISHED_AT, b"-5000");
+        let message = written(None, b"hi", headers.take());
+        assert_eq!(message.published_at, "1969-12-31T23:59:55.000Z");
+        assert_eq!(message.due.as_deref(), Some("1969-12-31T23:59:58.000Z"));
+        assert_eq!(message.fired_at.as_deref(), Some("1970-01-01T00:00:00.000Z"));
+        assert!(message.headers.is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_written_as_json_and_come_back(value in proptest::collection::vec(any::<u8>(), 0..64)) {
+            let message = written(None, &value, Headers::EMPTY);
+            let back = match (message.payload, message.payload_base64) {
+                (Some(text), None) => text.into_bytes(),
+                (None, Some(text)) => STANDARD.decode(text).unwrap(),
+                other => panic!("{other:?}"),
+            };
+            prop_assert_eq!(back, value);
+        }
+    }
+}

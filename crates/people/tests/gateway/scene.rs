@@ -1,0 +1,218 @@
+//! A gateway on a port of its own, what it tells carriers and presence, and a device.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use whimbrel_model::people::{GatewayId, OnlineSession, SessionId, Uid};
+use whimbrel_model::ports::presence::Reporter;
+use whimbrel_model::ports::{
+    Admitted, Carriers, Delivery, DeliveryPlace, FromCarrier, GatewayDesk as _, NoCarrier, OutMessage, PeopleAsk,
+    PeopleError, PeopleTold, PortFuture, Tenure, ToCarrier, ToGateway,
+};
+use whimbrel_model::{SystemClock, Timestamp};
+use whimbrel_people::gateway::tokens::{TokenSettings, Tokens};
+use whimbrel_people::gateway::websocket::{ClientSocket, Message};
+use whimbrel_people::gateway::{Gateway, GatewaySettings};
+
+pub const PARTITIONS: u32 = 4;
+/// Of all partitions at the beginning.
+pub const FIRST_TENURE: Tenure = Tenure { number: 1, epoch: 1 };
+pub const ID: GatewayId = GatewayId { node: 7, incarnation: 1 };
+/// What a test waits for at most. It only ends a test that would wait for ever.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Within the time that a test has patience.
+pub async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future).await.expect("it did not come about")
+}
+
+pub type Tenures = Vec<Option<Tenure>>;
+
+struct Owners {
+    told: mpsc::UnboundedSender<(u32, GatewayId, ToCarrier)>,
+    tenures: watch::Receiver<Arc<Tenures>>,
+    is_away: AtomicBool,
+}
+
+impl Carriers for Owners {
+    fn partitions(&self) -> u32 {
+        PARTITIONS
+    }
+
+    fn tell(&self, partition: u32, from: GatewayId, messages: Vec<ToCarrier>) -> Result<(), NoCarrier> {
+        if self.is_away.load(Ordering::SeqCst) {
+            return Err(NoCarrier(partition));
+        }
+        messages.into_iter().for_each(|message| drop(self.told.send((partition, from, message))));
+        Ok(())
+    }
+
+    fn tenures(&self) -> watch::Receiver<Arc<Tenures>> {
+        self.tenures.clone()
+    }
+
+    fn ask(&self, partition: u32, _: PeopleAsk) -> PortFuture<'_, Result<PeopleTold, PeopleError>> {
+        Box::pin(async move { Err(PeopleError::NoOwner(partition)) })
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reported {
+    Came(Uid, OnlineSession),
+    Went(Uid, SessionId),
+}
+
+struct Noted(mpsc::UnboundedSender<Reported>);
+
+impl Reporter for Noted {
+    fn came(&self, uid: &Uid, session: OnlineSession) {
+        let _ = self.0.send(Reported::Came(uid.clone(), session));
+    }
+
+    fn went(&self, uid: &Uid, session: SessionId, _: Timestamp) {
+        let _ = self.0.send(Reported::Went(uid.clone(), session));
+    }
+}
+
+pub struct Scene {
+    pub gateway: Arc<Gateway>,
+    pub address: SocketAddr,
+    told: mpsc::UnboundedReceiver<(u32, GatewayId, ToCarrier)>,
+    reported: mpsc::UnboundedReceiver<Reported>,
+    pub tenures: watch::Sender<Arc<Tenures>>,
+    owners: Arc<Owners>,
+    _shutdown: tokio_util::sync::DropGuard,
+}
+
+impl Scene {
+    pub async fn start() -> Self {
+        Self::with(GatewaySettings::default(), &TokenSettings::default()).await
+    }
+
+    pub async fn with(settings: GatewaySettings, tokens: &TokenSettings) -> Self {
+        let (told, told_here) = mpsc::unbounded_channel();
+        let (noted, reported) = mpsc::unbounded_channel();
+        let (tenures, tenures_there) = watch::channel(Arc::new(vec![Some(FIRST_TENURE); PARTITIONS as usize]));
+        let owners = Arc::new(Owners { told, tenures: tenures_there, is_away: AtomicBool::new(false) });
+        let tokens = Tokens::new(tokens).unwrap();
+        let gateway = Gateway::new(settings, tokens, owners.clone(), Arc::new(Noted(noted)), Arc::new(SystemClock));
+        gateway.reincarnate(ID);
+        let shutdown = CancellationToken::new();
+        tokio::spawn(Arc::clone(&gateway).run(shutdown.clone()));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = gateway.router().into_make_service_with_connect_info::<SocketAddr>();
+        let ended = shutdown.clone().cancelled_owned();
+        tokio::spawn(async move { axum::serve(listener, router).with_graceful_shutdown(ended).await });
+        let _shutdown = shutdown.drop_guard();
+        Self { gateway, address, told: told_here, reported, tenures, owners, _shutdown }
+    }
+
+    pub fn owners_are_away(&self, are_away: bool) {
+        self.owners.is_away.store(are_away, Ordering::SeqCst);
+    }
+
+    /// What the carriers are told next.
+    pub async fn told(&mut self) -> ToCarrier {
+        soon(self.told.recv()).await.unwrap().2
+    }
+
+    /// The same, with the gateway's id.
+    pub async fn told_by(&mut self) -> (GatewayId, ToCarrier) {
+        let (_, by, told) = soon(self.told.recv()).await.unwrap();
+        (by, told)
+    }
+
+    pub async fn reported(&mut self) -> Reported {
+        soon(self.reported.recv()).await.unwrap()
+    }
+
+    pub fn say_as(&self, gateway: GatewayId, epoch: u64, news: Vec<ToGateway>) -> bool {
+        self.gateway.take(gateway, FromCarrier { partition: 0, epoch, news })
+    }
+
+    pub fn say(&self, news: Vec<ToGateway>) {
+        assert!(self.say_as(ID, FIRST_TENURE.epoch, news));
+    }
+
+    pub fn admit(&self, session: u64, cursor: u64) {
+        let admitted = Admitted { session, epoch: "e1".into(), head: 42, cursor, resumed: false, why: None };
+        self.say(vec![ToGateway::Admitted(Box::new(admitted))]);
+    }
+
+    /// A device that was let in, with its session's number.
+    pub async fn device(&mut self, uid: &str) -> (Device, u64) {
+        let mut device = self.stranger().await;
+        device.say(json!({"connect": {"uid": uid, "platform": "web", "device": "d1"}})).await;
+        let session = self.arrived().await;
+        self.admit(session, 40);
+        let connected = device.hears().await;
+        assert_eq!(connected["connected"]["head"], 42, "{connected}");
+        (device, session)
+    }
+
+    /// The number of the session that arrives next.
+    pub async fn arrived(&mut self) -> u64 {
+        match self.told().await {
+            ToCarrier::Arrive(arrival) => arrival.session,
+            other => panic!("{other:?} and not an arrival"),
+        }
+    }
+
+    /// A device that has not said anything.
+    pub async fn stranger(&self) -> Device {
+        Device(soon(ClientSocket::connect(self.address, "x", "/v1/connect", None)).await.unwrap())
+    }
+}
+
+pub struct Device(pub ClientSocket);
+
+impl Device {
+    pub async fn say(&mut self, frame: Value) {
+        self.0.send_text(frame.to_string()).await.unwrap();
+    }
+
+    pub async fn next(&mut self) -> Option<Message> {
+        soon(self.0.next()).await.unwrap()
+    }
+
+    /// The next frame.
+    pub async fn hears(&mut self) -> Value {
+        match self.next().await {
+            Some(Message::Text(text)) => serde_json::from_str(&text).unwrap(),
+            other => panic!("{other:?} and not a frame"),
+        }
+    }
+
+    /// The code and reason that it is closed with, whatever comes before.
+    pub async fn is_closed(&mut self) -> (u16, String) {
+        loop {
+            match self.next().await {
+                Some(Message::Close(said)) => return said.unwrap(),
+                Some(_) => {}
+                None => panic!("the stream ended without a word"),
+            }
+        }
+    }
+}
+
+pub fn message(payload: &[u8]) -> Arc<OutMessage> {
+    let payload = payload.to_vec().into();
+    Arc::new(OutMessage { id: "m1".into(), payload, ..OutMessage::default() })
+}
+
+pub fn stored(session: u64, seq: u64, prev: u64, payload: &[u8]) -> ToGateway {
+    let place = DeliveryPlace::Stored { seq, prev };
+    ToGateway::Deliver(Delivery { session, place, again: false, message: message(payload) })
+}
+
+pub fn ephemeral(session: u64, place: u64, payload: &[u8]) -> ToGateway {
+    let place = DeliveryPlace::Ephemeral { place };
+    ToGateway::Deliver(Delivery { session, place, again: false, message: message(payload) })
+}

@@ -1,0 +1,118 @@
+//! A network in memory between stations, that loses, repeats and delays what it carries by a fixed sequence of chance.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use whimbrel_model::people::Uid;
+use whimbrel_model::ports::{Heard, PortFuture, UserSessions};
+use whimbrel_people::presence::packet::{Answer, AskGateway};
+use whimbrel_people::presence::remote::Post;
+use whimbrel_people::presence::{Remote, Station};
+
+#[derive(Default)]
+pub struct Network {
+    stations: Mutex<HashMap<String, Arc<Station>>>,
+    cut_off: Mutex<HashSet<String>>,
+    draws: AtomicU64,
+    /// Of a hundred messages, so many are lost.
+    pub loses: AtomicU64,
+    pub lost: AtomicU64,
+    pub repeated: AtomicU64,
+}
+
+impl Network {
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    pub fn add(&self, address: &str, station: Arc<Station>) {
+        self.stations.lock().unwrap().insert(address.to_owned(), station);
+    }
+
+    pub fn remove(&self, address: &str) {
+        self.stations.lock().unwrap().remove(address);
+    }
+
+    /// Nothing comes from there or goes there any more.
+    pub fn cut_off(&self, address: &str) {
+        self.cut_off.lock().unwrap().insert(address.to_owned());
+    }
+
+    pub fn heal(&self) {
+        self.cut_off.lock().unwrap().clear();
+    }
+
+    fn between(&self, from: &str, to: &str) -> Result<Arc<Station>, String> {
+        let cut_off = self.cut_off.lock().unwrap();
+        if from != to && (cut_off.contains(from) || cut_off.contains(to)) {
+            return Err("cut off".to_owned());
+        }
+        self.stations.lock().unwrap().get(to).cloned().ok_or_else(|| "nobody there".to_owned())
+    }
+
+    fn below(&self, bound: u64) -> u64 {
+        let drawn = self.draws.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::SeqCst);
+        let mixed = (drawn ^ (drawn >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        ((mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 20) % bound
+    }
+
+    fn loses(&self) -> bool {
+        let loses = self.below(100) < self.loses.load(Ordering::SeqCst);
+        self.lost.fetch_add(u64::from(loses), Ordering::SeqCst);
+        loses
+    }
+
+    async fn carry(&self, from: &str, to: &str) -> Result<Arc<Station>, String> {
+        tokio::time::sleep(Duration::from_millis(1 + self.below(20))).await;
+        let station = self.between(from, to)?;
+        if self.loses() { Err("lost on the way".to_owned()) } else { Ok(station) }
+    }
+}
+
+/// A station's end of the network: at which address.
+pub struct Line(pub Arc<Network>, pub String);
+
+impl Remote for Line {
+    fn send<'a>(&'a self, address: &'a str, posts: Vec<Post>) -> PortFuture<'a, Result<(), String>> {
+        Box::pin(async move {
+            // Each post has its own luck; the sender hears nothing of it.
+            let mut all_posts = Vec::new();
+            for post in posts {
+                if self.0.below(5) == 0 {
+                    self.0.repeated.fetch_add(1, Ordering::SeqCst);
+                    all_posts.push(post.clone());
+                }
+                all_posts.push(post);
+            }
+            all_posts.retain(|_| !self.0.loses());
+            let length = all_posts.len();
+            if length > 1 {
+                all_posts.swap(0, length - 1);
+            }
+            self.0.carry(&self.1, address).await?.take(all_posts);
+            Ok(())
+        })
+    }
+
+    fn ask<'a>(&'a self, address: &'a str, ask: AskGateway, forward: bool) -> PortFuture<'a, Result<Answer, String>> {
+        Box::pin(async move {
+            let answer = self.0.carry(&self.1, address).await?.answer(ask, forward).await;
+            if self.0.loses() { Err("the answer was lost".to_owned()) } else { answer }
+        })
+    }
+
+    fn read<'a>(
+        &'a self,
+        address: &'a str,
+        centre: u32,
+        shard: u32,
+        uids: Vec<Uid>,
+    ) -> PortFuture<'a, Result<Heard<Vec<UserSessions>>, String>> {
+        Box::pin(async move {
+            // Readers are not what is under test: their network loses nothing.
+            self.0.between(&self.1, address)?.read(centre, shard, uids).await
+        })
+    }
+}
